@@ -1,0 +1,751 @@
+import collections
+import dataclasses
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax import InputError
+from prm_jax.solutions import (
+    Solution,
+    assign_fold,
+    first_error,
+    load,
+    prm800k,
+    prmbench,
+    read_rows,
+    split_by_problem,
+    write_jsonl,
+)
+
+DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
+OPTIONS = {
+    "neutral": "good",
+    "after_first_error": "mask",
+    "alternatives": "expand",
+    "duplicates": "keep",
+    "quality_control": "drop",
+}
+
+
+def data_file(name):
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"real data absent: {name} (set PRM_JAX_DATA)")
+    return path
+
+
+def read(path, kind, **options):
+    return load(path, kind, **(OPTIONS | options))
+
+
+def jsonl(tmp_path, *rows, name="rows.jsonl"):
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def native_row(**changes):
+    return {"prompt": "1+1?", "completions": ["1+1=2", "so 3"], "labels": [1, 0]} | changes
+
+
+def flat_row(*ratings, **changes):
+    return {
+        "problem": "p",
+        "steps": [f"s{i}" for i in range(len(ratings))],
+        "ratings": list(ratings),
+    } | changes
+
+
+def completion(text, rating):
+    return {"text": text, "rating": rating, "flagged": False}
+
+
+def raw_step(*completions, chosen=None, human=None):
+    human = human and {"text": human, "rating": None}
+    return {"completions": list(completions), "human_completion": human, "chosen_completion": chosen}
+
+
+def raw_row(*steps, reason="solution", quality=False, screening=False):
+    return {
+        "is_quality_control_question": quality,
+        "is_initial_screening_question": screening,
+        "question": {"problem": "p"},
+        "label": {"steps": list(steps), "finish_reason": reason},
+    }
+
+
+# A good step, a step where the second of three was chosen, a step written by the labeller, the end.
+RAW = raw_row(
+    raw_step(completion("a", 1), chosen=0),
+    raw_step(completion("b0", -1), completion("b1", 0), completion("b2", None), chosen=1),
+    raw_step(completion("c0", -1), human="c human"),
+    raw_step(completion("d\n\n# Answer\n\n7", 1), completion("d1", 0), chosen=0),
+)
+
+
+def test_solution_refuses_lengths_and_ranges():
+    for fields, message in [
+        ({"steps": ()}, "steps: found none, expected at least one"),
+        ({"labels": (1.0,)}, "labels: found 1 for 2 steps, expected one a step"),
+        ({"labels": (1.0, 1.5)}, r"labels\[1\]: found 1.5, expected a number in \[0, 1\] or null"),
+        ({"labels": (float("nan"), 1.0)}, r"labels\[0\]: found nan"),
+        ({"ratings": (1, 2)}, r"ratings\[1\]: found 2, expected -1, 0, 1 or null"),
+        ({"ratings": (1,)}, "ratings: found 1 for 2 steps"),
+        ({"outcome": -0.5}, r"outcome: found -0.5, expected a number in \[0, 1\] or null"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            Solution(**({"problem": "p", "steps": ("a", "b")} | fields))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Solution("p", ("a",)).problem = "q"
+
+
+def test_first_error_skips_masked_and_takes_the_first_below_half():
+    assert first_error((1.0, None, 0.5, 0.49, 0.0)) == 3
+    assert first_error((None, 0.0, 1.0)) == 1
+    assert first_error((1.0, None, 0.5)) == -1
+    assert first_error(()) == -1
+
+
+def test_importing_the_module_is_light():
+    code = "import sys, prm_jax.solutions\nprint({'jax', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules))"
+    root = Path(__file__).parents[1]
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"
+
+
+def test_native_row_literally(tmp_path):
+    row = {
+        "prompt": "p",
+        "completions": ["", "a\nb", "ки"],
+        "labels": [True, 0.75, None],
+        "ratings": [1, 0, None],
+        "outcome": True,
+        "answer": "7",
+        "id": 12,
+    }
+    solutions, counts = read(jsonl(tmp_path, row), "native")
+    assert solutions == [Solution("p", ("", "a\nb", "ки"), (1.0, 0.75, None), (1, 0, None), 1.0, "7", "12")]
+    assert counts == {"rows": 1, "solutions": 1, "steps": 3, "labels": 2, "duplicates_dropped": 0}
+    assert [type(label) for label in solutions[0].labels] == [float, float, type(None)]
+
+
+def test_native_ids_default_to_file_and_line_and_labels_are_optional(tmp_path):
+    path = tmp_path / "x.jsonl"
+    text = json.dumps({"prompt": "p", "completions": ["a"]})
+    path.write_bytes(b"\xef\xbb\xbf" + f"{text}\r\n\n   \n{text}\n".encode())
+    solutions, counts = read(path, "native")
+    assert [(s.id, s.labels, s.outcome) for s in solutions] == [
+        ("x.jsonl:1", None, None),
+        ("x.jsonl:4", None, None),
+    ]
+    assert (counts["rows"], counts["labels"]) == (2, 0)
+    with pytest.raises(
+        InputError, match=r"x\.jsonl line 1: labels: missing, expected a list; found prompt, completions"
+    ):
+        read(path, "native", labels_required=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": [1]}, "labels: found 1 for 2 steps, expected one a step"),
+        ({"labels": [1, 1.01]}, "labels[1]: found 1.01, expected a number in [0, 1] or null"),
+        (
+            {"labels": [-100, 1]},
+            "labels[0]: found -100, expected a number in [0, 1] or null; a step is masked with null",
+        ),
+        ({"labels": [float("nan"), 1]}, "labels[0]: found nan, expected a number in [0, 1] or null"),
+        ({"labels": ["+", "-"]}, "labels[0]: found '+', expected a number in [0, 1] or null"),
+        ({"labels": "+-"}, "labels: found '+-', expected a list or null"),
+        ({"completions": []}, "completions: found no steps, expected at least one"),
+        ({"completions": "one"}, "completions: found 'one', expected a list"),
+        ({"completions": ["a", 3]}, "completions[1]: found 3, expected text"),
+        ({"prompt": None}, "prompt: found null, expected text"),
+        ({"prompt": {"a": "b" * 99}}, "prompt: found {'a': '" + "b" * 50 + "..., expected text"),
+        ({"outcome": "yes"}, "outcome: found 'yes', expected a number in [0, 1] or null"),
+        ({"answer": 7}, "answer: found 7, expected text or null"),
+        ({"ratings": [1, True]}, "ratings[1]: found True, expected -1, 0, 1 or null"),
+    ],
+)
+def test_native_errors_name_file_line_and_field(tmp_path, changes, message):
+    path = jsonl(tmp_path, native_row(), native_row(**changes))
+    with pytest.raises(InputError) as error:
+        read(path, "native")
+    assert str(error.value) == f"{path} line 2: {message}"
+
+
+def test_missing_field_is_named_beside_those_found(tmp_path):
+    path = jsonl(tmp_path, {"prompt": "p", "completion": ["a"]})
+    with pytest.raises(InputError) as error:
+        read(path, "native")
+    assert (
+        str(error.value) == f"{path} line 1: completions: missing, expected a list; found prompt, completion"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "labels", "ratings", "count"),
+    [
+        (
+            "mask",
+            (1.0, 0.4, None, None, None),
+            (1, -1, None, None, None),
+            {"labels_after_first_error_mask": 2},
+        ),
+        ("bad", (1.0, 0.4, 0.0, 0.0, 0.0), (1, -1, -1, -1, -1), {"labels_after_first_error_bad": 2}),
+        ("keep", (1.0, 0.4, 0.9, None, 0.0), (1, -1, 1, None, -1), {}),
+    ],
+)
+def test_after_first_error(tmp_path, option, labels, ratings, count):
+    row = {
+        "prompt": "p",
+        "completions": list("abcde"),
+        "labels": [1, 0.4, 0.9, None, 0],
+        "ratings": [1, -1, 1, None, -1],
+    }
+    [solution], counts = read(jsonl(tmp_path, row), "native", after_first_error=option)
+    assert (solution.labels, solution.ratings) == (labels, ratings)
+    assert {key: value for key, value in counts.items() if "first_error" in key} == count
+
+
+def test_duplicates_are_exact_repeats(tmp_path):
+    rows = [
+        native_row(),
+        native_row(id="b"),
+        native_row(labels=[1, None]),
+        native_row(outcome=1),
+        native_row(prompt="q"),
+    ]
+    path = jsonl(tmp_path, *rows)
+    kept, counts = read(path, "native", duplicates="drop")
+    assert [s.id for s in kept] == ["rows.jsonl:1", "rows.jsonl:3", "rows.jsonl:4", "rows.jsonl:5"]
+    assert (counts["rows"], counts["solutions"], counts["duplicates_dropped"]) == (5, 4, 1)
+    assert read([path, path], "native", duplicates="drop")[1]["duplicates_dropped"] == 6
+    assert len(read([path, path], "native")[0]) == 10
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ("neutral", "good, bad, mask"),
+        ("after_first_error", "mask, bad, keep"),
+        ("alternatives", "expand, chosen"),
+        ("duplicates", "drop, keep"),
+        ("quality_control", "drop, keep"),
+    ],
+)
+def test_unknown_option_value(tmp_path, option, allowed):
+    with pytest.raises(InputError) as error:
+        read(jsonl(tmp_path, native_row()), "native", **{option: "maybe"})
+    assert str(error.value) == f"{option}: found 'maybe', expected one of {allowed}"
+
+
+def test_unknown_kind(tmp_path):
+    with pytest.raises(InputError) as error:
+        read(jsonl(tmp_path, native_row()), "trl")
+    expected = "native, prm800k, math_shepherd, processbench, prmbench"
+    assert str(error.value) == f"kind: found 'trl', expected one of {expected}"
+
+
+@pytest.mark.parametrize(
+    ("neutral", "labels", "ratings", "masked"),
+    [("good", (1.0, 1.0, 0.0), (1, 0, -1), 0), ("mask", (1.0, None, 0.0), (1, None, -1), 1)],
+)
+def test_neutral_of_flat_rows(tmp_path, neutral, labels, ratings, masked):
+    [solution], counts = read(jsonl(tmp_path, flat_row(1, 0, -1, id="x")), "prm800k", neutral=neutral)
+    assert (solution.labels, solution.ratings, solution.id) == (labels, ratings, "x")
+    assert counts["neutral_masked"] == masked
+
+
+def test_neutral_bad_is_an_error_like_any_other(tmp_path):
+    path = jsonl(tmp_path, flat_row(1, 0, 1, None))
+    for option, labels, ratings in [
+        ("keep", (1.0, 0.0, 1.0, None), (1, 0, 1, None)),
+        ("mask", (1.0, 0.0, None, None), (1, 0, None, None)),
+        ("bad", (1.0, 0.0, 0.0, 0.0), (1, 0, -1, -1)),
+    ]:
+        [solution], _ = read(path, "prm800k", neutral="bad", after_first_error=option)
+        assert (solution.labels, solution.ratings) == (labels, ratings)
+
+
+def test_flat_rows_without_any_label_are_dropped_and_counted(tmp_path):
+    path = jsonl(tmp_path, flat_row(None, None), flat_row(0, 0), flat_row(1))
+    solutions, counts = read(path, "prm800k", neutral="mask")
+    assert [s.id for s in solutions] == ["rows.jsonl:3"]
+    assert (counts["solutions_without_label_dropped"], counts["neutral_masked"]) == (2, 2)
+    with pytest.raises(
+        InputError, match=r"no solution left, expected at least one; counts: .*'neutral_masked': 1"
+    ):
+        read(jsonl(tmp_path, flat_row(0)), "prm800k", neutral="mask")
+
+
+def test_flat_row_answer_comes_from_the_tail():
+    tails = {
+        "Right.\n\n# Answer\n\n1/7": "1/7",
+        "# Answer\n\n72\n00 ": "72\n00",
+        "no # Answer\n\n7": None,
+        "# Answer: 7": None,
+    }
+    options = {key: value for key, value in OPTIONS.items() if key != "duplicates"}
+    for text, answer in tails.items():
+        [solution] = prm800k(flat_row(1, steps=[text]), "r", collections.Counter(), **options)
+        assert (solution.answer, solution.steps) == (answer, (text,))
+
+
+def test_raw_row_chosen_literally(tmp_path):
+    solutions, counts = read(jsonl(tmp_path, RAW), "prm800k", alternatives="chosen")
+    assert solutions == [
+        Solution(
+            "p",
+            ("a", "b1", "c human", "d\n\n# Answer\n\n7"),
+            (1.0, 1.0, None, 1.0),
+            (1, 0, None, 1),
+            answer="7",
+            id="rows.jsonl:1",
+        )
+    ]
+    assert counts["alternatives_dropped"] == 4
+    assert counts["human_steps_without_rating"] == 1
+
+
+def test_raw_row_expanded_supervises_every_rated_step_once(tmp_path):
+    solutions, counts = read(jsonl(tmp_path, RAW), "prm800k")
+    assert [(s.id, s.steps, s.labels, s.ratings) for s in solutions[1:]] == [
+        ("rows.jsonl:1/1.0", ("a", "b0"), (None, 0.0), (None, -1)),
+        ("rows.jsonl:1/2.0", ("a", "b1", "c0"), (None, None, 0.0), (None, None, -1)),
+        ("rows.jsonl:1/3.1", ("a", "b1", "c human", "d1"), (None, None, None, 1.0), (None, None, None, 0)),
+    ]
+    assert solutions[1].answer is None
+    assert (counts["solutions"], counts["labels"]) == (4, 6)
+    assert counts["solutions_without_label_dropped"] == 1  # b2 has no rating
+
+
+@pytest.mark.parametrize(
+    ("option", "alternatives"), [("mask", {}), ("bad", {"d1": (0.0, -1)}), ("keep", {"d1": (0.0, 0)})]
+)
+def test_alternatives_after_an_error_follow_the_option(tmp_path, option, alternatives):
+    # With neutral=bad the chosen b1 is the first error, so d1 stands after it and b0 and c0 are as before.
+    solutions, counts = read(jsonl(tmp_path, RAW), "prm800k", neutral="bad", after_first_error=option)
+    last = {s.steps[-1]: (s.labels[-1], s.ratings[-1]) for s in solutions[1:]}
+    c0 = {} if option == "mask" else {"c0": (0.0, -1)}
+    assert last == {"b0": (0.0, -1)} | c0 | alternatives
+    assert counts["alternatives_after_first_error"] == 2
+
+
+def test_raw_row_that_stops_without_a_choice_ends_with_the_step_under_review(tmp_path):
+    steps = (raw_step(completion("a", 1), chosen=0), raw_step(completion("b0", -1), completion("b1", 1)))
+    row = raw_row(*steps, {"completions": None, "human_completion": None, "chosen_completion": None})
+    late = raw_row(*steps, raw_step(completion("c", 1), chosen=0))
+    assert read(jsonl(tmp_path, late), "prm800k")[1]["steps_after_end_dropped"] == 1
+    solutions, counts = read(jsonl(tmp_path, row), "prm800k")
+    assert counts["steps_after_end_dropped"] == 0
+    assert [(s.steps, s.labels) for s in solutions] == [(("a", "b0"), (1.0, 0.0)), (("a", "b1"), (None, 1.0))]
+    empty = raw_row({"completions": None, "human_completion": None, "chosen_completion": None})
+    _, counts = read(jsonl(tmp_path, row, empty), "prm800k")
+    assert counts["rows_without_steps_dropped"] == 1
+
+
+def test_quality_control_rows_are_dropped_by_reason(tmp_path):
+    step = raw_step(completion("a", 1), chosen=0)
+    rows = [raw_row(step), raw_row(step, quality=True), raw_row(step, screening=True)]
+    rows += [raw_row(step, reason=reason) for reason in ("give_up", "bad_problem", "found_error")]
+    path = jsonl(tmp_path, *rows)
+    solutions, counts = read(path, "prm800k")
+    assert [s.id for s in solutions] == ["rows.jsonl:1", "rows.jsonl:6"]
+    assert {key: value for key, value in counts.items() if key.endswith("_rows_dropped")} == {
+        "quality_control_rows_dropped": 1,
+        "screening_rows_dropped": 1,
+        "give_up_rows_dropped": 1,
+        "bad_problem_rows_dropped": 1,
+    }
+    assert len(read(path, "prm800k", quality_control="keep")[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (flat_row(1, 2), "ratings[1]: found 2, expected -1, 0, 1 or null"),
+        (flat_row(1, [1]), "ratings[1]: found [1], expected -1, 0, 1 or null"),
+        (flat_row(1, steps=["a", "b"]), "ratings: found 1 for 2 steps, expected one a step"),
+        ({"problem": "p"}, "question: missing, expected an object; found problem"),
+        (
+            raw_row({"completions": []}),
+            "label.steps[0].chosen_completion: missing, expected a whole number; found completions",
+        ),
+        (raw_row("a"), "label.steps[0]: found 'a', expected an object"),
+        (
+            raw_row(raw_step(completion("a", 1), chosen=1)),
+            "label.steps[0].chosen_completion: found 1, expected an index into 1 completions",
+        ),
+        (
+            raw_row(raw_step({"rating": 1}, chosen=0)),
+            "label.steps[0].completions[0].text: missing, expected text; found rating",
+        ),
+        (
+            raw_row(raw_step(completion("a", "1"), chosen=0)),
+            "label.steps[0].completions[0].rating: found '1', expected a whole number or null",
+        ),
+        (
+            raw_row(raw_step(completion("a", 3), chosen=0)),
+            "label.steps[0].completions[0].rating: found 3, expected -1, 0, 1 or null",
+        ),
+    ],
+)
+def test_prm800k_errors(tmp_path, row, message):
+    path = jsonl(tmp_path, row)
+    with pytest.raises(InputError) as error:
+        read(path, "prm800k")
+    assert str(error.value) == f"{path} line 1: {message}"
+
+
+def test_real_prm800k_flat():
+    path = data_file("prm800k_val1818/prm800k_val1818.jsonl")
+    solutions, counts = read(path, "prm800k")
+    assert counts["rows"] == counts["solutions"] == 1175
+    assert counts["steps"] == counts["labels"] == 6098
+    ratings = collections.Counter(rating for s in solutions for rating in s.ratings)
+    assert ratings == {1: 4713, 0: 340, -1: 1045}
+    assert len({s.problem for s in solutions}) == 110
+    assert len({(s.problem, s.steps) for s in solutions}) == 714
+    assert sum(s.answer is not None for s in solutions) == 145
+    errors = [s for s in solutions if first_error(s.labels) != -1]
+    assert len(errors) == 1045 and all(first_error(s.labels) == len(s.steps) - 1 for s in errors)
+    distinct, counts = read(path, "prm800k", duplicates="drop")
+    assert (len(distinct), counts["duplicates_dropped"], counts["labels"]) == (729, 446, 4933)
+    assert collections.Counter(r for s in distinct for r in s.ratings) == {1: 3986, 0: 334, -1: 613}
+    assert read(path, "prm800k", neutral="mask")[1]["neutral_masked"] == 340
+
+
+def test_real_prm800k_folds_never_share_a_problem():
+    solutions, _ = read(data_file("prm800k_val1818/prm800k_val1818.jsonl"), "prm800k", duplicates="drop")
+    tested = []
+    for fold in range(5):
+        sides = split_by_problem(solutions, 5, fold)
+        problems = [{s.problem for s in side} for side in sides]
+        assert sum(map(len, problems)) == 110 and sum(map(len, sides)) == 729
+        tested += sides[2]
+    assert collections.Counter(tested) == collections.Counter(solutions)
+
+
+def test_real_prm800k_raw():
+    _, counts = read(data_file("openr_samples/samples_prm800k.jsonl"), "prm800k", alternatives="chosen")
+    assert (counts["rows"], counts["solutions"], counts["steps"], counts["labels"]) == (6, 4, 25, 24)
+    assert (counts["give_up_rows_dropped"], counts["screening_rows_dropped"]) == (1, 1)
+    misc = [
+        data_file(f"prm800k_misc/prm800k-{name}-example.json") for name in ("phase1-train", "phase2-test")
+    ]
+    solutions, counts = read(misc[0], "prm800k", alternatives="chosen", quality_control="keep")
+    assert (counts["rows"], counts["human_steps_without_rating"]) == (3, 13)
+    assert [len(s.steps) for s in solutions] == [6, 30, 6]
+    assert [s.answer for s in solutions] == ["29", None, "40_9"]
+    solutions, counts = read(misc[1], "prm800k")
+    assert counts["rows"] == 1
+    assert (solutions[0].labels, solutions[0].ratings) == ((1.0,) * 6 + (0.0,), (1, 0, 1, 1, 1, 1, -1))
+    assert [s.labels for s in solutions[1:]] == [(None,) * 6 + (1.0,)] * 3
+
+
+def shepherd(tmp_path, text, label):
+    return read(
+        jsonl(tmp_path, {"input": text, "label": label, "task": "GSM8K"}),
+        "math_shepherd",
+        after_first_error="keep",
+    )
+
+
+def test_math_shepherd_row_literally(tmp_path):
+    text = "Pens? Really? Step 1: 3 - 1 = 2. ки\nStep 2: ки\nStep 3: The answer is: 2 + x ки"
+    [solution], counts = shepherd(
+        tmp_path, text, "Pens? Really? Step 1: 3 - 1 = 2. +\nStep 2: -\nStep 3: The answer is: 2 + x +"
+    )
+    steps = ("Step 1: 3 - 1 = 2.", "Step 2:", "Step 3: The answer is: 2 + x")
+    assert solution == Solution("Pens? Really?", steps, (1.0, 0.0, 1.0), answer="2 + x", id="rows.jsonl:1")
+    assert [counts[key] for key in ("rows_without_step_1", "marks_inside_problem_dropped")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "steps", "labels", "counted"),
+    [
+        ("Find xки. step 1: a ки b", "Find x.", ("step 1: a",), (0.0,), [0, 1, 1]),
+        ("Why? Or? So a ки\nStep 2: b ки\n", "Why? Or?", ("So a", "Step 2: b"), (1.0, 0.0), [1, 0, 0]),
+        ("Find x. ки\nb ки", "Find x.", ("b",), (0.0,), [1, 1, 0]),
+    ],
+)
+def test_math_shepherd_dirt_is_counted(tmp_path, text, problem, steps, labels, counted):
+    signs = text.replace("ки", "+", 1).replace("ки", "-")
+    [solution], counts = shepherd(tmp_path, text, signs)
+    assert (solution.problem, solution.steps, solution.labels) == (problem, steps, labels)
+    keys = ("rows_without_step_1", "marks_inside_problem_dropped", "texts_after_last_mark_dropped")
+    assert [counts[key] for key in keys] == counted
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "message"),
+    [
+        ("Q? Step 1: a", "Q? Step 1: a", "input: found no ки, expected one after each step"),
+        ("Q? Step 1: a ки", "Q? Step 1: a ки", "label[13]: found 'к', expected the + or - of a ки of input"),
+        (
+            "Q? Step 1: a ки b ки",
+            "Q? Step 1: a +",
+            "label[17]: found '', expected the + or - of a ки of input",
+        ),
+        ("Find x ки", "Find x +", "steps: found none, expected at least one"),
+        (3, "", "input: found 3, expected text"),
+    ],
+)
+def test_math_shepherd_errors(tmp_path, text, label, message):
+    with pytest.raises(InputError) as error:
+        shepherd(tmp_path, text, label)
+    assert str(error.value) == f"{tmp_path / 'rows.jsonl'} line 1: {message}"
+
+
+def test_real_math_shepherd():
+    path = data_file("openr_samples/samples_math-shepherd.jsonl")
+    solutions, counts = read(path, "math_shepherd", after_first_error="keep")
+    assert counts["rows"] == counts["solutions"] == 7
+    assert [len(s.steps) for s in solutions] == [5, 3, 2, 5, 5, 2, 3]
+    assert solutions[0].labels == (1.0, 1.0, 1.0, 1.0, 0.0) and solutions[4].labels == (
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
+    assert [s.answer for s in solutions] == ["13520", "16000", "40", "900", "52", "2.2", "210"]
+    assert all(s.steps[0].startswith("Step 1: ") and s.problem.endswith("?") for s in solutions)
+    assert counts["rows_without_step_1"] == counts["texts_after_last_mark_dropped"] == 0
+
+
+def test_processbench_rows_literally(tmp_path):
+    row = {"id": "g-0", "problem": "p", "steps": ["a", "b", "c"], "final_answer_correct": True, "label": 1}
+    path = jsonl(
+        tmp_path, row, row | {"id": "g-1", "label": -1}, row | {"label": 0, "final_answer_correct": False}
+    )
+    solutions, _ = read(path, "processbench")
+    assert [(s.id, s.labels, s.outcome) for s in solutions] == [
+        ("g-0", (1.0, 0.0, None), 1.0),
+        ("g-1", (1.0, 1.0, 1.0), 1.0),
+        ("g-0", (0.0, None, None), 0.0),
+    ]
+    assert read(path, "processbench", after_first_error="bad")[0][0].labels == (1.0, 0.0, 0.0)
+    assert read(path, "processbench", after_first_error="keep")[0][0].labels == (1.0, 0.0, None)
+    for changes, message in [
+        ({"label": 3}, "label: found 3, expected -1 to 2 for 3 steps"),
+        ({"label": -2}, "label: found -2, expected -1 to 2 for 3 steps"),
+        ({"label": True}, "label: found True, expected a whole number"),
+        ({"final_answer_correct": 1}, "final_answer_correct: found 1, expected true or false"),
+    ]:
+        with pytest.raises(InputError) as error:
+            read(jsonl(tmp_path, row | changes), "processbench")
+        assert str(error.value) == f"{path} line 1: {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "steps", "errors", "clean", "lucky", "problems"),
+    [("gsm8k", 400, 2082, 207, 193, 7, 375), ("math", 1000, 6505, 594, 406, 94, 955)],
+)
+def test_real_processbench(name, rows, steps, errors, clean, lucky, problems):
+    solutions, counts = read(data_file(f"processbench/{name}.json"), "processbench", duplicates="drop")
+    assert (counts["rows"], counts["solutions"], counts["steps"]) == (rows, rows, steps)
+    found = [first_error(s.labels) for s in solutions]
+    assert (rows - found.count(-1), found.count(-1)) == (errors, clean)
+    assert sum(error != -1 and s.outcome == 1 for s, error in zip(solutions, found)) == lucky
+    assert not any(error == -1 and s.outcome == 0 for s, error in zip(solutions, found))
+    assert len({s.problem for s in solutions}) == problems
+    assert (solutions[0].id, solutions[-1].id) == (f"{name}-0", f"{name}-{rows - 1}")
+    assert all(label is None for s, e in zip(solutions, found) if e >= 0 for label in s.labels[e + 1 :])
+
+
+def test_prmbench_row_literally():
+    row = {
+        "modified_question": "q",
+        "original_question": "o",
+        "modified_process": ["a", "b", "c"],
+        "idx": "x",
+        "error_steps": [2, 7, 4],
+    }
+    counts = collections.Counter()
+    assert prmbench(row, "f:1", counts) == [Solution("q", ("a", "b", "c"), (1.0, 0.0, 1.0), id="f:1")]
+    assert counts == {"error_steps_out_of_range": 2, "rows_with_error_steps_out_of_range": 1}
+    with pytest.raises(InputError, match=r"error_steps\[1\]: found 0, expected a step number from 1"):
+        prmbench(row | {"error_steps": [1, 0]}, "f:1", counts)
+
+
+def test_real_prmbench():
+    data_file("prmbench")
+    paths = sorted((DATA / "prmbench").glob("*.jsonl"))
+    solutions, counts = read(paths, "prmbench", after_first_error="keep")
+    assert len(paths) == 9
+    assert (counts["rows"], counts["solutions"]) == (883, 883)
+    assert counts["steps"] == counts["labels"] == 13148
+    assert (counts["rows_with_error_steps_out_of_range"], counts["error_steps_out_of_range"]) == (21, 26)
+    assert len({s.id for s in solutions}) == 883
+    multiple = [s for s in solutions if "multi_solutions" in s.id]
+    assert len(multiple) == 165 and all(set(s.labels) == {1.0} for s in multiple)
+
+
+def test_every_file_type_gives_the_same_rows(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [native_row(labels=[0.25, None]), native_row(prompt="ü\u2028")]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    texts = {
+        "a.jsonl": lines,
+        "list.json": json.dumps(rows),
+        "pretty.json": "\n".join(json.dumps(row, indent=4) for row in rows),
+        "lines.json": lines,
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    for name in [*texts, *(f"{name}.gz" for name in texts), "t.parquet"]:
+        assert list(read_rows(tmp_path / name)) == [(1, rows[0]), (2, rows[1])], name
+    one = tmp_path / "one.json"
+    one.write_text(json.dumps(rows[0], indent=2))
+    assert list(read_rows(one)) == [(1, rows[0])]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("e.jsonl", b"", ": is empty, expected at least one row"),
+        ("e.jsonl", b"\n \n", ": is empty, expected at least one row"),
+        ("e.json", b"[]", ": is empty, expected at least one row"),
+        ("b.jsonl", b'{"a": 1}\n{"a" 1}\n', " line 2: broken JSON (Expecting ':' delimiter at column 6)"),
+        ("b.json", b'{"a": 1}\n{"a" 1}\n', ": broken JSON (Expecting ':' delimiter: line 2 column 6"),
+        ("r.jsonl", b'{"a": 1}\n\n[1, 2]\n', " line 3: found [1, 2], expected an object with named fields"),
+        ("r.json", b'[{"a": 1}, null]', " row 2: found null, expected an object with named fields"),
+        (
+            "u.jsonl",
+            b'{"a": 1}\n{"a": "\xff"}\n',
+            " line 2: no UTF-8 text ('utf-8' codec can't decode byte 0xff",
+        ),
+        ("z.jsonl.gz", b"plain", ": cannot be read (Not a gzipped file (b'pl'))"),
+        ("z.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-12], ": cannot be read (Compressed file ended"),
+        ("x.csv", b"a,b", ": unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet"),
+    ],
+)
+def test_broken_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(InputError) as error:
+        list(read_rows(path))
+    assert str(error.value).startswith(f"{path}{message}")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file_folder_and_broken_parquet(tmp_path):
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(InputError) as error:
+            read(path, "native")
+        assert str(error.value) == f"{path}: no such file"
+    (tmp_path / "x.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(InputError, match=r"x\.parquet: broken Parquet \(.*\)$"):
+        read(tmp_path / "x.parquet", "native")
+
+
+def test_hub_rows_go_through_the_same_functions(tmp_path, monkeypatch):
+    import datasets
+
+    # load_dataset takes a folder as it takes a hub name, so no network is needed.
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    jsonl(folder, native_row(labels=[True, False]), native_row(labels=[True, None]), name="train.jsonl")
+    solutions, counts = read(str(folder), "native", split="train", after_first_error="keep")
+    assert [(s.labels, s.id) for s in solutions] == [((1.0, 0.0), "set:1"), ((1.0, None), "set:2")]
+    assert counts["rows"] == 2
+    with pytest.raises(InputError, match=r"set split nope: cannot be loaded \(.*\)$"):
+        read(str(folder), "native", split="nope")
+
+
+labels = st.none() | st.floats(0, 1)
+solutions = st.integers(1, 4).flatmap(
+    lambda n: st.builds(
+        Solution,
+        problem=st.text(),
+        steps=st.tuples(*[st.text()] * n),
+        labels=st.none() | st.tuples(*[labels] * n),
+        ratings=st.none() | st.tuples(*[st.sampled_from([-1, 0, 1, None])] * n),
+        outcome=labels,
+        answer=st.none() | st.text(),
+        id=st.text(),
+    )
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(solutions, min_size=1, max_size=4), suffix=st.sampled_from(["", ".gz"]))
+def test_write_then_read_is_exact(tmp_path_factory, rows, suffix):
+    path = tmp_path_factory.mktemp("write") / f"new/x.jsonl{suffix}"
+    write_jsonl(path, rows)
+    assert read(path, "native", after_first_error="keep")[0] == rows
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_written_file_is_literal_and_a_failed_write_leaves_the_old_one(tmp_path):
+    path = tmp_path / "x.jsonl"
+    write_jsonl(path, [Solution("p", ("a",), (0.1,), id="i"), Solution("q", ("b",), outcome=0.0)])
+    text = '{"prompt": "p", "completions": ["a"], "labels": [0.1], "id": "i"}\n'
+    text += '{"prompt": "q", "completions": ["b"], "outcome": 0.0}\n'
+    assert path.read_text() == text
+    with pytest.raises(ZeroDivisionError):
+        write_jsonl(path, (Solution("p", ("a",), (1 / n,)) for n in (1, 0)))
+    assert path.read_text() == text and len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(InputError, match=r"x\.txt: unknown type of file to write"):
+        write_jsonl(tmp_path / "x.txt", [])
+
+
+FOLDS = [
+    3,
+    1,
+    3,
+    2,
+    4,
+    3,
+    1,
+    0,
+    0,
+    0,
+]  # of "problem 0" to "problem 9" among 5; a change moves every published split
+
+
+def test_folds_are_stable_and_ignore_white_space():
+    assert [assign_fold(f"problem {i}", 5) for i in range(10)] == FOLDS
+    assert assign_fold(" a\n b\t", 1000) == assign_fold("a b", 1000) != assign_fold("ab", 1000)
+
+
+def test_split_by_problem_literally():
+    rows = [Solution(f"problem {i}", (step,)) for i in range(10) for step in "ab"]
+    train, validation, test = split_by_problem(rows, 5, 4)
+    names = [[s.problem for s in side if s.steps == ("a",)] for side in (train, validation, test)]
+    fold_of = dict(zip((f"problem {i}" for i in range(10)), FOLDS))
+    assert names[2] == [name for name, fold in fold_of.items() if fold == 4]
+    assert names[1] == [name for name, fold in fold_of.items() if fold == 0]
+    assert names[0] == [name for name, fold in fold_of.items() if fold in (1, 2, 3)]
+    assert len(train) + len(validation) + len(test) == 20
+
+
+def test_split_errors():
+    rows = [Solution("problem 0", ("a",))]
+    for arguments, message in [
+        ((2, 0), "folds: found 2, expected at least 3, for train, validation and test"),
+        ((5, 5), "fold: found 5, expected 0 to 4"),
+        ((5, -1), "fold: found -1, expected 0 to 4"),
+        ((5, (FOLDS[0] + 2) % 5), "folds: 5 with fold"),
+    ]:
+        with pytest.raises(InputError) as error:
+            split_by_problem(rows, *arguments)
+        assert str(error.value).startswith(message)
+    with pytest.raises(InputError, match="leave no train solution of 1"):
+        split_by_problem(rows, 5, FOLDS[0])
