@@ -1,0 +1,288 @@
+"""How good are step scores? Step metrics, calibration, first errors, within-problem ranking, intervals.
+
+Pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they
+carry no shape suffix); ragged step scores are lists of such arrays. A score is P(step good). What no data
+defines is nan.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+TAIL_SCORE = 0.9  # a wrong step scored above this is one that best-of-N will find and pick ("tail miss")
+
+
+def _mean(x) -> float:
+    return float(np.mean(x)) if len(x) else float("nan")
+
+
+def _checked(score, other) -> tuple[np.ndarray, np.ndarray]:
+    score, other = np.asarray(score, np.float64), np.asarray(other)
+    if score.ndim != 1 or score.shape != other.shape:
+        raise ValueError(f"expected two 1-d arrays of one length, got shapes {score.shape} and {other.shape}")
+    if np.isnan(score).any():
+        raise ValueError(f"score {int(np.isnan(score).argmax())} of {len(score)} is NaN")
+    return score, other
+
+
+def _checked_probability(p, y) -> tuple[np.ndarray, np.ndarray]:
+    p, y = _checked(p, np.asarray(y, np.float64))
+    for name, x in (("score", p), ("label", y)):
+        is_outside = ~((x >= 0) & (x <= 1))
+        if is_outside.any():
+            raise ValueError(f"{name} {x[is_outside.argmax()]} is not in [0, 1]: pass probabilities")
+    return p, y
+
+
+def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
+    """Number of (positive, negative) pairs ranked right, a tie counting 1/2, and the number of pairs."""
+    positive, negative = score[is_positive], np.sort(score[~is_positive])
+    n_below, n_not_above = (np.searchsorted(negative, positive, side).sum() for side in ("left", "right"))
+    return float(n_below + n_not_above) / 2, len(positive) * len(negative)
+
+
+def auroc(score, is_positive) -> float:
+    """P(a random positive scores above a random negative), in [0, 1]; nan if a class is missing.
+
+    Ties count 1/2. Any real score will do, infinite ones too; a NaN score raises ValueError.
+    """
+    score, is_positive = _checked(score, np.asarray(is_positive, bool))
+    wins, n_pairs = _pair_wins(score, is_positive)
+    return wins / n_pairs if n_pairs else float("nan")
+
+
+def average_precision(score, is_positive) -> float:
+    """Area under the precision-recall staircase, in [0, 1]; nan without a positive; NaN scores raise.
+
+    AP = sum_n (R_n - R_{n-1}) P_n over the distinct scores from the top. No trapezoids: they are optimistic.
+    """
+    score, is_positive = _checked(score, np.asarray(is_positive, bool))
+    if not is_positive.any():
+        return float("nan")
+    order = np.argsort(-score, kind="stable")
+    is_block_end = np.append(score[order][1:] != score[order][:-1], True)  # equal scores enter together
+    n_found = np.cumsum(is_positive[order])[is_block_end]
+    n_taken = np.flatnonzero(is_block_end) + 1
+    return float(np.sum(np.diff(n_found, prepend=0) * n_found / n_taken) / is_positive.sum())
+
+
+def f1(is_positive, predicted_positive) -> float:
+    """Harmonic mean of precision and recall, in [0, 1]: 2 TP / (2 TP + FP + FN), with 0/0 = 0."""
+    is_positive, predicted = np.asarray(is_positive, bool), np.asarray(predicted_positive, bool)
+    if is_positive.shape != predicted.shape:
+        raise ValueError(f"expected one shape, got {is_positive.shape} and {predicted.shape}")
+    total = int(is_positive.sum() + predicted.sum())
+    return 2 * int((is_positive & predicted).sum()) / total if total else 0.0
+
+
+def prm_score(is_good, predicted_good) -> float:
+    """PRMBench's PRMScore, in [0, 1]: the mean of F1 on good steps and F1 on bad steps.
+
+    arXiv 2501.03124. Without a bad step it is the F1 on good steps, as in PRMBench's multi_solutions class;
+    0/0 = 0 here, where PRMBench's code has -1.
+    """
+    is_good, predicted_good = np.asarray(is_good, bool), np.asarray(predicted_good, bool)
+    f1_good = f1(is_good, predicted_good)
+    return f1_good if is_good.all() else (f1_good + f1(~is_good, ~predicted_good)) / 2
+
+
+def brier(p, y) -> float:
+    """Mean squared error of probabilities p against labels y (hard or soft), in [0, 1]; nan if empty."""
+    p, y = _checked_probability(p, y)
+    return _mean((p - y) ** 2)
+
+
+def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean p, mean y, count) in each of `bins` equal-width bins of [0, 1]; means are nan where count is 0.
+
+    Bins are [k/bins, (k+1)/bins), the last one closed: p = 1, which a float32 sigmoid reaches at logit 17,
+    counts.
+    """
+    p, y = _checked_probability(p, y)
+    bin_index = np.minimum((p * bins).astype(int), bins - 1)
+    count = np.bincount(bin_index, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        mean_p = np.bincount(bin_index, weights=p, minlength=bins) / count
+        mean_y = np.bincount(bin_index, weights=y, minlength=bins) / count
+    return mean_p, mean_y, count
+
+
+def ece(p, y, bins: int = 15) -> float:
+    """Expected calibration error of P(good), in [0, 1]; nan if empty.
+
+    sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the probability of class 1 and not on top-label
+    confidence); y may be soft. It is biased upwards when bins hold few steps.
+    """
+    mean_p, mean_y, count = reliability(p, y, bins)
+    if not count.any():
+        return float("nan")
+    return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum())
+
+
+def predict_first_error(scores: Sequence[float], threshold: float = 0.5) -> int:
+    """0-based index of the first step with P(good) < threshold, -1 if there is none."""
+    scores, _ = _checked(scores, scores)
+    is_bad = scores < threshold
+    return int(is_bad.argmax()) if is_bad.any() else -1
+
+
+def first_error_accuracy(predicted, label) -> float:
+    """Share of solutions whose predicted first error (index or -1) is the label, in [0, 1]; nan if empty."""
+    predicted, label = _checked(predicted, label)
+    return _mean(predicted == label)
+
+
+def first_error_f1(predicted, label) -> dict[str, float]:
+    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean, f1.
+
+    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. A split without
+    erroneous (or without clean) solutions has nan for that accuracy and for f1: a number there would reward
+    the verifier that always says the same. The benchmark's headline is the plain mean of f1 over its four
+    splits, not weighted by their size.
+    """
+    predicted, label = _checked(predicted, label)
+    is_hit = predicted == label
+    a, b = _mean(is_hit[label != -1]), _mean(is_hit[label == -1])
+    return {"accuracy_error": a, "accuracy_clean": b, "f1": 0.0 if a + b == 0 else 2 * a * b / (a + b)}
+
+
+def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
+    """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems).
+
+    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the
+    pooled AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted
+    version equals 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
+    """
+    score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
+    _, problem = np.unique(np.asarray(problem_ids), return_inverse=True)
+    _checked(problem, score)
+    order = np.argsort(problem, kind="stable")
+    cuts = np.flatnonzero(np.diff(problem[order])) + 1
+    wins_and_pairs = [_pair_wins(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
+    mixed = np.array([(wins, n_pairs) for wins, n_pairs in wins_and_pairs if n_pairs]).reshape(-1, 2)
+    if not len(mixed):
+        return float("nan"), float("nan"), 0
+    return float(np.mean(mixed[:, 0] / mixed[:, 1])), float(mixed[:, 0].sum() / mixed[:, 1].sum()), len(mixed)
+
+
+def labelled_steps(labels: Sequence[float | None] | None) -> tuple[list[int], int]:
+    """(indices of labelled steps up to and including the first error, index of the first error or -1).
+
+    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out:
+    correctness labels are not defined there, and each convention fills them differently.
+    """
+    indices = []
+    for index, label in enumerate(() if labels is None else labels):
+        if label is None:
+            continue
+        if not 0 <= label <= 1:
+            raise ValueError(f"label {label} of step {index} is not in [0, 1]; an unlabelled step is None")
+        indices.append(index)
+        if label < 0.5:
+            return indices, index
+    return indices, -1
+
+
+def step_metrics(
+    scores: Sequence[np.ndarray],
+    labels: Sequence[Sequence[float | None] | None],
+    problem_ids: Sequence[str],
+    threshold: float = 0.5,
+) -> dict:
+    """Every number about step scores in [0, 1] of solutions, from one list of scores and labels a solution.
+
+    Population of step numbers: the labelled steps up to and including the first error of each solution;
+    step_auroc has the good steps (label >= 0.5) as positives, average_precision_bad the bad ones; Brier and
+    ECE use the soft label. First-error numbers follow ProcessBench: the prediction is the first step below
+    `threshold` among *all* the solution's steps, so one at an unlabelled step of a solution without labelled
+    error is wrong. Within-problem AUROC ranks solutions by their lowest step score; a solution is sound if no
+    labelled step is bad. tail_miss_rate is the share of first wrong steps scored above 0.9. Solutions without
+    a labelled step count in n_unlabelled_solutions only.
+    """
+    if not len(scores) == len(labels) == len(problem_ids):
+        sizes = len(scores), len(labels), len(problem_ids)
+        raise ValueError(f"scores, labels and problem_ids have lengths {sizes}, expected one length")
+    p, y, position, predicted, first_error, lowest, ids = [], [], [], [], [], [], []
+    for row, (score, label) in enumerate(zip(scores, labels)):
+        if label is not None and len(score) != len(label):
+            raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
+        indices, error_index = labelled_steps(label)
+        if not indices:
+            continue
+        score = np.asarray(score, np.float64)
+        if not np.all((score >= 0) & (score <= 1)):
+            raise ValueError(f"solution {row}: expected step scores in [0, 1], found {score}")
+        p.extend(score[index] for index in indices)
+        y.extend(label[index] for index in indices)
+        position.extend(indices)
+        predicted.append(predict_first_error(score, threshold))
+        first_error.append(error_index)
+        lowest.append(score.min())
+        ids.append(problem_ids[row])
+    p, y = np.array(p, np.float64), np.array(y, np.float64)
+    position, first_error = np.array(position, int), np.array(first_error, int)
+    is_good, predicted_good = y >= 0.5, p >= threshold
+    is_hit = predicted_good == is_good
+    by_problem = within_problem_auroc(lowest, first_error == -1, ids)
+    processbench = first_error_f1(predicted, first_error)
+    return {
+        "step_auroc": auroc(p, is_good),
+        "step_accuracy": _mean(is_hit),
+        "bad_step_f1": f1(~is_good, ~predicted_good),
+        "average_precision_bad": average_precision(-p, ~is_good),
+        "base_rate_bad": _mean(~is_good),
+        "tail_miss_rate": _mean(p[~is_good] > TAIL_SCORE),  # every bad step of the population is a first one
+        "brier": brier(p, y),
+        "ece": ece(p, y),
+        "first_error_accuracy": first_error_accuracy(predicted, first_error),
+        "first_error_accuracy_error": processbench["accuracy_error"],
+        "first_error_accuracy_clean": processbench["accuracy_clean"],
+        "first_error_f1": processbench["f1"],
+        "within_problem_auroc": by_problem[0],
+        "within_problem_auroc_pair_weighted": by_problem[1],
+        "n_mixed_problems": by_problem[2],
+        "n_steps": len(p),
+        "n_solutions": len(ids),
+        "n_unlabelled_solutions": len(scores) - len(ids),
+        "by_position": {
+            str(t + 1): {
+                "n": int(here.sum()),
+                "base_rate_bad": _mean(~is_good[here]),
+                "auroc": auroc(p[here], is_good[here]),
+                "accuracy": _mean(is_hit[here]),
+            }
+            for t in np.unique(position)
+            for here in [position == t]
+        },
+    }
+
+
+def bootstrap_interval(
+    statistic_fn: Callable[[np.ndarray], float],
+    problem_ids: Sequence[str],
+    n_resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """(low, high) percentile interval of statistic_fn(row indices), problems drawn with replacement.
+
+    The problem is the cluster: all its rows come or stay away together. For a paired difference let
+    statistic_fn return the difference. A statistic that itself groups by problem must take one row a problem
+    (copies of a problem would merge into one group). Resamples where the statistic is nan are left out; under
+    two problems: (nan, nan).
+    """
+    _, problem, count = np.unique(np.asarray(problem_ids), return_inverse=True, return_counts=True)
+    if len(count) < 2:
+        return float("nan"), float("nan")
+    order, end, rng = np.argsort(problem, kind="stable"), np.cumsum(count), np.random.default_rng(seed)
+    values = []
+    for _ in range(n_resamples):
+        drawn = rng.integers(len(count), size=len(count))
+        n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
+        values.append(statistic_fn(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
+    values = np.array(values, np.float64)
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return float("nan"), float("nan")
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -1,0 +1,438 @@
+import json
+
+import numpy as np
+import pytest
+
+from prm_jax import metrics
+from prm_jax.baselines import (
+    L2,
+    SMOOTHING_STEPS,
+    Steps,
+    _features,
+    bag_of_tokens_score,
+    baseline_aurocs,
+    fit_logistic,
+    frequency_score,
+)
+
+NAN = float("nan")
+
+
+def pairwise_wins(score, is_positive):
+    """(sum of wins, pairs) by the definition."""
+    wins = [
+        (a > b) + 0.5 * (a == b)
+        for a, positive in zip(score, is_positive)
+        for b, other in zip(score, is_positive)
+        if positive and not other
+    ]
+    return sum(wins), len(wins)
+
+
+# Ranking
+
+
+@pytest.mark.parametrize(
+    "score, is_positive, expected",
+    [
+        ([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1], 0.75),
+        ([1, 2, 3, 4], [0, 0, 1, 1], 1.0),
+        ([4, 3, 2, 1], [0, 0, 1, 1], 0.0),
+        ([0.5, 0.5, 0.5], [1, 0, 0], 0.5),
+        ([0.5, 0.5, 0.7], [0, 1, 1], 0.75),
+        ([-np.inf, np.inf, -np.inf], [0, 1, 1], 0.75),
+        ([0.2, 0.3], [1, 1], NAN),
+        ([0.2, 0.3], [0, 0], NAN),
+        ([], [], NAN),
+    ],
+)
+def test_auroc_by_hand(score, is_positive, expected):
+    assert metrics.auroc(score, is_positive) == pytest.approx(expected, nan_ok=True)
+
+
+def test_auroc_equals_all_pairs_also_with_ties():
+    rng = np.random.default_rng(0)
+    for n_levels in (2, 5, 1000):
+        score, is_positive = rng.integers(n_levels, size=60) / n_levels, rng.random(60) < 0.3
+        wins, n_pairs = pairwise_wins(score, is_positive)
+        assert metrics.auroc(score, is_positive) == pytest.approx(wins / n_pairs, abs=1e-14)
+
+
+FUNCTIONS = [metrics.auroc, metrics.average_precision, metrics.brier, metrics.ece, metrics.first_error_f1]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_nan_scores_and_unequal_lengths_raise(function):
+    with pytest.raises(ValueError, match="score 1 of 3 is NaN"):
+        function([0.1, NAN, 0.2], [1, 0, 1])
+    with pytest.raises(ValueError, match="one length"):
+        function([0.1, 0.2], [1, 0, 1])
+
+
+def test_average_precision_by_hand():
+    assert metrics.average_precision([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]) == pytest.approx(5 / 6)
+    assert metrics.average_precision([0.9, 0.8, 0.1], [1, 1, 0]) == 1.0
+    assert metrics.average_precision([0.5, 0.5, 0.5, 0.5], [1, 0, 0, 0]) == 0.25  # a tie block enters at once
+    assert np.isnan(metrics.average_precision([0.5, 0.6], [0, 0]))
+
+
+def test_average_precision_of_a_tie_does_not_depend_on_row_order():
+    score, is_positive = np.array([0.9, 0.5, 0.5, 0.5, 0.1]), np.array([0, 1, 0, 1, 1])
+    rows = np.random.default_rng(0).permutation(5)
+    expected = 2 / 3 * 2 / 4 + 1 / 3 * 3 / 5
+    assert metrics.average_precision(score, is_positive) == pytest.approx(expected)
+    assert metrics.average_precision(score[rows], is_positive[rows]) == pytest.approx(expected)
+
+
+def test_f1_by_hand():
+    assert metrics.f1([1, 1, 0, 0], [1, 0, 1, 0]) == 0.5
+    assert metrics.f1([1, 1, 1, 0], [1, 1, 0, 0]) == pytest.approx(0.8)
+    assert metrics.f1([0, 0], [0, 0]) == 0.0
+    assert metrics.f1([1, 0], [0, 0]) == 0.0
+    assert metrics.f1([], []) == 0.0
+
+
+def test_prm_score_by_hand():
+    is_good, predicted = [1, 1, 1, 0, 0], [1, 1, 0, 0, 1]
+    assert metrics.prm_score(is_good, predicted) == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert metrics.prm_score([1, 1, 1, 0], [1, 1, 1, 1]) == pytest.approx((6 / 7 + 0) / 2)
+    assert metrics.prm_score([1, 1, 1], [1, 1, 0]) == pytest.approx(0.8)  # no bad step: F1 of the good ones
+
+
+# Calibration
+
+
+def test_brier_by_hand():
+    assert metrics.brier([0.8, 0.3], [1, 0.5]) == pytest.approx((0.04 + 0.04) / 2)
+    assert np.isnan(metrics.brier([], []))
+
+
+def test_reliability_and_ece_by_hand():
+    p, y = [0.0, 0.2, 0.5, 0.6, 1.0], [0, 1, 1, 0.5, 1]
+    mean_p, mean_y, count = metrics.reliability(p, y, bins=4)
+    np.testing.assert_array_equal(count, [2, 0, 2, 1])  # 0.5 opens the third bin, 1.0 closes the last
+    np.testing.assert_allclose(mean_p, [0.1, NAN, 0.55, 1.0])
+    np.testing.assert_allclose(mean_y, [0.5, NAN, 0.75, 1.0])
+    assert metrics.ece(p, y, bins=4) == pytest.approx((2 * 0.4 + 2 * 0.2 + 0) / 5)
+    assert np.isnan(metrics.ece([], []))
+
+
+def test_calibration_wants_probabilities():
+    with pytest.raises(ValueError, match="score 3.0 is not in"):
+        metrics.ece([0.5, 3.0], [0, 1])
+    with pytest.raises(ValueError, match="label -100.0 is not in"):
+        metrics.brier([0.5, 0.5], [1, -100])
+
+
+def test_calibrated_forecasts_and_the_constant_forecaster():
+    """Acceptance check E20."""
+    rng = np.random.default_rng(0)
+    p = rng.random(100_000)
+    y = rng.random(100_000) < p
+    assert metrics.ece(p, y) < 0.01
+    assert metrics.brier(p, y) == pytest.approx(1 / 6, abs=0.003)  # E[p (1 - p)] for uniform p
+    y = rng.random(100_000) < 0.3
+    assert metrics.ece(np.full(100_000, 0.5), y) == pytest.approx(abs(0.5 - y.mean()), abs=1e-12)
+    assert metrics.brier(np.full(100_000, 0.5), y) == 0.25
+
+
+# First errors
+
+
+@pytest.mark.parametrize(
+    "scores, threshold, expected",
+    [
+        ([0.9, 0.4, 0.2], 0.5, 1),
+        ([0.9, 0.5], 0.5, -1),
+        ([0.1, 0.9], 0.5, 0),
+        ([0.9, 0.6], 0.7, 1),
+        ([], 0.5, -1),
+    ],
+)
+def test_predict_first_error(scores, threshold, expected):
+    assert metrics.predict_first_error(scores, threshold) == expected
+
+
+@pytest.mark.parametrize(
+    "predicted, label, accuracy_error, accuracy_clean, f1",
+    [
+        ([0, 2, -1, -1, 1], [0, 1, 3, -1, -1], 1 / 3, 1 / 2, 0.4),
+        ([-1, -1, -1], [2, 0, -1], 0.0, 1.0, 0.0),  # everything is called clean
+        ([1, 1, 1], [0, 2, -1], 0.0, 0.0, 0.0),  # all wrong: 0/0
+        ([2, 0, 5], [2, 0, -1], 1.0, 0.0, 0.0),  # an accuracy of zero
+        ([2, 0, -1], [2, 0, -1], 1.0, 1.0, 1.0),
+        ([2, 1], [2, 0], 0.5, NAN, NAN),  # no clean solution in the split
+        ([-1, 1], [-1, -1], NAN, 0.5, NAN),
+        ([], [], NAN, NAN, NAN),
+    ],
+)
+def test_first_error_f1_of_processbench(predicted, label, accuracy_error, accuracy_clean, f1):
+    """Acceptance check E17."""
+    expected = {"accuracy_error": accuracy_error, "accuracy_clean": accuracy_clean, "f1": f1}
+    assert metrics.first_error_f1(predicted, label) == pytest.approx(expected, nan_ok=True)
+
+
+def test_first_error_accuracy():
+    assert metrics.first_error_accuracy([0, 2, -1, -1], [0, 1, -1, 3]) == 0.5
+    assert np.isnan(metrics.first_error_accuracy([], []))
+
+
+# Within problems
+
+
+def test_within_problem_auroc_by_hand():
+    # a: 1 of 1 pairs. b: one unsound solution at .5 against sound ones at .9, .5, .1. c: not mixed.
+    problem_ids = ["b", "a", "c", "b", "b", "b", "c", "a"]
+    score = [0.9, 0.2, 0.7, 0.5, 0.5, 0.1, 0.3, 0.1]
+    is_sound = [1, 1, 0, 0, 1, 1, 0, 0]
+    mean, pair_weighted, n_mixed = metrics.within_problem_auroc(score, is_sound, problem_ids)
+    assert (mean, pair_weighted, n_mixed) == (pytest.approx((1 + 0.5) / 2), pytest.approx((1 + 1.5) / 4), 2)
+
+
+def test_within_problem_auroc_without_a_mixed_problem():
+    mean, pair_weighted, n_mixed = metrics.within_problem_auroc([0.1, 0.2], [1, 0], ["a", "b"])
+    assert np.isnan(mean) and np.isnan(pair_weighted) and n_mixed == 0
+    assert metrics.within_problem_auroc([], [], [])[2] == 0
+
+
+def test_pair_weighted_within_problem_auroc_is_best_of_two():
+    """AUROC = 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), both sides over every pair of candidates."""
+    rng = np.random.default_rng(0)
+    n_problems, n_candidates = 40, 7
+    is_sound = rng.random((n_problems, n_candidates)) < rng.random((n_problems, 1))
+    score = rng.integers(5, size=(n_problems, n_candidates)) + is_sound  # integers: ties happen
+    best_of_2, pass_2 = [], []
+    for s, sound in zip(score, is_sound):
+        for i in range(n_candidates):
+            for j in range(i):
+                best = max(s[i], s[j])
+                best_of_2.append(np.mean([sound[k] for k in (i, j) if s[k] == best]))  # ties at random
+                pass_2.append(sound[i] or sound[j])
+    pass_1 = is_sound.mean()
+    expected = 0.5 + (np.mean(best_of_2) - pass_1) / (2 * (np.mean(pass_2) - pass_1))
+    ids = np.repeat(np.arange(n_problems), n_candidates)
+    _, pair_weighted, _ = metrics.within_problem_auroc(score.ravel(), is_sound.ravel(), ids)
+    assert pair_weighted == pytest.approx(expected, abs=1e-12)
+
+
+# Step metrics
+
+
+def test_labelled_steps_masks_none_and_stops_at_the_first_error():
+    assert metrics.labelled_steps([1, None, 0.2, 0, 1]) == ([0, 2], 2)
+    assert metrics.labelled_steps([True, 0.5, None]) == ([0, 1], -1)
+    assert metrics.labelled_steps([None, None]) == ([], -1)
+    assert metrics.labelled_steps(None) == ([], -1)
+    for label in (-100, NAN, 2):
+        with pytest.raises(ValueError, match="step 1 is not in"):
+            metrics.labelled_steps([1, label])
+
+
+SCORES = [
+    [0.9, 0.4, 0.3],  # first error found; the last step is after it
+    [0.8, 0.95],  # first error missed, in the tail
+    [0.7, 0.6, 0.2],  # sound as far as labelled; the alarm is at an unlabelled step
+    [0.99],  # sound
+    [0.1, 0.1],  # no labels
+]
+LABELS = [[1, 0, 1], [1, 0.25], [1, 0.75, None], [1], [None, None]]
+PROBLEMS = ["a", "a", "a", "b", "b"]
+
+
+def test_step_metrics_by_hand():
+    result = metrics.step_metrics(SCORES, LABELS, PROBLEMS)
+    # Population: good .9 .8 .7 .6 .99, bad .4 .95.
+    expected = {
+        "step_auroc": 6 / 10,
+        "step_accuracy": 6 / 7,
+        "bad_step_f1": 2 / 3,
+        "average_precision_bad": 0.5 * 1 + 0.5 * 2 / 6,
+        "base_rate_bad": 2 / 7,
+        "tail_miss_rate": 0.5,
+        "brier": (0.1**2 + 0.4**2 + 0.2**2 + 0.7**2 + 0.3**2 + 0.15**2 + 0.01**2) / 7,
+        # 15 bins: .9 (13), .4 (6), .8 (12), .95 and .99 (14), .7 (10), .6 (9)
+        "ece": (0.1 + 0.4 + 0.2 + abs(1.94 - 1.25) + 0.3 + 0.15) / 7,
+        "first_error_accuracy": 2 / 4,
+        "first_error_accuracy_error": 1 / 2,
+        "first_error_accuracy_clean": 1 / 2,
+        "first_error_f1": 0.5,
+        "within_problem_auroc": 0.0,  # problem a: lowest scores .3, .8 unsound, .2 sound
+        "within_problem_auroc_pair_weighted": 0.0,
+        "n_mixed_problems": 1,
+        "n_steps": 7,
+        "n_solutions": 4,
+        "n_unlabelled_solutions": 1,
+        "by_position": {
+            "1": {"n": 4, "base_rate_bad": 0.0, "auroc": NAN, "accuracy": 1.0},
+            "2": {"n": 3, "base_rate_bad": 2 / 3, "auroc": 0.5, "accuracy": 2 / 3},
+        },
+    }
+    by_position, expected_by_position = result.pop("by_position"), expected.pop("by_position")
+    assert result == pytest.approx(expected)
+    assert list(by_position) == ["1", "2"]
+    for position, row in expected_by_position.items():
+        assert by_position[position] == pytest.approx(row, nan_ok=True)
+    json.dumps(result | {"by_position": by_position})  # plain Python numbers only
+
+
+def test_step_metrics_read_no_score_after_the_first_error_in_step_numbers():
+    changed = [list(score) for score in SCORES]
+    changed[0][2] = 0.99
+    before = metrics.step_metrics(SCORES, LABELS, PROBLEMS)
+    after = metrics.step_metrics(changed, LABELS, PROBLEMS)
+    for name in ("step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "tail_miss_rate", "n_steps"):
+        assert before[name] == after[name]
+    relabelled = [[1, 0, 0], *LABELS[1:]]  # how the steps after the first error are labelled is a convention
+    np.testing.assert_equal(metrics.step_metrics(SCORES, relabelled, PROBLEMS), before)
+
+
+def test_step_metrics_of_a_perfect_verifier_and_of_nothing():
+    labels = [[1, 1, 0], [1, 1], [0]]
+    perfect = metrics.step_metrics(labels, labels, ["a", "a", "a"])
+    for name in ("step_auroc", "step_accuracy", "bad_step_f1", "first_error_f1", "within_problem_auroc"):
+        assert perfect[name] == 1.0
+    assert perfect["brier"] == perfect["ece"] == perfect["tail_miss_rate"] == 0.0
+    nothing = metrics.step_metrics([[0.5]], [None], ["a"])
+    assert (nothing["n_steps"], nothing["n_unlabelled_solutions"]) == (0, 1)
+    assert np.isnan(nothing["step_auroc"]) and np.isnan(nothing["ece"]) and nothing["by_position"] == {}
+
+
+def test_step_metrics_at_one_half_and_the_lowest_step():
+    tie = metrics.step_metrics([[0.5, 0.4]], [[0.5, 0]], ["a"])  # label .5 is good, score .5 predicts good
+    assert (tie["step_accuracy"], tie["base_rate_bad"], tie["first_error_accuracy"]) == (1.0, 0.5, 1.0)
+    sagging, flat = [0.9, 0.1, 0.8], [0.6, 0.6, 0.6]  # ranked by the minimum: not the last, not the mean
+    assert metrics.step_metrics([sagging, flat], [[1, 0, 0], [1, 1, 1]], "aa")["within_problem_auroc"] == 1.0
+
+
+def test_step_metrics_threshold_moves_the_decisions_only():
+    low, high = (metrics.step_metrics(SCORES, LABELS, PROBLEMS, threshold=t) for t in (0.5, 0.96))
+    assert low["step_auroc"] == high["step_auroc"] and low["ece"] == high["ece"]
+    assert high["first_error_accuracy"] == 1 / 4  # only [.99] is left as predicted right
+
+
+def test_step_metrics_bad_input_raises():
+    with pytest.raises(ValueError, match="solution 0 has 2 step scores and 1 labels"):
+        metrics.step_metrics([[0.5, 0.5]], [[1]], ["a"])
+    with pytest.raises(ValueError, match="solution 1: expected step scores in"):
+        metrics.step_metrics([[0.5], [1.5]], [[1], [1]], ["a", "a"])
+    with pytest.raises(ValueError, match="solution 0: expected step scores in"):
+        metrics.step_metrics([[0.5, NAN]], [[1, None]], ["a"])
+    with pytest.raises(ValueError, match=r"lengths \(1, 1, 2\)"):
+        metrics.step_metrics([[0.5]], [[1]], ["a", "b"])
+
+
+# Intervals
+
+
+def test_bootstrap_of_a_mean_has_the_clustered_standard_error():
+    rng = np.random.default_rng(0)
+    n_problems, n_rows = 300, 4
+    value = np.repeat(rng.normal(size=n_problems), n_rows)  # rows of one problem say the same thing
+    ids = np.repeat([f"p{i}" for i in range(n_problems)], n_rows)
+    rows = rng.permutation(len(value))
+    value, ids = value[rows], ids[rows]
+    low, high = metrics.bootstrap_interval(lambda r: value[r].mean(), ids, n_resamples=2000)
+    standard_error = value.std() / np.sqrt(n_problems)
+    assert (high - low) / (2 * 1.96) == pytest.approx(standard_error, rel=0.1)
+    assert (high + low) / 2 == pytest.approx(value.mean(), abs=0.2 * standard_error)
+    narrow = metrics.bootstrap_interval(lambda r: value[r].mean(), ids, n_resamples=2000, level=0.5)
+    assert low < narrow[0] < narrow[1] < high
+
+
+def test_bootstrap_draws_whole_problems():
+    ids, drawn = ["b", "a", "b", "c", "b", "c"], []
+    metrics.bootstrap_interval(
+        lambda r: drawn.append(np.bincount(r, minlength=6)) or 0.0, ids, n_resamples=50
+    )
+    for count in drawn:
+        assert count[0] == count[2] == count[4] and count[3] == count[5]
+        assert count[0] + count[1] + count[3] == 3
+    assert len({tuple(count) for count in drawn}) > 5
+
+
+def test_bootstrap_is_seeded_and_states_when_it_knows_nothing():
+    value, ids = np.random.default_rng(0).normal(size=10), list("aabbccddee")
+    intervals = [metrics.bootstrap_interval(lambda r: value[r].mean(), ids, seed=s) for s in (0, 0, 1)]
+    assert intervals[0] == intervals[1] != intervals[2]
+    assert np.isnan(metrics.bootstrap_interval(lambda r: 1.0, ["a", "a"])).all()
+    assert np.isnan(metrics.bootstrap_interval(lambda r: NAN, ids, n_resamples=5)).all()
+    # A statistic undefined on some resamples keeps the others.
+    assert metrics.bootstrap_interval(lambda r: 3.0 if 0 in r else NAN, ids) == (3.0, 3.0)
+
+
+# Baselines that cannot read
+
+
+def test_frequency_score_by_hand():
+    score = frequency_score([0, 0, 1, 3], [1, 1, 0, 0], [0, 1, 2, 7])
+    s = SMOOTHING_STEPS
+    np.testing.assert_allclose(score, [(2 + s / 2) / (2 + s), (s / 2) / (1 + s), 0.5, 0.5])
+
+
+def random_steps(seed, n=2000):
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(10, 30, size=rng.integers(1, 9)).tolist() for _ in range(n)]
+    return rng, rng.integers(0, 6, size=n), ids
+
+
+@pytest.mark.parametrize("leak", ["position", "length", "bag_of_tokens", "none"])
+def test_each_baseline_finds_its_own_leak_and_no_other(leak):
+    def steps(seed):
+        rng, position, ids = random_steps(seed)
+        is_good = rng.random(len(ids)) < 0.6
+        flip = rng.random(len(ids)) < 0.1
+        if leak == "position":
+            is_good = (position % 2 == 0) ^ flip
+        elif leak == "length":
+            is_good = np.array([len(x) in (1, 4, 5, 8) for x in ids]) ^ flip  # not linear in the length
+        elif leak == "bag_of_tokens":
+            is_good = np.array([17 in x for x in ids]) ^ flip
+        return Steps(position, ids, is_good)
+
+    result = baseline_aurocs(steps(0), steps(1))
+    assert list(result) == ["position", "length", "bag_of_tokens"]
+    if leak != "none":
+        assert result.pop(leak) > 0.8
+    if leak == "bag_of_tokens":
+        result.pop("length")  # a longer step holds token 17 more often
+    for value in result.values():
+        assert value == pytest.approx(0.5, abs=0.05)
+
+
+def test_bag_of_tokens_features_by_hand():
+    train = Steps([0, 1, 2], [[7, 7, 5], [], [5, 9]], [1, 0, 1])
+    start, column, value = _features(train, np.array([5, 7]))  # 9 occurs once: no feature
+    np.testing.assert_array_equal(start, [0, 3, 4])
+    np.testing.assert_array_equal(column, [0, 1, 2, 0, 0, 1])
+    np.testing.assert_allclose(value, [1, np.log(2), np.log(3), 1, 1, np.log(2)])
+
+
+def test_fit_logistic_reaches_the_optimum_also_on_separable_data():
+    _, position, ids = random_steps(0, n=300)
+    for y in (position >= 3, np.array([17 in x for x in ids]), np.ones(300, bool)):
+        vocabulary = np.arange(10, 30)
+        weight = fit_logistic(*_features(Steps(position, ids, y), vocabulary), y.astype(float), 21)
+        x = np.array([[1, *np.log1p([row.count(v) for v in vocabulary])] for row in ids])
+        p = 1 / (1 + np.exp(-x @ weight))
+        np.testing.assert_allclose(x.T @ (p - y) + L2 * weight, 0, atol=1e-3)
+
+
+def test_baselines_score_each_step_alone():
+    rng, position, ids = random_steps(0, n=400)
+    ids[0] = [*ids[0], 40]  # once in training: no feature
+    train, test_ids = Steps(position, ids, rng.random(400) < 0.5), [[10, 11], [], [29, 29, 12], [99, 40]]
+    together = bag_of_tokens_score(train, Steps([0, 1, 2, 3], test_ids, [1, 0, 1, 0]))
+    alone = [bag_of_tokens_score(train, Steps([0], [x], [1]))[0] for x in test_ids]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
+    assert together[1] == together[3]  # nothing known in either: the constant alone
+
+
+def test_baselines_bad_input_and_missing_class():
+    with pytest.raises(ValueError, match=r"lengths \(1, 2, 1\)"):
+        Steps([0], [[1], [2]], [1])
+    empty = Steps([], [], [])
+    with pytest.raises(ValueError, match="at least one training step"):
+        baseline_aurocs(empty, empty)
+    one_class = Steps([0, 1], [[1, 2], [2, 3]], [1, 1])
+    assert all(np.isnan(x) for x in baseline_aurocs(one_class, one_class).values())
+    assert all(np.isnan(x) for x in baseline_aurocs(one_class, empty).values())
