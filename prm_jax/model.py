@@ -1,0 +1,180 @@
+"""A decoder-only transformer (Qwen2 family) and the heads that turn its hidden states at step marks into P(step good).
+
+Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size, V vocabulary,
+T step marks, C head outputs. Parameters of the blocks carry a leading layer axis.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from prm_jax import InputError
+from prm_jax.attention import attend
+
+HEADS = {"none": 0, "scalar": 1, "binary": 2, "ternary": 3}  # head -> C, its number of logits
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Everything that fixes the shape of the parameters and how they are used; `hf.py` makes it from a config.json."""
+
+    vocab: int  # V
+    dim: int  # D
+    layers: int
+    heads: int  # H
+    kv_heads: int  # G; H / G queries share one key/value head
+    head_dim: int  # K
+    ffn: int  # F
+    rope_theta: float
+    norm_eps: float
+    qkv_bias: bool  # Qwen2 has biases on q, k, v only
+    tied: bool  # the vocabulary logits reuse the embedding
+    lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
+    head: str = "none"  # step head: none, scalar, binary, ternary
+    head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
+    dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
+    remat: bool = False  # recompute each block in the backward pass: less memory, about a third more time
+
+    def __post_init__(self):
+        assert self.head in HEADS, f"head: got {self.head!r}, expected one of {', '.join(HEADS)}"
+        assert self.heads % self.kv_heads == 0, (
+            f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
+        )
+        assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
+
+
+def choose_dtype(name: str) -> str:
+    """The compute dtype of a config: `auto` is float32 on CPU, where bfloat16 is no faster, and bfloat16 elsewhere."""
+    if name == "auto":
+        return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+    if name not in ("float32", "bfloat16"):
+        raise InputError(f"dtype: got {name!r}, expected auto, float32 or bfloat16")
+    return name
+
+
+def normal(rngs, shape, scale):
+    return nnx.Param(rngs.params.normal(shape) * scale)
+
+
+def linear(x_BLD, w_DF, b_F=None):
+    """x @ w (+ b) over the last axis, computed in the dtype of x.
+
+    Flattened to two axes because XLA's CPU backend takes twice as long for the weight gradient of a 3-D product.
+    """
+    y_nF = x_BLD.reshape(-1, x_BLD.shape[-1]) @ w_DF[...].astype(x_BLD.dtype)
+    if b_F is not None:
+        y_nF += b_F[...].astype(x_BLD.dtype)
+    return y_nF.reshape(*x_BLD.shape[:-1], -1)
+
+
+def rms_norm(x_BLD, gain_D, eps):
+    """Root-mean-square norm in float32, returned in the dtype of x."""
+    x32_BLD = x_BLD.astype(jnp.float32)
+    scale_BL1 = jax.lax.rsqrt(jnp.mean(x32_BLD * x32_BLD, -1, keepdims=True) + eps)
+    return (x32_BLD * scale_BL1 * gain_D[...]).astype(x_BLD.dtype)
+
+
+def rotate(x_BLHK, cos_BL1k, sin_BL1k):
+    """Rotary position embedding; feature j pairs with feature j + K/2, as in the Hugging Face checkpoints."""
+    a_BLHk, b_BLHk = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
+    y_BLHK = jnp.concatenate(
+        [a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k], -1
+    )
+    return y_BLHK.astype(x_BLHK.dtype)
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and SwiGLU."""
+
+    def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
+        D, F, H, G, K = cfg.dim, cfg.ffn, cfg.heads, cfg.kv_heads, cfg.head_dim
+        self.cfg = cfg
+        self.norm_attn = nnx.Param(jnp.ones(D))
+        self.w_q = normal(rngs, (D, H * K), D**-0.5)
+        self.w_k = normal(rngs, (D, G * K), D**-0.5)
+        self.w_v = normal(rngs, (D, G * K), D**-0.5)
+        self.b_q = nnx.Param(jnp.zeros(H * K)) if cfg.qkv_bias else None
+        self.b_k = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
+        self.b_v = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
+        self.w_o = normal(rngs, (H * K, D), (H * K) ** -0.5)
+        self.norm_ffn = nnx.Param(jnp.ones(D))
+        self.w_gate = normal(rngs, (D, F), D**-0.5)
+        self.w_up = normal(rngs, (D, F), D**-0.5)
+        self.w_down = normal(rngs, (F, D), F**-0.5)
+
+    def __call__(self, x_BLD, cos_BL1k, sin_BL1k, until_BL):
+        cfg = self.cfg
+        B, L, _ = x_BLD.shape
+        h_BLD = rms_norm(x_BLD, self.norm_attn, cfg.norm_eps)
+        q_BLHK = linear(h_BLD, self.w_q, self.b_q).reshape(B, L, cfg.heads, cfg.head_dim)
+        k_BLGK = linear(h_BLD, self.w_k, self.b_k).reshape(B, L, cfg.kv_heads, cfg.head_dim)
+        v_BLGK = linear(h_BLD, self.w_v, self.b_v).reshape(B, L, cfg.kv_heads, cfg.head_dim)
+        q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
+        o_BLHK = attend(q_BLHK, k_BLGK, v_BLGK, until_BL)
+        x_BLD += linear(o_BLHK.reshape(B, L, -1), self.w_o)
+
+        h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
+        x_BLD += linear(jax.nn.silu(linear(h_BLD, self.w_gate)) * linear(h_BLD, self.w_up), self.w_down)
+        return x_BLD
+
+
+class PRM(nnx.Module):
+    """Transformer with a step head (`head`), a vocabulary projection (`unembed` or tied), or both."""
+
+    def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
+        self.cfg = cfg
+        self.embed = normal(rngs, (cfg.vocab, cfg.dim), 0.02)
+        self.blocks = jax.vmap(lambda r: Block(cfg, rngs=r))(rngs.split(cfg.layers))
+        self.norm_out = nnx.Param(jnp.ones(cfg.dim))
+        self.unembed = (
+            normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
+        )
+        C = HEADS[cfg.head]
+        self.w_head = normal(rngs, (cfg.dim, C), 0.02) if C else None
+        self.b_head = nnx.Param(jnp.zeros(C)) if C else None
+
+    def __call__(self, ids_BL, pos_BL, until_BL):
+        """Hidden states after the final norm, x_BLD. `until_BL`: last position that sees each token (attention.py)."""
+        cfg = self.cfg
+        K = cfg.head_dim
+        angle_BL1k = pos_BL[:, :, None, None] * cfg.rope_theta ** (-jnp.arange(0, K, 2) / K)
+        cos_BL1k, sin_BL1k = jnp.cos(angle_BL1k), jnp.sin(angle_BL1k)
+
+        def layer(x_BLD, block):
+            return block(x_BLD, cos_BL1k, sin_BL1k, until_BL), None
+
+        if cfg.remat:
+            layer = jax.checkpoint(layer)
+        x_BLD, _ = jax.lax.scan(layer, self.embed[...][ids_BL].astype(cfg.dtype), self.blocks)
+        return rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
+
+    def step_logits(self, x_BLD, mark_BT, k_dropout=None):
+        """Logits of the step head at the marked positions only, float32 logit_BTC."""
+        x_BTD = jnp.take_along_axis(x_BLD, mark_BT[:, :, None], axis=1).astype(jnp.float32)
+        if k_dropout is not None and self.cfg.head_dropout > 0:
+            keep = 1 - self.cfg.head_dropout
+            x_BTD = jnp.where(jax.random.bernoulli(k_dropout, keep, x_BTD.shape), x_BTD / keep, 0)
+        return linear(x_BTD, self.w_head, self.b_head)
+
+    def vocab_logits(self, x_BLD):
+        """Next-token logits, float32 logit_BLV."""
+        w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
+        return linear(x_BLD, w_DV.astype(x_BLD.dtype)).astype(jnp.float32)
+
+
+def good_logit(logit_BTC, head: str):
+    """The step head's C logits as one: the log-odds that the step is good, logit_BT.
+
+    scalar: the logit itself. binary: class 1 is good (TRL, Qwen). ternary: classes are the ratings -1, 0, +1 and
+    P(good) = P(0) + P(+1), neutral counted as good (Lightman et al. 2023, appendix F).
+    """
+    match head:
+        case "scalar":
+            return logit_BTC[..., 0]
+        case "binary":
+            return logit_BTC[..., 1] - logit_BTC[..., 0]
+        case "ternary":
+            return jnp.logaddexp(logit_BTC[..., 1], logit_BTC[..., 2]) - logit_BTC[..., 0]
+    raise ValueError(f"head {head!r} gives no step score")

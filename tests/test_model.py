@@ -1,0 +1,133 @@
+"""The transformer: parity with PyTorch, causality, packing, remat, heads."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import TINY
+from flax import nnx
+
+from prm_jax.attention import attend, visible
+from prm_jax.model import PRM, good_logit
+
+
+def causal(rng, B, L, vocab=64):
+    ids_BL = jnp.asarray(rng.integers(1, vocab, (B, L)))
+    return ids_BL, jnp.tile(jnp.arange(L), (B, 1)), jnp.full((B, L), L - 1)
+
+
+def test_visible_is_causal_within_each_solution():
+    until_BL = jnp.array([[1, 1, 3, 3, 5]])  # two solutions of two tokens, one token of padding
+    expected_LM = [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]
+    np.testing.assert_array_equal(visible(until_BL)[0], np.array(expected_LM, bool))
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (3, 1)])
+def test_attention_equals_naive_einsum_with_gradients(rng, heads, kv_heads):
+    B, L, K = 2, 12, 8
+    q_BLHK = jnp.asarray(rng.standard_normal((B, L, heads, K)), jnp.float32)
+    k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, B, L, kv_heads, K)), jnp.float32)
+    until_BL = jnp.asarray(np.where(np.arange(L) < 5, 4, np.where(np.arange(L) < 9, 8, L)))[None].repeat(B, 0)
+    weight_BLHK = jnp.asarray(rng.standard_normal((B, L, heads, K)), jnp.float32)
+
+    def naive(q_BLHK, k_BLGK, v_BLGK):
+        k_BLHK, v_BLHK = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k_BLGK, v_BLGK))
+        score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK) / math.sqrt(K)
+        score_BHLM = jnp.where(visible(until_BL)[:, None], score_BHLM, -jnp.inf)
+        return jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(score_BHLM, -1), v_BLHK)
+
+    ours = lambda *qkv: attend(*qkv, until_BL)
+    np.testing.assert_allclose(ours(q_BLHK, k_BLGK, v_BLGK), naive(q_BLHK, k_BLGK, v_BLGK), atol=1e-5)
+    loss = lambda f: jax.grad(lambda *qkv: (f(*qkv) * weight_BLHK).sum(), argnums=(0, 1, 2))
+    for mine, theirs in zip(
+        loss(ours)(q_BLHK, k_BLGK, v_BLGK), loss(naive)(q_BLHK, k_BLGK, v_BLGK), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_causality_by_gradient(tiny_model, rng):
+    """The hidden state of token 6 must not depend on any later token, exactly."""
+    ids_BL, pos_BL, until_BL = causal(rng, 1, 10)
+
+    def hidden_6(embed_LD):
+        model = jax.tree.map(lambda x: x, tiny_model)
+        model.embed = nnx.Param(embed_LD)
+        return model(jnp.arange(10)[None], pos_BL, until_BL)[0, 6].sum()
+
+    grad_LD = jax.grad(hidden_6)(tiny_model.embed[...][ids_BL[0]])
+    assert (grad_LD[7:] == 0).all()
+    assert (jnp.abs(grad_LD[:7]).sum(-1) > 0).all()
+
+
+def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
+    a, b = rng.integers(1, 64, 7), rng.integers(1, 64, 5)
+    ids_BL = np.zeros((1, 16), int)
+    ids_BL[0, :7], ids_BL[0, 7:12] = a, b
+    pos_BL = np.array([[*range(7), *range(5), 0, 0, 0, 0]])
+    until_BL = np.array([[6] * 7 + [11] * 5 + [16] * 4])
+    packed = tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0]
+    for row, part in ((a, packed[:7]), (b, packed[7:12])):
+        alone = tiny_model(
+            jnp.asarray(row)[None], jnp.arange(len(row))[None], jnp.full((1, len(row)), len(row) - 1)
+        )
+        np.testing.assert_allclose(part, alone[0], atol=1e-5)
+    ids_BL[0, 12:] = 9
+    np.testing.assert_array_equal(
+        tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0, :12], packed[:12]
+    )
+
+
+def test_remat_and_jit_change_nothing(rng):
+    batch = causal(rng, 2, 8)
+    loss = lambda model: (model(*batch) ** 2).sum()
+    plain = PRM(TINY, rngs=nnx.Rngs(0))
+    remat = PRM(dataclasses.replace(TINY, remat=True), rngs=nnx.Rngs(0))
+    for mine, theirs in zip(*(jax.tree.leaves(jax.grad(loss)(m)) for m in (plain, remat)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(lambda m: m(*batch))(plain), plain(*batch), atol=1e-5)
+
+
+def test_each_layer_starts_differently(tiny_model):
+    w_q = tiny_model.blocks.w_q[...]
+    assert w_q.shape[0] == TINY.layers and not np.allclose(w_q[0], w_q[1])
+    np.testing.assert_allclose(w_q.std(), TINY.dim**-0.5, rtol=0.1)
+
+
+def test_good_logit_of_each_head():
+    np.testing.assert_allclose(good_logit(jnp.array([[[1.5]]]), "scalar"), [[1.5]])
+    two = jnp.array([[[0.3, 2.0]]])
+    np.testing.assert_allclose(
+        jax.nn.sigmoid(good_logit(two, "binary")), jax.nn.softmax(two)[..., 1], rtol=1e-6
+    )
+    three = jnp.array([[[0.3, 2.0, -1.0]]])
+    p = jax.nn.softmax(three)[0, 0]
+    np.testing.assert_allclose(jax.nn.sigmoid(good_logit(three, "ternary"))[0, 0], p[1] + p[2], rtol=1e-6)
+
+
+def test_step_head_reads_marks_only_and_dropout_needs_a_key(rng):
+    model = PRM(dataclasses.replace(TINY, head_dropout=0.5), rngs=nnx.Rngs(0))
+    x_BLD = jnp.asarray(rng.standard_normal((1, 6, 32)), jnp.float32)
+    mark_BT = jnp.array([[1, 4]])
+    grad_BLD = jax.grad(lambda x: model.step_logits(x, mark_BT).sum())(x_BLD)
+    assert {int(i) for i in np.flatnonzero(np.abs(grad_BLD[0]).sum(-1))} == {1, 4}
+    plain = model.step_logits(x_BLD, mark_BT)
+    np.testing.assert_array_equal(plain, model.step_logits(x_BLD, mark_BT))
+    assert not np.allclose(plain, model.step_logits(x_BLD, mark_BT, jax.random.key(0)))
+
+
+def test_bfloat16_stays_close_and_returns_float32_logits(tiny_model, rng):
+    batch = causal(rng, 2, 8)
+    low = PRM(dataclasses.replace(TINY, dtype="bfloat16"), rngs=nnx.Rngs(0))
+    mark_BT = jnp.array([[3, 7]] * 2)
+    a, b = (m.step_logits(m(*batch), mark_BT) for m in (tiny_model, low))
+    assert b.dtype == jnp.float32
+    np.testing.assert_allclose(a, b, atol=0.02)
