@@ -1,0 +1,175 @@
+"""Packing: nothing lost, nothing doubled, the same stream from any position; too long rows reported."""
+
+import math
+
+import grain
+import numpy as np
+import pytest
+
+from prm_jax import InputError
+from prm_jax.batches import (
+    Example,
+    PackedRows,
+    cut,
+    eval_batches,
+    make_examples,
+    pack_row,
+    plan_packs,
+    row_marks,
+    targets,
+    train_batches,
+)
+from prm_jax.formats import Format, train_tokenizer
+from prm_jax.solutions import Solution
+
+nan = math.nan
+PLAIN = Format("plain", "\n")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["7 + 5 = 2"], 280)
+
+
+def random_examples(rng, n):
+    rows = []
+    for _ in range(n):
+        marks = np.sort(rng.choice(np.arange(3, 20), rng.integers(1, 6), replace=False)).astype(np.int32)
+        label_T = rng.random(len(marks)).astype(np.float32)
+        ids = rng.integers(1, 1000, marks[-1] + 1).astype(np.int32)
+        rows.append(Example(ids, marks, label_T, np.full(len(marks), nan, np.float32), 2))
+    return rows
+
+
+def test_pack_row_by_hand():
+    a = Example(np.array([5, 6, 7]), np.array([1, 2]), np.array([1.0, nan]), np.array([1.0, nan]), 1)
+    b = Example(np.array([8, 9]), np.array([1]), np.array([0.25]), np.array([nan]), 1)
+    row = pack_row([a, b], 7, 4, "uniform")
+    assert row["ids"].tolist() == [5, 6, 7, 8, 9, 0, 0]
+    assert row["pos"].tolist() == [0, 1, 2, 0, 1, 0, 0]
+    assert row["until"].tolist() == [2, 2, 2, 4, 4, 7, 7]
+    assert row["next"].tolist() == [1, 1, 0, 1, 0, 0, 0]
+    assert row["mark"].tolist() == [1, 2, 4, 0]
+    assert row["weight"].tolist() == [1, 0, 1, 0]
+    np.testing.assert_array_equal(row["label"], np.array([1, nan, 0.25, nan], np.float32))
+    np.testing.assert_array_equal(row["rating"], np.array([1, nan, nan, nan], np.float32))
+
+
+def test_next_token_targets_start_after_the_problem():
+    row = pack_row(
+        [Example(np.arange(6), np.array([5]), np.array([1.0]), np.array([nan]), 3)], 8, 1, "uniform"
+    )
+    # positions 2..4 predict tokens 3..5, the solution; nothing predicts the problem or past the end
+    assert row["next"].tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+
+
+def test_plan_packs_first_fit_by_hand():
+    tokens, marks = np.array([6, 5, 4, 3, 2]), np.array([1, 1, 1, 1, 1])
+    assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 9) == [[0, 2], [1, 3, 4]]
+    assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 2) == [
+        [0, 2],
+        [1, 3],
+        [4],
+    ]  # mark slots bound it too
+    assert plan_packs(tokens, marks, [0, 1, 4, 3], 10, 9, open_packs=1) == [[0], [1, 4, 3]]
+
+
+def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
+    examples = random_examples(rng, 200)
+    source = PackedRows(examples, 10_000, 64, row_marks(examples, 64), "uniform", seed=3)
+    source[0]
+    first = source.ends[0]
+    source[first]
+    orders = [
+        [i for pack in source.packs[a:b] for i in pack] for a, b in ((0, first), (first, source.ends[1]))
+    ]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(200)) and orders[0] != orders[1]
+    fill = sum(len(examples[i].ids_L) for i in orders[0]) / (64 * first)
+    assert fill > 0.93
+    assert source.epoch(0) == 0 and source.epoch(first) == 1 and 1 < source.epoch(first + 1) < 1.1
+
+
+def test_stream_resumes_at_the_row(rng):
+    examples = random_examples(rng, 50)
+    make = lambda: train_batches(PackedRows(examples, 400, 32, 16, "later", 7), 4)
+    whole = list(make())
+    assert len(whole) == 100
+    for stop in (1, 17, 60):  # the last lies several epochs in
+        rows = make()
+        for _ in range(stop):
+            next(rows)
+        state = rows.get_state()
+        again = make()
+        again.set_state(state)
+        for expected in whole[stop:]:
+            got = next(again)
+            assert all(
+                np.array_equal(expected[k], got[k], equal_nan=True)
+                for k in ("ids", "mark", "label", "weight")
+            )
+
+
+def test_grain_agrees_that_it_resumes(rng):
+    source = PackedRows(random_examples(rng, 20), 24, 32, 16, "uniform", 7)
+    grain.experimental.assert_equal_output_after_checkpoint(
+        grain.MapDataset.source(source).map(lambda row: row["ids"]).to_iter_dataset().batch(4)
+    )
+
+
+def test_eval_batches_cover_everything_once(rng):
+    examples = random_examples(rng, 77)
+    seen = []
+    for batch, packs in eval_batches(examples, 32, row_marks(examples, 32), 8):
+        assert batch["ids"].shape == (8, 32)
+        for row, pack in enumerate(packs):
+            labels = np.concatenate([examples[i].label_T for i in pack]) if pack else []
+            np.testing.assert_array_equal(batch["label"][row, : len(labels)], labels)
+            seen += pack
+    assert sorted(seen) == list(range(77))
+
+
+def test_targets_of_each_objective():
+    s = Solution("p", ("a", "b", "c"), labels=(1.0, 0.5, None), outcome=0.0)
+    np.testing.assert_array_equal(targets(s, "prm"), np.array([1, 0.5, nan], np.float32))
+    np.testing.assert_array_equal(targets(s, "orm"), np.array([nan, nan, 0], np.float32))
+    np.testing.assert_array_equal(targets(s, "lm"), np.full(3, nan, np.float32))
+
+
+def test_too_long_rows(tokenizer):
+    rows = [
+        Solution("1", ("2", "3", "4"), labels=(1.0, 1.0, 0.0), id="a.jsonl:1"),  # 7 tokens
+        Solution("123456789", ("2",), labels=(1.0,), id="a.jsonl:2"),  # 11 tokens, the first step ends past 6
+    ]
+    make = lambda too_long: make_examples(rows, PLAIN, tokenizer, "prm", 6, too_long)
+    with pytest.raises(InputError, match=r"a.jsonl:1: has 7 tokens, more than batch.tokens=6"):
+        make("error")
+    examples, counts = make("drop")
+    assert not examples and counts["too_long_dropped"] == 2
+    (example,), counts = make("cut")
+    assert (
+        example.mark_T.tolist() == [2, 4] and example.label_T.tolist() == [1, 1] and len(example.ids_L) == 5
+    )
+    assert counts == {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 0}
+    with pytest.raises(InputError, match="batch.too_long: got 'shorten'"):
+        make("shorten")
+
+
+def test_cut_exactly_at_the_limit():
+    e = Example(np.arange(8), np.array([3, 7]), np.ones(2), np.ones(2), 1)
+    assert (
+        len(cut(e, 8).mark_T) == 2
+        and len(cut(e, 7).mark_T) == 1
+        and len(cut(e, 4).ids_L) == 4
+        and cut(e, 3) is None
+    )
+
+
+def test_solutions_without_a_target_are_counted(tokenizer):
+    rows = [
+        Solution("1", ("2",)),
+        Solution("1", ("2",), labels=(None,)),
+        Solution("1", ("2",), labels=(1.0,)),
+    ]
+    examples, counts = make_examples(rows, PLAIN, tokenizer, "prm", 9, "error")
+    assert len(examples) == 1 and counts["without_target_dropped"] == 2
+    assert len(make_examples(rows, PLAIN, tokenizer, "lm", 9, "error")[0]) == 3

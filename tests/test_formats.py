@@ -1,0 +1,98 @@
+"""Marks: one a step, at the separator's last token, whatever the text. Uses the real Qwen2.5 tokenizer where it is."""
+
+import numpy as np
+import pytest
+from conftest import real_data
+
+from prm_jax import InputError, hf
+from prm_jax.formats import Encoded, Format, check_marks, encode, train_tokenizer
+
+PLAIN = Format("plain", "\n")
+AWKWARD = (
+    "It ends in a full stop.",
+    "two\nlines\n\nhere",
+    "",
+    "the separator \n inside",
+    "naïve 数学 → ∑ ки",
+    " ",
+)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return train_tokenizer(["7 + 5 = 2", "Modulo 10: start with 7, add 5."] * 20, 300)
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return hf.load_tokenizer(real_data("tokenizers/qwen2.5"))
+
+
+@pytest.mark.parametrize("name", ["small", "qwen"])
+@pytest.mark.parametrize("separator", ["\n", "\n\n", " \n\n\n\n\n"])
+def test_one_mark_a_step_at_the_separators_last_token(name, separator, request):
+    tokenizer = request.getfixturevalue(name)
+    (row,) = encode(Format("plain", separator), tokenizer, [("What is 1 + 1?", AWKWARD)])
+    ids = tokenizer.encode(separator, add_special_tokens=False)
+    assert len(row.mark_T) == len(AWKWARD)
+    assert (row.ids_L[row.mark_T] == ids[-1]).all()
+    begin = [row.start, *(row.mark_T[:-1] + 1)]
+    for step, a, b in zip(AWKWARD, begin, row.mark_T + 1, strict=True):
+        assert tokenizer.decode(row.ids_L[a:b], clean_up_tokenization_spaces=False) == step + separator
+    assert tokenizer.decode(row.ids_L[: row.start]) == "What is 1 + 1?"
+
+
+def test_qwen_literal_ids_are_those_of_trl(qwen):
+    """Prompt, then each step tokenised apart and `\\n` (198); jointly, `.\\n` is the one token 624 and no mark is left."""
+    (row,) = encode(PLAIN, qwen, [("1+1?", ("One.", "Two."))])
+    assert row.ids_L.tolist() == [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198]
+    assert row.mark_T.tolist() == [6, 9] and row.start == 4
+    assert 198 not in qwen.encode("1+1?One.\nTwo.\n")
+
+
+def test_beginning_and_end_tokens(small):
+    (row,) = encode(PLAIN, small, [("7", ("1",))], end=True)
+    assert row.ids_L[-1] == small.eos_token_id and row.mark_T.tolist() == [len(row.ids_L) - 2]
+    small.bos_token = "<|endoftext|>"
+    try:
+        (row,) = encode(PLAIN, small, [("7", ("1",))])
+        assert row.ids_L[0] == small.bos_token_id and row.start == 2
+    finally:
+        small.bos_token = None
+
+
+def test_digits_are_tokens_of_their_own(small):
+    assert [small.decode(i) for i in small.encode("Modulo 10: 57")] == [
+        "Modulo",
+        " ",
+        "1",
+        "0",
+        ":",
+        " ",
+        "5",
+        "7",
+    ]
+
+
+def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_path):
+    """transformers loads every qwen2 folder's tokenizer as Qwen2Tokenizer, which brings its own way to split words."""
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    small.save_pretrained(tmp_path)
+    loaded = hf.load_tokenizer(tmp_path)
+    for text in (*AWKWARD, "Modulo 10: start with 7, add 5.", "a  b\n\n c's 123.\n"):
+        assert loaded.encode(text) == small.encode(text), text
+
+
+def test_wrong_marks_raise():
+    ids = np.arange(5)
+    for marks, steps in (([1, 3], 3), ([3, 1], 2), ([1, 5], 2)):
+        with pytest.raises(InputError, match=f"row 7: {len(marks)} step marks"):
+            check_marks(Encoded(ids, np.array(marks), 0), steps, "row 7")
+    check_marks(Encoded(ids, np.array([1, 4]), 0), 2, "row 7")
+
+
+def test_separator_without_tokens_raises(small):
+    with pytest.raises(InputError, match="format.separator"):
+        Format("plain", "")
+    with pytest.raises(InputError, match="format.name"):
+        Format("plian", "\n")
