@@ -1,0 +1,87 @@
+"""Which solutions a data config names, and how they are split so that no problem is on two sides."""
+
+import dataclasses
+
+from prm_jax import InputError, arithmetic, solutions
+from prm_jax.arithmetic import ArithmeticConfig
+from prm_jax.cli import parse
+from prm_jax.solutions import Solution
+
+
+@dataclasses.dataclass(frozen=True)
+class FileData:
+    """Labelled rows from files or the hub; conf/data/files.yaml says what each key means."""
+
+    name: str
+    label_kind: str
+    path: str | list | None
+    hub: str | None
+    hub_split: str
+    neutral: str
+    after_first_error: str
+    alternatives: str
+    duplicates: str
+    quality_control: str
+    folds: int
+    fold: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ArithmeticData:
+    """The embedded task; conf/data/arithmetic.yaml says what each key means."""
+
+    name: str
+    label_kind: str
+    after_first_error: str
+    solutions: int
+    test_solutions: int
+    train_split: str
+    task: ArithmeticConfig
+
+
+DataConfig = FileData | ArithmeticData
+
+
+def data_config(node) -> DataConfig:
+    """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
+    cfg = parse(node, ArithmeticData if node["name"] == "arithmetic" else FileData, "data")
+    if cfg.label_kind not in ("correctness", "value"):
+        raise InputError(f"data.label_kind: got {cfg.label_kind!r}, expected correctness or value")
+    if cfg.label_kind == "value" and cfg.after_first_error != "keep":
+        raise InputError(
+            "data.after_first_error: value labels know no first error; expected keep with label_kind=value"
+        )
+    return cfg
+
+
+def load_splits(cfg: DataConfig, seed: int) -> tuple[dict[str, list[Solution]], dict[str, int]]:
+    """{train, validation, test: solutions}, and counts of everything read, masked and dropped."""
+    if isinstance(cfg, ArithmeticData):
+        return load_arithmetic(cfg, seed)
+    if (cfg.path is None) == (cfg.hub is None):
+        raise InputError(
+            "data.path: expected a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
+        )
+    options = {
+        key: getattr(cfg, key) for key in ("neutral", "after_first_error", "alternatives", "duplicates")
+    }
+    options["quality_control"] = cfg.quality_control
+    rows, counts = solutions.load(cfg.path or cfg.hub, cfg.name, split=cfg.hub and cfg.hub_split, **options)
+    train, validation, test = solutions.split_by_problem(rows, cfg.folds, cfg.fold)
+    return {"train": train, "validation": validation, "test": test}, counts
+
+
+def load_arithmetic(cfg: ArithmeticData, seed: int):
+    """Training problems depend on the seed; validation and test are the same for every seed, so that runs compare."""
+    if cfg.train_split not in ("train", "base"):
+        raise InputError(f"data.train_split: got {cfg.train_split!r}, expected train or base")
+    sizes = {"train": cfg.solutions, "validation": cfg.test_solutions, "test": cfg.test_solutions}
+    splits = {}
+    for name, n in sizes.items():
+        source = cfg.train_split if name == "train" else name
+        rows = arithmetic.make_solutions(cfg.task, n, source, seed if name == "train" else 0, cfg.label_kind)
+        splits[name] = [solutions.relabel_after_error(row, cfg.after_first_error) for row in rows]
+    return splits, {
+        "solutions": cfg.solutions,
+        "lucky_share_of_right_answers": arithmetic.lucky_share(splits["test"]),
+    }
