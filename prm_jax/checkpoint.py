@@ -1,0 +1,103 @@
+"""Orbax checkpoints of a run: the newest complete state to resume from, and apart from it the best model."""
+
+from pathlib import Path
+
+import grain
+import jax
+import orbax.checkpoint as ocp
+from flax import nnx
+from omegaconf import DictConfig, OmegaConf
+
+from prm_jax import InputError, hf
+from prm_jax.model import PRM
+
+args = ocp.args
+
+
+class Checkpoints:
+    """`checkpoints/latest/STEP` holds model, optimiser, data position and notes; `checkpoints/best/STEP` the model alone.
+
+    Saves are asynchronous and a step's folder appears only when it is whole, so a killed run loses nothing but time.
+    """
+
+    def __init__(self, run: Path):
+        folder = run.resolve() / "checkpoints"
+        one = ocp.CheckpointManagerOptions(max_to_keep=1)
+        self.latest = ocp.CheckpointManager(folder / "latest", options=one)
+        self.best = ocp.CheckpointManager(folder / "best", options=one)
+
+    def save(self, step: int, model, opt, rows, notes: dict, is_best: bool):
+        state = nnx.state(model)
+        if is_best and self.best.latest_step() != step:
+            self.best.save(step, args=args.Composite(model=args.StandardSave(state)))
+        self.latest.save(
+            step,
+            args=args.Composite(
+                model=args.StandardSave(state),
+                opt=args.StandardSave(nnx.state(opt)),
+                data=grain.checkpoint.CheckpointSave(rows),
+                notes=args.JsonSave(notes),
+            ),
+        )
+
+    def restore(self, model, opt, rows) -> tuple[int, dict]:
+        """Fills `model`, `opt` and `rows` in place from the newest state; returns its step and notes."""
+        step = self.latest.latest_step()
+        if step is None:
+            raise InputError(f"resume: {self.latest.directory} holds no checkpoint")
+        out = self.latest.restore(
+            step,
+            args=args.Composite(
+                model=args.StandardRestore(like(model)),
+                opt=args.StandardRestore(like(opt)),
+                data=grain.checkpoint.CheckpointRestore(rows),
+                notes=args.JsonRestore(),
+            ),
+        )
+        nnx.update(model, out["model"])
+        nnx.update(opt, out["opt"])
+        return step, out["notes"]
+
+    def close(self):
+        """Waits for saves under way."""
+        self.best.close()
+        self.latest.close()
+
+
+def like(module):
+    """Restore target: the shapes, dtypes and placement of `module`."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), nnx.state(module)
+    )
+
+
+def run_config(folder: Path):
+    """The configuration that a run folder was made with."""
+    path = folder / ".hydra" / "config.yaml"
+    if not path.exists():
+        raise InputError(f"{path}: no such file, expected a run folder of train.py")
+    return OmegaConf.load(path)
+
+
+def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
+    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, on the first device."""
+    if which not in ("best", "latest"):
+        raise InputError(f"which: got {which!r}, expected best or latest")
+    run, described = run_config(folder), folder / "model"
+    is_lm = run.objective == "lm"
+    uses = {"head": "none" if is_lm else run.model.head, "lm_head": is_lm or run.loss.lm_weight > 0}
+    cfg = hf.model_config(hf.read_config(described), str(described / "config.json"), dtype=dtype, **uses)
+    model = jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), nnx.state(model))
+    saved = folder.resolve() / "checkpoints" / which
+    if not saved.is_dir():
+        raise InputError(f"{saved}: no such folder")
+    with ocp.CheckpointManager(saved) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise InputError(f"{saved}: holds no checkpoint")
+        nnx.update(
+            model, manager.restore(step, args=args.Composite(model=args.StandardRestore(target)))["model"]
+        )
+    return model, hf.load_tokenizer(described), run, step

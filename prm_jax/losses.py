@@ -1,0 +1,41 @@
+"""One number from a batch: per-step binary cross-entropy and the language-model loss.
+
+Dimension key: B rows, L tokens, T step marks, C head outputs, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from prm_jax.model import good_logit
+
+
+def bce(logit, label, pos_weight=1.0):
+    """Binary cross-entropy in nats from a logit, for a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 - p)).
+
+    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy that TRL's PRMTrainer minimises.
+    """
+    return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
+
+
+def step_loss(logit_BTC, label_BT, rating_BT, head: str, pos_weight=1.0):
+    """Loss at every step mark, loss_BT in nats; meaningless where the label is NaN (the caller's weight is 0 there).
+
+    The ternary head learns the human rating where there is one (Lightman et al. 2023: cross-entropy over positive,
+    neutral, negative) and the binary event good / bad where there is only a label.
+    """
+    label_BT = jnp.nan_to_num(label_BT)
+    loss_BT = bce(good_logit(logit_BTC, head), label_BT, pos_weight)
+    if head == "ternary":
+        rated_BT = ~jnp.isnan(rating_BT)
+        class_BT = jnp.where(rated_BT, rating_BT + 1, 0).astype(jnp.int32)
+        rating_loss_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BTC, class_BT)
+        loss_BT = jnp.where(rated_BT, rating_loss_BT, loss_BT)
+    return loss_BT
+
+
+def next_token_loss(logit_BLV, ids_BL, next_BL):
+    """Cross-entropy in nats of each following token, loss_BL, 0 where next_BL is False (problem, padding, row's end)."""
+    target_BL = jnp.roll(ids_BL, -1, axis=1)
+    loss_BL = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, target_BL)
+    return jnp.where(next_BL, loss_BL, 0.0)

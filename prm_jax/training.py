@@ -1,0 +1,142 @@
+"""The optimiser, the jitted train step and the jitted evaluation step.
+
+Dimension key: A accumulated micro-batches, B rows, L tokens, T step marks.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from prm_jax import InputError
+from prm_jax.losses import next_token_loss, step_loss
+from prm_jax.model import PRM, good_logit
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    objective: str  # prm, orm or lm
+    pos_weight: float  # weight of the good class in the step loss
+    lm_weight: float  # weight of the auxiliary next-token loss (Cobbe et al. 2021: joint objective)
+
+    def __post_init__(self):
+        if self.objective not in ("prm", "orm", "lm"):
+            raise InputError(f"objective: got {self.objective!r}, expected prm, orm or lm")
+        if self.pos_weight <= 0 or self.lm_weight < 0:
+            raise InputError(
+                f"loss: got pos_weight {self.pos_weight}, lm_weight {self.lm_weight}, expected > 0 and >= 0"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    lr: float  # peak learning rate of AdamW
+    warmup: float  # share of the steps with a linear warm-up
+    final_lr: float  # the cosine ends at this share of the peak
+    weight_decay: float
+    b1: float
+    b2: float
+    clip: float  # largest global gradient norm
+    freeze_backbone: bool  # train the step head alone
+
+
+def make_schedule(cfg: OptimizerConfig, steps: int):
+    warmup = max(1, round(cfg.warmup * steps))
+    return optax.warmup_cosine_decay_schedule(
+        0.0, cfg.lr, warmup, max(steps, warmup + 1), cfg.lr * cfg.final_lr
+    )
+
+
+def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
+    """AdamW with clipping, warm-up and cosine; weight decay on matrices only.
+
+    The mask goes by name because stacked norm gains and biases have two axes, so the usual `ndim > 1` would decay them.
+    """
+
+    def decayed(params):
+        is_matrix = lambda path, _: not any(s in jax.tree_util.keystr(path) for s in ("norm", "b_"))
+        return jax.tree.map_with_path(is_matrix, params)
+
+    adamw = optax.adamw(
+        make_schedule(cfg, steps), cfg.b1, cfg.b2, weight_decay=cfg.weight_decay, mask=decayed
+    )
+    return nnx.Optimizer(
+        model, optax.chain(optax.clip_by_global_norm(cfg.clip), adamw), wrt=trained(cfg.freeze_backbone)
+    )
+
+
+def trained(freeze_backbone: bool):
+    """The NNX filter of the parameters that train."""
+    is_head = lambda path, _: path[0] in ("w_head", "b_head")
+    return nnx.All(nnx.Param, is_head) if freeze_backbone else nnx.Param
+
+
+def totals(batch):
+    """Number of labelled steps and of next-token targets: losses are means over the whole global batch."""
+    return (batch["weight"] > 0).sum(), batch["next"].sum()
+
+
+def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
+    """Sums over one micro-batch: step loss, next-token loss, right steps; divide by `totals` of the global batch."""
+    x_BLD = model(batch["ids"], batch["pos"], batch["until"])
+    step_sum = lm_sum = right = jnp.zeros(())
+    if cfg.objective != "lm":
+        logit_BTC = model.step_logits(x_BLD, batch["mark"], k_dropout)
+        loss_BT = step_loss(logit_BTC, batch["label"], batch["rating"], model.cfg.head, cfg.pos_weight)
+        is_labelled_BT = batch["weight"] > 0
+        step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
+        agrees_BT = (good_logit(logit_BTC, model.cfg.head) > 0) == (batch["label"] >= 0.5)
+        right = (agrees_BT & is_labelled_BT).sum()
+    if cfg.objective == "lm" or cfg.lm_weight > 0:
+        logit_BLV = model.vocab_logits(x_BLD)
+        lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["next"]).sum()
+        if cfg.objective == "lm":
+            targets_BL = jnp.roll(batch["ids"], -1, axis=1)
+            right = ((logit_BLV.argmax(-1) == targets_BL) & batch["next"]).sum()
+    return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)}
+
+
+def combine(terms, batch, cfg: LossConfig):
+    """The loss and the numbers that are logged, from summed terms and the global batch."""
+    n_steps, n_next = (jnp.maximum(n, 1) for n in totals(batch))
+    step, lm = terms["step"] / n_steps, terms["lm"] / n_next
+    loss = lm if cfg.objective == "lm" else step + cfg.lm_weight * lm
+    accuracy = terms["right"] / (n_next if cfg.objective == "lm" else n_steps)
+    return loss, {"loss": loss, "step_loss": step, "lm_loss": lm, "accuracy": accuracy}
+
+
+@functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
+def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
+    """One update from a global batch of A micro-batches, arrays [A, B, ...]; returns (model, opt, metrics).
+
+    Modules are pytrees: under jax.jit an in-place update is lost unless it is returned.
+    """
+    A = batch["ids"].shape[0]
+
+    def micro_loss(model, micro, k_dropout):
+        terms = loss_terms(model, micro, cfg, k_dropout)
+        return combine(terms, batch, cfg)[0], terms  # each micro-batch's share of the global mean
+
+    def accumulate(total, xs):
+        micro, k_dropout = xs
+        (_, terms), grads = jax.value_and_grad(micro_loss, has_aux=True)(model, micro, k_dropout)
+        return jax.tree.map(jnp.add, total, (grads, terms)), None
+
+    keys = jax.random.split(jax.random.fold_in(key, opt.step[...]), A)
+    zeros = (jax.tree.map(jnp.zeros_like, model), dict.fromkeys(("step", "lm", "right"), jnp.zeros(())))
+    (grads, terms), _ = jax.lax.scan(accumulate, zeros, (batch, keys))
+    grads = nnx.state(grads, opt.wrt)
+    opt.update(model, grads)
+    _, metrics = combine(terms, batch, cfg)
+    metrics |= {"grad_norm": optax.tree.norm(grads), "n_steps": (batch["weight"] > 0).sum()}
+    return model, opt, metrics | {"n_tokens": (batch["until"] < batch["ids"].shape[-1]).sum()}
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def eval_step(model: PRM, batch, cfg: LossConfig):
+    """Sums of one batch [B, ...] without dropout, with the counts to divide them by."""
+    n_steps, n_next = totals(batch)
+    return loss_terms(model, batch, cfg) | {"n_steps": n_steps, "n_next": n_next}

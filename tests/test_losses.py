@@ -1,0 +1,159 @@
+"""Losses against plain PyTorch and hand-worked numbers."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import TINY
+from flax import nnx
+
+from prm_jax.batches import Example, pack_row, step_weights
+from prm_jax.losses import bce, next_token_loss, step_loss
+from prm_jax.model import PRM
+from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, train_step
+
+nan = math.nan
+
+
+def stack(rows):
+    return {k: jnp.asarray(np.stack([row[k] for row in rows])) for k in rows[0]}
+
+
+def example(rng, n_tokens, marks, labels, start=2):
+    ids = rng.integers(1, 64, n_tokens).astype(np.int32)
+    unrated = np.full(len(marks), nan, np.float32)
+    return Example(ids, np.array(marks, np.int32), np.array(labels, np.float32), unrated, start)
+
+
+def test_bce_by_hand():
+    # p = sigmoid(log 3) = 3/4
+    np.testing.assert_allclose(bce(math.log(3), 1.0), -math.log(0.75), rtol=1e-6)
+    np.testing.assert_allclose(bce(math.log(3), 0.0), -math.log(0.25), rtol=1e-6)
+    soft = -(0.7 * math.log(0.75) + 0.3 * math.log(0.25))
+    np.testing.assert_allclose(bce(math.log(3), 0.7), soft, rtol=1e-6)
+    np.testing.assert_allclose(bce(math.log(3), 1.0, pos_weight=2.0), -2 * math.log(0.75), rtol=1e-6)
+    assert bce(80.0, 1.0) < 1e-30 and np.isfinite(bce(-1000.0, 1.0)) and np.isfinite(bce(1000.0, 0.0))
+
+
+def test_bce_and_pos_weight_equal_pytorch(rng):
+    torch = pytest.importorskip("torch")
+    z, y = rng.standard_normal(50) * 4, rng.random(50)
+    theirs = torch.nn.functional.binary_cross_entropy_with_logits(
+        torch.tensor(z), torch.tensor(y), pos_weight=torch.tensor(2.5), reduction="none"
+    )
+    np.testing.assert_allclose(bce(jnp.asarray(z), jnp.asarray(y), 2.5), theirs, rtol=1e-5)
+
+
+def test_binary_head_equals_trl_loss(rng):
+    """TRL: 2-class cross-entropy, ignore_index -100 at unlabelled tokens, mean over the labelled ones."""
+    torch = pytest.importorskip("torch")
+    model = PRM(dataclasses.replace(TINY, head="binary"), rngs=nnx.Rngs(1))
+    rows = [
+        pack_row(
+            [example(rng, 9, [4, 6, 8], [1, 0, nan]), example(rng, 5, [3, 4], [1, 1])], 16, 8, "uniform"
+        ),
+        pack_row([example(rng, 12, [5, 11], [0, 1])], 16, 8, "uniform"),
+    ]
+    batch = stack(rows)
+    cfg = LossConfig("prm", 1.0, 0.0)
+    sums = eval_step(model, batch, cfg)
+    ours = float(sums["step"] / sums["n_steps"])
+    logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["until"]), batch["mark"])
+    labels = np.where(batch["weight"] > 0, np.nan_to_num(batch["label"]), -100).astype(int)
+    theirs = torch.nn.functional.cross_entropy(
+        torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2),
+        torch.tensor(labels).reshape(-1),
+        ignore_index=-100,
+    )
+    assert int(sums["n_steps"]) == 6
+    np.testing.assert_allclose(ours, float(theirs), atol=1e-5)
+
+
+def test_ternary_head_learns_ratings_and_falls_back_to_labels():
+    logit_BTC = jnp.array([[[0.2, -1.0, 1.5], [0.2, -1.0, 1.5], [0.2, -1.0, 1.5]]])
+    log_p = np.asarray(jax.nn.log_softmax(logit_BTC))[0, 0]
+    rating_BT = jnp.array([[0.0, -1.0, nan]])
+    loss_BT = step_loss(logit_BTC, jnp.array([[1.0, 0.0, 1.0]]), rating_BT, "ternary")
+    good = np.logaddexp(log_p[1], log_p[2])
+    np.testing.assert_allclose(loss_BT[0], [-log_p[1], -log_p[0], -good], rtol=1e-5)
+
+
+def test_next_token_loss_by_hand():
+    logit_BLV = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1 / 3, 1 / 3, 1 / 3]]]))
+    loss_BL = next_token_loss(logit_BLV, jnp.array([[0, 1, 2]]), jnp.array([[True, True, False]]))
+    np.testing.assert_allclose(loss_BL, [[-math.log(0.25), -math.log(0.7), 0]], rtol=1e-6)
+
+
+def test_step_weights_have_mean_one():
+    np.testing.assert_allclose(step_weights(3, "later"), [0.5, 1.0, 1.5])
+    np.testing.assert_allclose(step_weights(3, "uniform"), [1, 1, 1])
+
+
+def make_batch(rng, rows, A=1):
+    examples = [example(rng, 10, [4, 7, 9], [1, 0.25, 0]) for _ in range(rows)]
+    examples[0] = example(rng, 10, [4, 7, 9], [1, nan, nan])  # micro-batches with unequal numbers of labels
+    batch = stack([pack_row([e], 10, 3, "uniform") for e in examples])
+    return {k: v.reshape(A, rows // A, -1) for k, v in batch.items()}
+
+
+OPT = OptimizerConfig(1e-2, 0.1, 0.1, 0.1, 0.9, 0.95, 1.0, False)
+
+
+@pytest.mark.parametrize("objective, lm_weight", [("prm", 0.0), ("prm", 0.5), ("lm", 0.0)])
+def test_accumulation_equals_one_large_batch(objective, lm_weight):
+    """The mean is over the labelled steps of the whole batch, so 2 x 4 rows and 1 x 8 rows take the same step."""
+    cfg = LossConfig(objective, 1.0, lm_weight)
+    after = []
+    for A in (1, 2, 4):
+        model = PRM(TINY, rngs=nnx.Rngs(0))
+        opt = make_optimizer(model, OPT, 10)
+        batch = make_batch(np.random.default_rng(3), 8, A)
+        for _ in range(3):
+            model, opt, metrics = train_step(model, opt, batch, cfg, jax.random.key(0))
+        after.append((float(metrics["loss"]), jax.tree.leaves(nnx.state(model))))
+    for loss, leaves in after[1:]:
+        np.testing.assert_allclose(loss, after[0][0], rtol=1e-4)
+        for a, b in zip(leaves, after[0][1], strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng):
+    batch = make_batch(rng, 4)
+    for frozen in (False, True):
+        model = PRM(TINY, rngs=nnx.Rngs(0))
+        before = nnx.state(model).to_pure_dict()
+        before = jax.tree.map(np.asarray, before)
+        opt = make_optimizer(model, dataclasses.replace(OPT, freeze_backbone=frozen), 10)
+        for _ in range(2):  # the first step has learning rate 0
+            model, opt, metrics = train_step(
+                model, opt, batch, LossConfig("prm", 1.0, 0.0), jax.random.key(0)
+            )
+        assert np.isfinite(float(metrics["loss"]))
+        moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, nnx.state(model).to_pure_dict())
+        assert moved.pop("w_head") and moved.pop("b_head")
+        assert all(jax.tree.leaves(moved)) != frozen and any(jax.tree.leaves(moved)) != frozen
+
+
+def test_weight_decay_leaves_norms_and_biases_alone():
+    model = PRM(TINY, rngs=nnx.Rngs(0))
+    opt = make_optimizer(model, dataclasses.replace(OPT, weight_decay=0.5, warmup=0.01), 100)
+    zero = jax.tree.map(jnp.zeros_like, model)
+    before = jax.tree.map(np.asarray, nnx.state(model).to_pure_dict())
+    for _ in range(2):
+        opt.update(model, nnx.state(zero))
+    after = nnx.state(model).to_pure_dict()
+    np.testing.assert_array_equal(before["norm_out"], after["norm_out"])
+    np.testing.assert_array_equal(before["blocks"]["norm_attn"], after["blocks"]["norm_attn"])
+    np.testing.assert_array_equal(before["blocks"]["b_q"], after["blocks"]["b_q"])
+    assert (np.abs(after["blocks"]["w_q"]) < np.abs(before["blocks"]["w_q"])).all()
+
+
+def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):
+    opt = make_optimizer(tiny_model, OPT, 10)
+    batch, key, cfg = make_batch(rng, 4), jax.random.key(0), LossConfig("prm", 1.0, 0.0)
+    model, opt, _ = train_step(tiny_model, opt, batch, cfg, key)
+    with jax.transfer_guard("disallow"):
+        train_step(model, opt, batch, cfg, key)

@@ -1,0 +1,317 @@
+"""Train a process reward model (or an outcome model, or a language model) into a run folder.
+
+The run folder holds .hydra/ (its configuration), metrics.jsonl (one line a logged step), checkpoints/, model/ (config and
+tokenizer) and, once finished, summary.json.
+"""
+
+import dataclasses
+import json
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from prm_jax import InputError, cli, hf
+from prm_jax.batches import PackedRows, eval_batches, make_examples, row_marks, train_batches
+from prm_jax.checkpoint import Checkpoints
+from prm_jax.data import data_config, load_splits
+from prm_jax.formats import Format, train_tokenizer
+from prm_jax.model import PRM
+from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, make_schedule, train_step
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    rows: int
+    tokens: int
+    accumulate: int
+    too_long: str
+    step_weights: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    every: int
+    solutions: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """conf/train.yaml says what each key means; `data` has its own dataclasses in data.py."""
+
+    seed: int
+    objective: str
+    init: str
+    tokenizer: str | None
+    tokenizer_vocab: int
+    steps: int
+    resume: str | None
+    log_every: int
+    checkpoint_every: int
+    tensorboard: bool
+    model: hf.ModelChoice
+    format: Format
+    loss: LossConfig
+    optimizer: OptimizerConfig
+    batch: BatchConfig
+    eval: EvalConfig
+
+    def __post_init__(self):
+        counts = {
+            name: getattr(self, name)
+            for name in ("steps", "log_every", "checkpoint_every", "tokenizer_vocab")
+        }
+        counts |= {f"batch.{name}": getattr(self.batch, name) for name in ("rows", "tokens", "accumulate")}
+        counts |= {"eval.every": self.eval.every, "eval.solutions": self.eval.solutions}
+        for name, n in counts.items():
+            if n < 1:
+                raise InputError(f"{name}: got {n}, expected at least 1")
+
+
+@cli.command("train")
+def main(cfg):
+    """Train a process reward model into a run folder."""
+    run = cli.output_dir()
+    if cfg.resume is not None:
+        run, cfg = cli.resumed(cfg, harmless=("resume", "log_every", "checkpoint_every", "tensorboard"))
+    elif (run / "metrics.jsonl").exists():
+        raise InputError(f"hydra.run.dir: {run} already holds a run; resume={run} goes on with it")
+    data_cfg = data_config(cfg.data)
+    cfg = cli.parse(cfg, TrainConfig, elsewhere=("data",))
+    print(f"run folder  {run}")
+
+    splits, counts = load_splits(data_cfg, cfg.seed)
+    tokenizer = make_tokenizer(cfg, splits["train"])
+    examples = {}
+    for split, rows in {
+        "train": splits["train"],
+        "validation": splits["validation"][: cfg.eval.solutions],
+    }.items():
+        examples[split], dropped = make_examples(
+            rows, cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long
+        )
+        counts |= {f"{split}_{name}": n for name, n in dropped.items()}
+        if not examples[split]:
+            raise InputError(
+                f"data: the {split} split has no solution with a target for objective={cfg.objective}"
+            )
+    lost = {
+        name: n for name, n in counts.items() if n and name.split("_")[-1] in ("dropped", "cut", "masked")
+    }
+    print(
+        f"data        {len(examples['train'])} training solutions",
+        *(f"{n} {name}" for name, n in lost.items()),
+        sep=", ",
+    )
+
+    model = make_model(cfg, tokenizer)
+    opt = make_optimizer(model, cfg.optimizer, cfg.steps)
+    n_parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model)))
+    print(f"model       {n_parameters:,} parameters, {model.cfg.dtype} on {jax.devices()[0].platform}")
+    (run / "model").mkdir(exist_ok=True)
+    cli.write_json(run / "model" / "config.json", hf.hf_config(model.cfg, tokenizer))
+    tokenizer.save_pretrained(run / "model")
+
+    final = fit(cfg, run, model, opt, examples)
+    summary = {
+        "finished": True,
+        "objective": cfg.objective,
+        "label_kind": data_cfg.label_kind,
+        **final,
+        "seed": cfg.seed,
+        "parameters": n_parameters,
+        "counts": counts,
+        "versions": cli.versions(),
+    }
+    cli.write_json(run / "summary.json", summary)
+    print(
+        f"finished    eval loss {final['eval_loss']:.4f}, accuracy {final['eval_accuracy']:.4f} at step {final['best_step']}"
+    )
+    print(f"next        python evaluate.py checkpoint={run}")
+
+
+def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
+    """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
+    marks = row_marks(examples["train"], cfg.batch.tokens)
+    batch_rows = cfg.batch.rows * cfg.batch.accumulate
+    source = PackedRows(
+        examples["train"], cfg.steps * batch_rows, cfg.batch.tokens, marks, cfg.batch.step_weights, cfg.seed
+    )
+    rows = train_batches(source, batch_rows)
+    eval_marks = row_marks(examples["validation"], cfg.batch.tokens)
+    held_out = [
+        batch
+        for batch, _ in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)
+    ]
+    schedule = make_schedule(cfg.optimizer, cfg.steps)
+    k_dropout = jax.random.key(cfg.seed)
+
+    checkpoints = Checkpoints(run)
+    first, best = 0, {"eval_loss": math.inf}
+    if cfg.resume is not None:
+        first, best = checkpoints.restore(model, opt, rows)
+    log = MetricsLog(run, first, cfg.tensorboard)
+    stop = StopSignal()
+    bar = cli.progress("training", cfg.steps, "step", first)
+    pending = None  # (step, metrics still being computed): read one step late, so that the device never waits
+    started, tokens = time.perf_counter(), 0
+
+    def finish(step, metrics):
+        nonlocal tokens
+        metrics = {name: float(x) for name, x in metrics.items()}
+        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
+            checkpoints.close()
+            kept = checkpoints.latest.latest_step()
+            raise InputError(
+                f"step {step}: the loss is {metrics['loss']}, its gradient {metrics['grad_norm']}; stopped. "
+                + (f"The checkpoint of step {kept} is whole" if kept else "No checkpoint was written yet")
+                + "; a lower optimizer.lr or a longer optimizer.warmup may help"
+            )
+        tokens += metrics["n_tokens"]
+        seconds = time.perf_counter() - started
+        rate = {"tokens_per_second": tokens / seconds, "seconds": seconds}
+        shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}"}
+        bar.set_postfix(shown | {"tok/s": f"{tokens / seconds:,.0f}"}, refresh=False)
+        bar.update()
+        position = {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * batch_rows)}
+        return {"step": step, **metrics, **position, **rate}
+
+    for step in range(first + 1, cfg.steps + 1):
+        batch = {
+            k: jnp.asarray(v.reshape(cfg.batch.accumulate, cfg.batch.rows, -1)) for k, v in next(rows).items()
+        }
+        model, opt, metrics = train_step(model, opt, batch, cfg.loss, k_dropout)
+        if pending is not None:
+            record = finish(*pending)
+            if record["step"] % cfg.log_every == 0:
+                log.write(record)
+        pending = (step, metrics)
+        last = step == cfg.steps
+        evaluates, saves = (
+            step % cfg.eval.every == 0 or last,
+            step % cfg.checkpoint_every == 0 or last or stop.received,
+        )
+        if not (evaluates or saves):
+            continue
+        record, pending = finish(*pending), None
+        is_best = False
+        if evaluates:
+            scores = evaluate(model, held_out, cfg.loss)
+            is_best = scores["eval_loss"] < best["eval_loss"]
+            best = {**scores, "best_step": step} if is_best else best
+            record |= scores
+            bar.write(
+                f"step {step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in scores.items()), file=sys.stderr
+            )
+        if evaluates or step % cfg.log_every == 0:
+            log.write(record)
+        if saves or is_best:
+            checkpoints.save(step, model, opt, rows, best, is_best)
+        if stop.received and not last:
+            checkpoints.close()
+            bar.close()
+            print(
+                f"stopped     by {stop.received.name} after step {step}; go on with: python train.py resume={run}"
+            )
+            sys.exit(128 + stop.received)
+    checkpoints.close()
+    bar.close()
+    return best | {"steps": cfg.steps, "tokens": tokens, "seconds": time.perf_counter() - started}
+
+
+def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
+    """Mean loss and accuracy over the held-out batches."""
+    totals = {}
+    for batch in batches:
+        for name, x in eval_step(model, {k: jnp.asarray(v) for k, v in batch.items()}, cfg).items():
+            totals[name] = totals.get(name, 0.0) + float(x)
+    n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
+    if cfg.objective == "lm":
+        return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
+    loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
+    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps}
+
+
+def make_tokenizer(cfg: TrainConfig, solutions):
+    if cfg.tokenizer == "new":
+        return train_tokenizer(
+            (text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab
+        )
+    name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
+    return hf.load_tokenizer(hf.locate(name))
+
+
+def make_model(cfg: TrainConfig, tokenizer) -> PRM:
+    """The checkpoint named by `init`, or random weights of the asked shape."""
+    folder = hf.locate("embedded" if cfg.init == "random" else cfg.init)
+    config, where = hf.read_config(folder), str(folder / "config.json")
+    head = "none" if cfg.objective == "lm" else cfg.model.head
+    uses = {"head": head, "lm_head": cfg.objective == "lm" or cfg.loss.lm_weight > 0}
+    if cfg.init == "random":
+        if cfg.model.vocab is None:
+            config["vocab_size"] = -(-len(tokenizer) // 64) * 64
+        model_cfg, _ = cfg.model.resolve(config, "model", **uses)
+    else:
+        model_cfg, changed = cfg.model.resolve(config, where, **uses)
+        for key, (asked, found) in changed.items():
+            raise InputError(
+                f"model.{key}: got {asked}, but {cfg.init} has {found}; init=random starts fresh weights"
+            )
+    if len(tokenizer) > model_cfg.vocab:
+        raise InputError(
+            f"model.vocab: {model_cfg.vocab} embeddings are too few for a tokenizer of {len(tokenizer)} tokens"
+        )
+    if cfg.init == "random":
+        return jax.jit(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))()
+    return hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed)
+
+
+class MetricsLog:
+    """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
+
+    def __init__(self, run: Path, first: int, tensorboard: bool):
+        path = run / "metrics.jsonl"
+        kept = []
+        if path.exists():
+            lines = path.read_text().splitlines()
+            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
+        path.write_text("".join(line + "\n" for line in kept))
+        self.file = path.open("a")
+        self.board = None
+        if tensorboard:
+            try:
+                from tensorboardX import SummaryWriter
+            except ImportError as error:
+                raise InputError(
+                    "tensorboard: needs a package that is not installed: pip install tensorboardX"
+                ) from error
+            self.board = SummaryWriter(run / "tensorboard", purge_step=first + 1)
+
+    def write(self, record: dict):
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name in record.keys() - {"step"}:
+                self.board.add_scalar(name, record[name], record["step"])
+
+
+class StopSignal:
+    """Remembers the first SIGTERM or SIGINT, so that the loop can save and leave; a second one acts at once."""
+
+    def __init__(self):
+        self.received = None
+        self.before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
+
+    def receive(self, number, frame):
+        self.received = signal.Signals(number)
+        for s, handler in self.before.items():
+            signal.signal(s, handler)
+
+
+if __name__ == "__main__":
+    main()
