@@ -87,27 +87,21 @@ def main(cfg):
 
     splits, counts = load_splits(data_cfg, cfg.seed)
     tokenizer = make_tokenizer(cfg, splits["train"])
+    splits["validation"] = splits["validation"][: cfg.eval.solutions]
     examples = {}
-    for split, rows in {
-        "train": splits["train"],
-        "validation": splits["validation"][: cfg.eval.solutions],
-    }.items():
+    for split in ("train", "validation"):
         examples[split], dropped = make_examples(
-            rows, cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long
+            splits[split], cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long
         )
         counts |= {f"{split}_{name}": n for name, n in dropped.items()}
         if not examples[split]:
             raise InputError(
                 f"data: the {split} split has no solution with a target for objective={cfg.objective}"
             )
-    lost = {
-        name: n for name, n in counts.items() if n and name.split("_")[-1] in ("dropped", "cut", "masked")
-    }
-    print(
-        f"data        {len(examples['train'])} training solutions",
-        *(f"{n} {name}" for name, n in lost.items()),
-        sep=", ",
-    )
+    lost = [
+        f", {n} {name}" for name, n in counts.items() if n and name.endswith(("dropped", "cut", "masked"))
+    ]
+    print(f"data        {len(examples['train'])} training solutions" + "".join(lost))
 
     model = make_model(cfg, tokenizer)
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)
@@ -130,7 +124,9 @@ def main(cfg):
     }
     cli.write_json(run / "summary.json", summary)
     print(
-        f"finished    eval loss {final['eval_loss']:.4f}, accuracy {final['eval_accuracy']:.4f} at step {final['best_step']}"
+        "finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(
+            **final
+        )
     )
     print(f"next        python evaluate.py checkpoint={run}")
 
@@ -156,72 +152,70 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt, rows)
     log = MetricsLog(run, first, cfg.tensorboard)
-    stop = StopSignal()
-    bar = cli.progress("training", cfg.steps, "step", first)
-    pending = None  # (step, metrics still being computed): read one step late, so that the device never waits
     started, tokens = time.perf_counter(), 0
 
-    def finish(step, metrics):
+    def read(step, metrics):
+        """The numbers of a step once the device has them; stops the run where they are not finite."""
         nonlocal tokens
         metrics = {name: float(x) for name, x in metrics.items()}
         if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
             checkpoints.close()
             kept = checkpoints.latest.latest_step()
             raise InputError(
-                f"step {step}: the loss is {metrics['loss']}, its gradient {metrics['grad_norm']}; stopped. "
+                f"step {step}: the loss is {metrics['loss']}, its gradient norm {metrics['grad_norm']}; stopped. "
                 + (f"The checkpoint of step {kept} is whole" if kept else "No checkpoint was written yet")
                 + "; a lower optimizer.lr or a longer optimizer.warmup may help"
             )
         tokens += metrics["n_tokens"]
         seconds = time.perf_counter() - started
-        rate = {"tokens_per_second": tokens / seconds, "seconds": seconds}
         shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}"}
         bar.set_postfix(shown | {"tok/s": f"{tokens / seconds:,.0f}"}, refresh=False)
         bar.update()
         position = {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * batch_rows)}
-        return {"step": step, **metrics, **position, **rate}
-
-    for step in range(first + 1, cfg.steps + 1):
-        batch = {
-            k: jnp.asarray(v.reshape(cfg.batch.accumulate, cfg.batch.rows, -1)) for k, v in next(rows).items()
+        return {
+            "step": step,
+            **metrics,
+            **position,
+            "tokens_per_second": tokens / seconds,
+            "seconds": seconds,
         }
-        model, opt, metrics = train_step(model, opt, batch, cfg.loss, k_dropout)
-        if pending is not None:
-            record = finish(*pending)
-            if record["step"] % cfg.log_every == 0:
+
+    pending = None  # (step, metrics) still being computed: read one step late, so that the device never waits
+    with StopSignal() as stop, cli.progress("training", cfg.steps, "step", first) as bar:
+        for step in range(first + 1, cfg.steps + 1):
+            shape = (cfg.batch.accumulate, cfg.batch.rows, -1)
+            batch = {name: jnp.asarray(x.reshape(shape)) for name, x in next(rows).items()}
+            model, opt, metrics = train_step(model, opt, batch, cfg.loss, k_dropout)
+            if pending is not None:
+                record = read(*pending)
+                if record["step"] % cfg.log_every == 0:
+                    log.write(record)
+            pending = (step, metrics)
+            last = step == cfg.steps
+            evaluates = step % cfg.eval.every == 0 or last
+            saves = step % cfg.checkpoint_every == 0 or last or stop.received
+            if not (evaluates or saves):
+                continue
+            record, pending = read(*pending), None
+            is_best = False
+            if evaluates:
+                scores = evaluate(model, held_out, cfg.loss)
+                is_best = scores["eval_loss"] < best["eval_loss"]
+                best = {**scores, "best_step": step} if is_best else best
+                record |= scores
+                shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
+                bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
+            if evaluates or step % cfg.log_every == 0:
                 log.write(record)
-        pending = (step, metrics)
-        last = step == cfg.steps
-        evaluates, saves = (
-            step % cfg.eval.every == 0 or last,
-            step % cfg.checkpoint_every == 0 or last or stop.received,
-        )
-        if not (evaluates or saves):
-            continue
-        record, pending = finish(*pending), None
-        is_best = False
-        if evaluates:
-            scores = evaluate(model, held_out, cfg.loss)
-            is_best = scores["eval_loss"] < best["eval_loss"]
-            best = {**scores, "best_step": step} if is_best else best
-            record |= scores
-            bar.write(
-                f"step {step:>6}  " + "  ".join(f"{k} {v:.4f}" for k, v in scores.items()), file=sys.stderr
-            )
-        if evaluates or step % cfg.log_every == 0:
-            log.write(record)
-        if saves or is_best:
-            checkpoints.save(step, model, opt, rows, best, is_best)
-        if stop.received and not last:
-            checkpoints.close()
-            bar.close()
-            print(
-                f"stopped     by {stop.received.name} after step {step}; go on with: python train.py resume={run}"
-            )
-            sys.exit(128 + stop.received)
+            if saves or is_best:
+                checkpoints.save(step, model, opt, rows, best, is_best)
+            if stop.received and not last:
+                checkpoints.close()
+                name = stop.received.name
+                print(f"stopped     by {name} after step {step}; go on with: python train.py resume={run}")
+                sys.exit(128 + stop.received)
     checkpoints.close()
-    bar.close()
-    return best | {"steps": cfg.steps, "tokens": tokens, "seconds": time.perf_counter() - started}
+    return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started}
 
 
 def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
@@ -303,12 +297,17 @@ class MetricsLog:
 class StopSignal:
     """Remembers the first SIGTERM or SIGINT, so that the loop can save and leave; a second one acts at once."""
 
-    def __init__(self):
-        self.received = None
+    received: signal.Signals | None = None
+
+    def __enter__(self):
         self.before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
 
     def receive(self, number, frame):
         self.received = signal.Signals(number)
+        self.__exit__()
+
+    def __exit__(self, *error):
         for s, handler in self.before.items():
             signal.signal(s, handler)
 

@@ -1,4 +1,4 @@
-"""Shared by all tests: eight fake devices, strict rank promotion, tiny models, and where real data lie."""
+"""Shared by all tests: eight fake devices, tiny models, and where real data lie."""
 
 import os
 from pathlib import Path

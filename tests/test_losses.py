@@ -113,11 +113,12 @@ def test_accumulation_equals_one_large_batch(objective, lm_weight):
         batch = make_batch(np.random.default_rng(3), 8, A)
         for _ in range(3):
             model, opt, metrics = train_step(model, opt, batch, cfg, jax.random.key(0))
-        after.append((float(metrics["loss"]), jax.tree.leaves(nnx.state(model))))
-    for loss, leaves in after[1:]:
-        np.testing.assert_allclose(loss, after[0][0], rtol=1e-4)
+        numbers = [float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")]
+        after.append((numbers, jax.tree.leaves(nnx.state(model))))
+    for numbers, leaves in after[1:]:
+        np.testing.assert_allclose(numbers, after[0][0], rtol=1e-3)
         for a, b in zip(leaves, after[0][1], strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-4)
+            np.testing.assert_allclose(a, b, atol=1e-3)  # Adam enlarges rounding where a gradient is nearly 0
 
 
 def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng):

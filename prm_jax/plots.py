@@ -1,0 +1,98 @@
+"""Results to figures; nothing else draws. Every function takes numbers from results.json and returns the path it wrote."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"  # Okabe-Ito: distinct for every colour vision
+BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
+plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 150})
+
+
+def save(figure, path: Path) -> Path:
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
+def caption(figure, results: dict):
+    runs = results["runs"]
+    seeds = "" if len(runs) == 1 else f", mean of {len(runs)} runs"
+    text = f"{results['n_solutions']:.0f} held-out solutions, {results['n_steps']:.0f} labelled steps{seeds}; {runs[0]['verifier']}"
+    figure.text(0, -0.02, textwrap.fill(text, 120), fontsize=6.5, color=GREY, va="top")
+
+
+def step_figures(results: dict, folder: Path) -> list[Path]:
+    """One page about step scores: reliability, score histogram, and accuracy by position."""
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
+    for run in results["runs"]:
+        curve = run["reliability"]
+        filled = np.array(curve["n"]) > 0
+        x, y = np.array(curve["mean_score"], float)[filled], np.array(curve["mean_label"], float)[filled]
+        left.plot(x, y, "o-", color=BLUE, markersize=3, alpha=0.8, linewidth=1)
+    left.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="perfect calibration")
+    left.set(
+        xlabel="predicted P(step good)", ylabel="share of good steps", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02)
+    )
+    left.set_title(f"Reliability (ECE {results['ece']:.3f}, Brier {results['brier']:.3f})")
+    left.legend(frameon=False)
+
+    edges = np.linspace(0, 1, 21)
+    for name, colour in (("good", BLUE), ("bad", ORANGE)):
+        n = np.mean([run["histogram"][name] for run in results["runs"]], axis=0)
+        middle.stairs(
+            np.maximum(n, 0.5),
+            edges,
+            color=colour,
+            fill=True,
+            alpha=0.55,
+            label=f"{name} steps",
+            baseline=0.5,
+        )
+    middle.set(xlabel="predicted P(step good)", ylabel="steps (log scale)", yscale="log")
+    middle.set_title(f"Step scores (AUROC {results['step_auroc']:.3f})")
+    middle.legend(frameon=False)
+
+    positions = sorted({int(t) for run in results["runs"] for t in run["by_position"]})
+    for key, colour in (("accuracy", BLUE), ("auroc", ORANGE)):
+        rows = [
+            [run["by_position"].get(str(t), {}).get(key, np.nan) for run in results["runs"]]
+            for t in positions
+        ]
+        mean = [np.nanmean(row) if np.isfinite(row).any() else np.nan for row in np.array(rows, float)]
+        right.plot(
+            positions, mean, "o-", color=colour, markersize=3, label="AUROC" if key == "auroc" else "accuracy"
+        )
+    right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.01))
+    right.set_title(f"By position (first-error F1 {results['first_error_f1']:.3f})")
+    right.legend(frameon=False)
+    caption(figure, results)
+    return [save(figure, folder / "steps.png")]
+
+
+def solution_figure(name, problem, steps, score_T, threshold: float, folder: Path, verifier: str) -> Path:
+    """One solution: a bar for every step's P(good), coloured by it, the weakest step marked."""
+    wrapped = [textwrap.shorten(f"{t + 1}. {step}", 90, placeholder=" ...") for t, step in enumerate(steps)]
+    figure, axes = plt.subplots(figsize=(9, 1.3 + 0.32 * len(steps)), layout="constrained")
+    weakest = int(np.argmin(score_T))
+    axes.barh(
+        range(len(steps)), score_T, color=BAD_TO_GOOD(np.asarray(score_T)), edgecolor="none", height=0.7
+    )
+    axes.barh([weakest], [1], color="none", edgecolor="black", height=0.86, linewidth=1.2)
+    for t, score in enumerate(score_T):
+        mark = "  ← weakest" if t == weakest else ""
+        axes.text(1.02, t, f"{score:.3f}{mark}", va="center", fontweight="bold" if t == weakest else "normal")
+    axes.axvline(threshold, color=GREY, linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(steps)), wrapped)
+    axes.set(xlim=(0, 1), xlabel=f"P(step good), threshold {threshold:g}")
+    axes.invert_yaxis()
+    axes.set_title(textwrap.fill(textwrap.shorten(problem, 220, placeholder=" ..."), 100), loc="left")
+    figure.text(0, -0.02, f"{name}; {verifier}", fontsize=6.5, color=GREY, va="top")
+    return save(figure, folder / f"solution_{re.sub(r'[^A-Za-z0-9._-]+', '_', str(name))}.png")

@@ -1,0 +1,42 @@
+"""The embedded base model: small, a language model only, and right on every held-out problem when it answers greedily."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from test_arithmetic import CFG
+
+from prm_jax import hf
+from prm_jax.arithmetic import make_solutions
+from prm_jax.batches import eval_batches, make_examples, row_marks
+from prm_jax.formats import Format
+
+
+def test_small_and_without_a_step_head():
+    size = sum(path.stat().st_size for path in hf.EMBEDDED.iterdir())
+    assert size < 1.5 * 2**20
+    assert hf.detect_head(hf.open_tensors(hf.EMBEDDED), "base") == "none"
+
+
+def test_greedy_answers_are_right_on_problems_it_never_saw():
+    """Teacher-forced arg max equals every token of the right solution, so greedy decoding writes exactly it."""
+    solutions = make_solutions(dataclasses.replace(CFG, error_rate=0.0, solutions_per_problem=1), 500, "test", 0)
+    tokenizer = hf.load_tokenizer(hf.EMBEDDED)
+    examples, _ = make_examples(solutions, Format("plain", "\n"), tokenizer, "lm", 128, "error")
+    model = hf.load(hf.EMBEDDED, hf.model_config(hf.read_config(hf.EMBEDDED)))
+    logits = jax.jit(lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["until"])))
+    right = total = 0
+    for batch, _ in eval_batches(examples, 128, row_marks(examples, 128), 32):
+        batch = {k: jnp.asarray(v) for k, v in batch.items()}
+        hit_BL = logits(model, batch).argmax(-1) == jnp.roll(batch["ids"], -1, axis=1)
+        right, total = right + int((hit_BL & batch["next"]).sum()), total + int(batch["next"].sum())
+    assert total > 10_000 and right == total, f"{total - right} of {total} tokens"
+
+
+def test_tokenizer_reads_the_task_compactly_and_any_text():
+    tokenizer = hf.load_tokenizer(hf.EMBEDDED)
+    assert len(tokenizer.encode("7+5=2")) == 5
+    text = "naïve 数学\n\n∑"
+    assert tokenizer.decode(tokenizer.encode(text), clean_up_tokenization_spaces=False) == text
+    assert np.max(tokenizer.encode(text)) < len(tokenizer)

@@ -1,0 +1,86 @@
+"""Scores depend on the solution alone; verifiers load from run folders and Hugging Face folders alike."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from conftest import TINY
+from flax import nnx
+
+from prm_jax import InputError, hf
+from prm_jax.formats import Format, train_tokenizer
+from prm_jax.model import PRM
+from prm_jax.scoring import Verifier, load_verifier, score_solutions, write_scores
+
+PLAIN = Format("plain", "\n")
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    tokenizer = train_tokenizer(["7 + 5 = 2"], 280)
+    model = PRM(dataclasses.replace(TINY, vocab=320, head="binary"), rngs=nnx.Rngs(0))
+    model.w_head[...] = model.w_head[...] * 100  # scores away from 0.5
+    return Verifier(model, tokenizer, PLAIN, "correctness", "tiny")
+
+
+def random_rows(rng, n):
+    words = lambda k: " ".join(str(x) for x in rng.integers(0, 99, k))
+    return [(words(3), tuple(words(rng.integers(1, 9)) for _ in range(rng.integers(1, 7)))) for _ in range(n)]
+
+
+def test_scores_do_not_depend_on_batch_order_padding_or_neighbours(verifier, rng):
+    rows = random_rows(rng, 40)
+    together = score_solutions(verifier, rows, batch_rows=8, row_tokens=128)
+    assert [len(s) for s in together] == [len(steps) for _, steps in rows]
+    assert np.ptp(np.concatenate(together)) > 0.05
+    order = rng.permutation(40)
+    shuffled = score_solutions(verifier, [rows[i] for i in order], batch_rows=3, row_tokens=256)
+    alone = [score_solutions(verifier, [row], batch_rows=1, row_tokens=512)[0] for row in rows[:5]]
+    for i, score_T in zip(order, shuffled, strict=True):
+        np.testing.assert_allclose(score_T, together[i], atol=1e-5)
+    for mine, theirs in zip(alone, together, strict=False):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_a_score_never_sees_what_follows(verifier, rng):
+    ((problem, steps),) = random_rows(np.random.default_rng(1), 1)
+    steps = (*steps, "1", "2")
+    changed = (*steps[:-2], "99 98 97", "5 5 5")
+    a, b = score_solutions(verifier, [(problem, steps), (problem, changed)], batch_rows=1, row_tokens=256)
+    np.testing.assert_allclose(a[:-2], b[:-2], atol=1e-6)
+    assert abs(a[-2] - b[-2]) > 1e-4
+
+
+def test_long_solutions_widen_the_rows_and_empty_input_is_fine(verifier):
+    (score_T,) = score_solutions(verifier, [("1", ("2 " * 300, ""))], batch_rows=2, row_tokens=64)
+    assert len(score_T) == 2 and np.isfinite(score_T).all()
+    assert score_solutions(verifier, [], batch_rows=2, row_tokens=64) == []
+
+
+def test_hugging_face_folder_scores_as_the_model_it_was_saved_from(verifier, rng, tmp_path):
+    hf.save(tmp_path, verifier.model, verifier.tokenizer)
+    loaded = load_verifier(tmp_path, "best", PLAIN, "float32")
+    rows = random_rows(rng, 5)
+    for a, b in zip(
+        *(score_solutions(v, rows, batch_rows=4, row_tokens=128) for v in (verifier, loaded)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_language_model_cannot_score(verifier, tmp_path):
+    hf.save(
+        tmp_path, PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0)), verifier.tokenizer
+    )
+    with pytest.raises(InputError, match="has no step head"):
+        load_verifier(tmp_path, "best", PLAIN, "float32")
+
+
+def test_scores_file(tmp_path):
+    write_scores(
+        tmp_path / "s.jsonl", ["a", "b"], [np.array([0.5, 1.0], np.float32), np.array([0.1], np.float32)]
+    )
+    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    assert rows[0] == {"id": "a", "scores": [0.5, 1.0]} and np.float32(rows[1]["scores"][0]) == np.float32(
+        0.1
+    )

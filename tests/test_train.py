@@ -1,0 +1,302 @@
+"""train.py and evaluate.py as a user runs them: end to end, killed and resumed, and given bad input."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import evaluate
+import train
+from prm_jax import cli
+from prm_jax.solutions import Solution, write_jsonl
+
+SMALL = [
+    "steps=12",
+    "data.solutions=300",
+    "data.test_solutions=60",
+    "eval.every=4",
+    "checkpoint_every=2",
+    "log_every=1",
+    "batch.rows=4",
+]
+
+
+def start(script, *args, cwd, **env):
+    command = [sys.executable, str(ROOT / script), *args]
+    one_device = {"XLA_FLAGS": "", "HYDRA_FULL_ERROR": ""} | env
+    environment = {k: v for k, v in (os.environ | one_device).items() if v != ""}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(script, *args, cwd, code=0):
+    process = start(script, *args, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def call(main, monkeypatch, script, *overrides):
+    """The message with which an in-process command exits."""
+    monkeypatch.setattr(sys, "argv", [script, *overrides])
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return str(caught.value.code)
+
+
+def records(folder):
+    """metrics.jsonl without its timings."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows]
+
+
+def parameters(folder, step):
+    """Every saved number of a checkpoint: model, optimiser and data position."""
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(folder / "checkpoints" / "latest") as manager:
+        out = manager.restore(
+            step, args=ocp.args.Composite(model=ocp.args.StandardRestore(), opt=ocp.args.StandardRestore())
+        )
+    import jax
+
+    return [np.asarray(x) for x in jax.tree.leaves(dict(out.items()))]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder in which a small run has finished."""
+    cwd = tmp_path_factory.mktemp("work")
+    out, _ = run("train.py", *SMALL, "hydra.run.dir=runs/train/whole", cwd=cwd)
+    return cwd, out
+
+
+def test_run_folder_and_its_evaluation(finished):
+    cwd, out = finished
+    folder = cwd / "runs/train/whole"
+    assert "eval loss" in out and "next        python evaluate.py" in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["finished"] and summary["label_kind"] == "correctness" and summary["seed"] == 0
+    assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]
+    assert [row["step"] for row in records(folder)] == list(range(1, 13))
+    assert {"eval_loss", "eval_accuracy"} <= records(folder)[3].keys()
+
+    out, _ = run("evaluate.py", "hydra.run.dir=runs/evaluate/a", cwd=cwd)  # the newest finished run
+    results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
+    for key in (
+        "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
+        "within_problem_auroc", "n_steps", "n_solutions",
+    ):  # fmt: skip
+        assert isinstance(results[key], int | float), key
+    assert results["n_solutions"] == 60 and set(results["baselines"]) == {
+        "position",
+        "length",
+        "bag_of_tokens",
+    }
+    for path in re.findall(r"figure\s+(\S+)", out):
+        assert (cwd / path).stat().st_size > 10_000
+    scores = [json.loads(line) for line in (cwd / "runs/evaluate/a/scores_0.jsonl").read_text().splitlines()]
+    assert len(scores) == 60 and all(0 <= s <= 1 for row in scores for s in row["scores"])
+
+
+def test_scoring_a_file_and_a_pool(finished, tmp_path):
+    cwd, _ = finished
+    problem = "Modulo 10: start with 7, add 5, max 3."
+    write_jsonl(
+        tmp_path / "mine.jsonl",
+        [
+            Solution(problem, ("7+5=2", "max(2,3)=3"), id="a"),
+            Solution(problem, ("7+5=9",), id="b/c"),
+        ],
+    )
+    out, _ = run(
+        "evaluate.py",
+        "task=score",
+        f"input={tmp_path}/mine.jsonl",
+        "figures=[b/c]",
+        "hydra.run.dir=runs/s",
+        cwd=cwd,
+    )
+    ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]
+    assert {r["id"] for r in ranking} == {"a", "b/c"} and ranking[0]["score"] >= ranking[1]["score"]
+    assert (cwd / "runs/s/figures/solution_b_c.png").exists() and "weakest step" in out
+    scores = {
+        r["id"]: r["scores"] for r in map(json.loads, (cwd / "runs/s/scores.jsonl").read_text().splitlines())
+    }
+    assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1
+
+    candidates = [
+        {"steps": ["7+5=2", "max(2,3)=3"], "correct": True},
+        {"steps": ["7+5=9"], "correct": False},
+    ]
+    pool = {"id": "p", "problem": problem, "answer": "3", "candidates": candidates}
+    (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
+    run(
+        "evaluate.py",
+        "task=score",
+        f"input={tmp_path}/pool.jsonl",
+        "scores_name=mine",
+        "hydra.run.dir=runs/p",
+        cwd=cwd,
+    )
+    from prm_jax.pools import read_pool
+
+    (scored,) = read_pool(cwd / "runs/p/pool.jsonl.gz")
+    np.testing.assert_allclose(scored.candidates[0].step_scores["mine"], scores["a"], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(finished):
+    cwd, _ = finished
+    whole = cwd / "runs/train/whole"
+    rng = np.random.default_rng(int.from_bytes(os.urandom(4)))
+    stops = sorted(int(s) for s in rng.choice(np.arange(3, 11), 3, replace=False))
+    folder = cwd / "runs/train/killed"
+    for number, stop in enumerate(stops):
+        args = [f"resume={folder}"] if number else [*SMALL, f"hydra.run.dir={folder}"]
+        process = start("train.py", *args, cwd=cwd)
+        deadline = time.time() + 120
+        while process.poll() is None and time.time() < deadline:
+            log = folder / "metrics.jsonl"
+            if log.exists() and log.read_text().count("\n") >= stop:
+                break
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    if not (folder / "summary.json").exists():
+        run("train.py", f"resume={folder}", cwd=cwd)
+    assert records(folder) == records(whole), f"stops {stops}"
+    for mine, theirs in zip(parameters(folder, 12), parameters(whole, 12), strict=True):
+        np.testing.assert_array_equal(mine, theirs, err_msg=f"stops {stops}")
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(finished):
+    cwd, _ = finished
+    folder = cwd / "runs/train/stopped"
+    process = start("train.py", *SMALL, "steps=4000", "eval.every=4000", f"hydra.run.dir={folder}", cwd=cwd)
+    while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").read_text().count("\n") < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err
+    step = int(re.search(r"by SIGTERM after step (\d+); go on with: python train.py resume=", out)[1])
+    assert (folder / "checkpoints/latest" / str(step)).is_dir() and not (folder / "summary.json").exists()
+    assert [row["step"] for row in records(folder)] == list(range(1, step + 1))
+    _, err = run("train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7", cwd=cwd, code=1)
+    assert re.fullmatch(
+        r"error: resume: optimizer.lr \(was 0.\d+, asked 1\): would change the result.*\n", err
+    )
+
+
+BAD = [
+    (["lrr=1"], r"lrr: no such key in the configuration; did you mean optimizer.lr\?"),
+    (["optimizer.lrr=1"], r"did you mean optimizer.lr\?"),
+    (["+model.dmi=3"], r"model.dmi: unknown key; did you mean model.dim\?"),
+    (["optimizer.lr=fast"], r"optimizer.lr: got 'fast', expected a number"),
+    (["steps=1e3"], r"steps: got 1000.0, expected an integer"),
+    (["model.head=two"], r"model.head: got 'two', expected scalar, binary, ternary"),
+    (["objective=prn"], r"objective: got 'prn', expected prm, orm or lm"),
+    (["data=nothing"], r"Could not find 'data/nothing'"),
+    (["data=jsonl"], r"data.path: expected a file"),
+    (["data=jsonl", "data.path=nowhere.jsonl"], r"nowhere.jsonl: no such file"),
+    (["data.task.error_rate=2"], r"data.task.error_rate: got 2.0, expected a number in \[0, 1\]"),
+    (["init=./nowhere"], r"nowhere: no such folder"),
+    (["model.dim=128"], r"model.dim: got 128, but embedded has \d+; init=random"),
+    (
+        ["batch.tokens=20", "data.solutions=50"],
+        r"arithmetic/train/0/0: has \d+ tokens, more than batch.tokens=20",
+    ),
+    (["resume=nowhere"], r"resume: .*nowhere is no run folder"),
+    (["format.separator=''"], r"format.separator: is empty"),
+    (["data.label_kind=value"], r"data.after_first_error: value labels"),
+    (["steps=0"], r"steps: got 0, expected at least 1"),
+]
+
+
+@pytest.mark.parametrize("overrides, message", BAD, ids=[" ".join(b[0]) for b in BAD])
+def test_bad_overrides_give_one_clear_line(overrides, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    error = call(train.main, monkeypatch, "train.py", *overrides)
+    assert re.search(message, error), error
+    assert error.startswith("error: ") and "\n" not in error
+
+
+ROWS = [
+    ('{"prompt": "p", "completions": ["a", "b"], "labels": [true]}', r"line 2: labels: found 1 for 2 steps"),
+    ('{"prompt": "p", "completions": ["a"], "labels": [1.5]}', r"line 2: labels\[0\]: found 1.5"),
+    ('{"prompt": "p", "completions": ["a"], "labels": [NaN]}', r"line 2: labels\[0\]: found nan"),
+    ('{"prompt": "p", "completions": [], "labels": []}', r"line 2: completions: found no steps"),
+    ('{"prompt": "p", "completions": ["a"], "labels": [tr', r"line 2: broken JSON"),
+    ('{"completions": ["a"], "labels": [true]}', r"line 2: prompt: missing"),
+    ('{"prompt": 3, "completions": ["a"], "labels": [true]}', r"line 2: prompt: found 3"),
+    ('{"prompt": "p", "completions": ["a"], "label": [true]}', r"line 2: labels: missing"),
+]
+
+
+@pytest.mark.parametrize("row, message", ROWS, ids=[m for _, m in ROWS])
+def test_bad_rows_name_file_line_and_field(row, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    good = '{"prompt": "p", "completions": ["a"], "labels": [true]}'
+    (tmp_path / "rows.jsonl").write_text(good + "\n" + row + "\n")
+    error = call(train.main, monkeypatch, "train.py", "data=jsonl", "data.path=rows.jsonl")
+    assert re.search("rows.jsonl " + message, error), error
+    assert "\n" not in error
+
+
+def test_bad_evaluations(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for overrides, message in (
+        ([], "no finished run under"),
+        (["checkpoint=./nowhere"], "nowhere: no such folder"),
+        (["task=stepz", "checkpoint=x"], "task: got 'stepz'"),
+        (["task=score", "checkpoint=x"], "input: task=score needs a file"),
+    ):
+        error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
+        assert message in error and "\n" not in error, error
+
+
+def test_exit_code_and_streams_of_an_error(tmp_path):
+    out, err = run("train.py", "lrr=1", cwd=tmp_path, code=1)
+    assert err.count("\n") == 1 and err.startswith("error: ") and "Traceback" not in out + err
+
+
+@pytest.mark.slow
+def test_a_failing_job_does_not_end_the_sweep(tmp_path):
+    _, err = run(
+        "train.py", "-m", "steps=0,1", "data.solutions=40", "data.test_solutions=20", cwd=tmp_path, code=1
+    )
+    assert "steps: got 0" in err and "Traceback" not in err
+    (sweep,) = (tmp_path / "runs/sweeps").iterdir()
+    assert not (sweep / "0/summary.json").exists() and (sweep / "1/summary.json").exists()
+    assert [p.name for p in cli.runs_of(sweep)] == ["1"]
+
+
+def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
+    train.main()
+    text = capsys.readouterr().out
+    for key in cli.known_keys("train"):
+        assert re.search(rf"^\s*{key.split('.')[-1]}:", text, flags=re.MULTILINE), key
+    assert "data=prm800k" in text and "# peak learning rate" in text
+
+
+def test_every_experiment_file_composes():
+    import hydra
+
+    files = sorted((ROOT / "conf/experiment").glob("*.yaml"))
+    assert files
+    with hydra.initialize_config_dir(str(cli.CONF), version_base="1.3"):
+        for path in files:
+            assert path.read_text().splitlines()[1].startswith("# python train.py"), "line 2 is its command"
+            hydra.compose("train", overrides=[f"experiment={path.stem}"], return_hydra_config=True)
