@@ -1,7 +1,7 @@
-"""The embedded task: chains of arithmetic modulo 10, a solver with known error rates, and exact step labels.
+"""The embedded task: chains of arithmetic modulo 7, a solver with known error rates, and exact step labels.
 
-A problem is a start digit and a few operations. Three of them (max, min, times) are not injective, so a wrong step can
-still end in the right answer: without such lucky solutions an outcome model and a process model would learn the same
+A problem is a start digit and a few operations. Some of them (max, min) are not injective, so a wrong step can still
+end in the right answer: without such lucky solutions an outcome model and a process model would learn the same
 thing (Lightman et al. 2023, section 4). A solution is one line per operation, `7+5=2`; a wrong line writes the right
 formula with a wrong result and the next line goes on from it, so nothing but the arithmetic gives it away.
 """
@@ -15,6 +15,8 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.solutions import Solution
 
+# A prime: modulo 10 a verifier learns parity first and stays there, blind to every result that is off by an even number.
+MODULUS = 7
 WORDS = {
     "+": "add",
     "-": "minus",
@@ -79,7 +81,7 @@ class Chain:
 
     def __str__(self):
         return (
-            f"Modulo 10: start with {self.start}"
+            f"Modulo {MODULUS}: start with {self.start}"
             + "".join(f", {WORDS[o]} {n}" for o, n in self.operations)
             + "."
         )
@@ -96,11 +98,11 @@ class Chain:
 def apply(operation: str, value: int, operand: int) -> int:
     match operation:
         case "+":
-            return (value + operand) % 10
+            return (value + operand) % MODULUS
         case "-":
-            return (value - operand) % 10
+            return (value - operand) % MODULUS
         case "*":
-            return value * operand % 10
+            return value * operand % MODULUS
         case "max":
             return max(value, operand)
         case "min":
@@ -110,10 +112,12 @@ def apply(operation: str, value: int, operand: int) -> int:
 
 def parse_problem(text: str) -> Chain:
     """Inverse of `str(chain)`; InputError on any other text."""
-    head = re.fullmatch(r"Modulo 10: start with (\d)((?:, (?:add|minus|times|max|min) \d)+)\.", text)
+    head = re.fullmatch(
+        rf"Modulo {MODULUS}: start with ([0-6])((?:, (?:add|minus|times|max|min) \d)+)\.", text
+    )
     if head is None:
         raise InputError(
-            f"not an arithmetic problem: {text[:80]!r}, expected 'Modulo 10: start with 7, add 5, max 3.'"
+            f"not an arithmetic problem: {text[:80]!r}, expected 'Modulo 7: start with 4, add 5, max 3.'"
         )
     symbol = {word: operation for operation, word in WORDS.items()}
     pairs = (part.split() for part in head[2].removeprefix(", ").split(", "))
@@ -157,10 +161,10 @@ def correctness_labels(chain: Chain, steps: list[str]) -> list[float]:
 def value_labels(chain: Chain, steps: list[str], cfg: ArithmeticConfig) -> list[float]:
     """P(final answer right | prefix) when the noisy solver of `cfg` goes on from the value that the step wrote.
 
-    Exact: the solver's next value depends on the last written one alone, so the chance is a product of 10 x 10 matrices.
+    Exact: the solver's next value depends on the last written one alone, so the chance is a product of 7 x 7 matrices.
     """
     gold = chain.values()[-1]
-    chance = np.eye(10)[gold]  # chance[v]: P(right | value v), after the last operation
+    chance = np.eye(MODULUS)[gold]  # chance[v]: P(right | value v), after the last operation
     after = [chance]
     for t in reversed(range(1, len(chain.operations))):
         chance = transition(chain, t, cfg) @ chance
@@ -181,15 +185,15 @@ def wrong_results(kind: str, operation: str, value: int, operand: int) -> list[i
     right = apply(operation, value, operand)
     match kind:
         case "near":  # off by one
-            results = [(right + 1) % 10, (right - 1) % 10]
+            results = [(right + 1) % MODULUS, (right - 1) % MODULUS]
         case "operation":  # the confusable operation, done well
             results = [apply(CONFUSED[operation], value, operand)]
         case "operand":  # the neighbouring operand, done well
             results = [apply(operation, value, operand + 1), apply(operation, value, operand - 1)]
         case "random":
-            results = list(range(10))
+            results = list(range(MODULUS))
     # A misreading can happen to give the right result, which would be no error: any other digit then.
-    return [r for r in results if r != right] or [r for r in range(10) if r != right]
+    return [r for r in results if r != right] or [r for r in range(MODULUS) if r != right]
 
 
 def noisy_step(chain: Chain, t: int, value: int, cfg: ArithmeticConfig, rng) -> tuple[str, int]:
@@ -203,10 +207,10 @@ def noisy_step(chain: Chain, t: int, value: int, cfg: ArithmeticConfig, rng) -> 
 
 
 def transition(chain: Chain, t: int, cfg: ArithmeticConfig) -> np.ndarray:
-    """P(written result | value) of the noisy solver at operation t, [10, 10]: `noisy_step`, enumerated."""
+    """P(written result | value) of the noisy solver at operation t, [7, 7]: `noisy_step`, enumerated."""
     operation, operand = chain.operations[t]
-    p = np.zeros((10, 10))
-    for value in range(10):
+    p = np.zeros((MODULUS, MODULUS))
+    for value in range(MODULUS):
         p[value, apply(operation, value, operand)] = 1 - cfg.error_rate
         for kind, share in zip(cfg.errors, shares(cfg.errors), strict=True):
             results = wrong_results(kind, operation, value, operand)
@@ -235,7 +239,7 @@ def sample_chain(cfg: ArithmeticConfig, rng) -> Chain:
     size = int(rng.integers(cfg.min_operations, cfg.max_operations + 1))
     names = [str(name) for name in rng.choice(list(cfg.operations), size, p=shares(cfg.operations))]
     operations = tuple((name, int(rng.integers(OPERANDS[name][0], OPERANDS[name][1] + 1))) for name in names)
-    return Chain(int(rng.integers(0, 10)), operations)
+    return Chain(int(rng.integers(0, MODULUS)), operations)
 
 
 def sample_problems(cfg: ArithmeticConfig, n: int, split: str, seed: int) -> list[Chain]:

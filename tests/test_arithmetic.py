@@ -25,37 +25,40 @@ from prm_jax.arithmetic import (
     wrong_results,
 )
 
-OPERATIONS = {"+": 2, "-": 2, "*": 1, "max": 1, "min": 1}
+OPERATIONS = {"+": 2, "-": 2, "*": 2, "max": 1, "min": 1}
 CFG = ArithmeticConfig(
     3, 5, 0.2, 0.0, OPERATIONS, {"near": 0.4, "operation": 0.2, "operand": 0.2, "random": 0.2}, 4
 )
-CHAIN = Chain(7, (("+", 5), ("*", 4), ("max", 3), ("-", 9)))
+CHAIN = Chain(4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)))
 
 
 def test_problem_text_and_back():
-    text = "Modulo 10: start with 7, add 5, times 4, max 3, minus 9."
+    text = "Modulo 7: start with 4, add 5, times 4, max 3, minus 6."
     assert str(CHAIN) == text and parse_problem(text) == CHAIN
-    assert CHAIN.values() == [2, 8, 8, 9]
-    with pytest.raises(InputError, match="not an arithmetic problem"):
-        parse_problem("Modulo 10: start with 7, add five.")
+    assert CHAIN.values() == [2, 1, 3, 4]
+    for broken in (
+        "Modulo 7: start with 4, add five.",
+        "Modulo 10: start with 4, add 5.",
+        "Modulo 7: start with 8, add 5.",
+    ):
+        with pytest.raises(InputError, match="not an arithmetic problem"):
+            parse_problem(broken)
+
+
+RIGHT = ["4+5=2", "2*4=1", "max(1,3)=3", "3-6=4"]
 
 
 @pytest.mark.parametrize(
     "steps, labels",
     [
-        (["7+5=2", "2*4=8", "max(8,3)=8", "8-9=9"], [1, 1, 1, 1]),
-        (
-            ["7+5=3", "3*4=2", "max(2,3)=3", "3-9=4"],
-            [0, 0, 0, 0],
-        ),  # wrong result, then consistent
-        (["7+5=2", "2*3=6", "max(6,3)=6", "6-9=7"], [1, 0, 0, 0]),  # wrong operand
-        (["7+5=2", "2+4=6", "max(6,3)=6", "6-9=7"], [1, 0, 0, 0]),  # wrong operation
-        (["7+5=2", "2*4=8", "max(9,3)=9", "9-9=0"], [1, 1, 0, 0]),  # miscopied value
-        (
-            ["7+5=2", "2*4=8", "max(8,4)=8", "8-9=9"],
-            [1, 1, 0, 0],
-        ),  # wrong step, right value: lucky
-        (["7+5=2", "two times four"], [1, 0]),
+        (RIGHT, [1, 1, 1, 1]),
+        (["4 + 5 = 2", "2 * 4 = 1", "max(1, 3) = 3", "3 - 6 = 4"], [1, 1, 1, 1]),
+        (["4+5=3", "3*4=5", "max(5,3)=5", "5-6=6"], [0, 0, 0, 0]),  # wrong result, then consistent
+        (["4+5=2", "2*3=6", "max(6,3)=6", "6-6=0"], [1, 0, 0, 0]),  # wrong operand
+        (["4+5=2", "2+4=6", "max(6,3)=6", "6-6=0"], [1, 0, 0, 0]),  # wrong operation
+        (["4+5=2", "2*4=1", "max(2,3)=3", "3-6=4"], [1, 1, 0, 0]),  # miscopied value
+        (["4+5=2", "2*4=2", "max(2,3)=3", "3-6=4"], [1, 0, 0, 0]),  # wrong step, right answer: lucky
+        (["4+5=2", "two times four"], [1, 0]),
     ],
 )
 def test_correctness_labels(steps, labels):
@@ -73,7 +76,7 @@ def independent_check(problem: str, steps: list[str]) -> list[float]:
         if word in symbol:
             value_next = {"+": value + int(operand), "-": value - int(operand), "*": value * int(operand)}[
                 symbol[word]
-            ] % 10
+            ] % 7
         else:
             value_next = {"max": max, "min": min}[word](value, int(operand))
         good = (
@@ -97,16 +100,16 @@ def test_checker_agrees_with_an_independent_one():
 def test_transition_and_value_labels_equal_simulation():
     cfg = dataclasses.replace(CFG, error_rate=0.5)
     rng = np.random.default_rng(0)
-    for t, value in ((0, 7), (2, 4)):
+    for t, value in ((0, 4), (2, 1)):
         p = transition(CHAIN, t, cfg)
         np.testing.assert_allclose(p.sum(1), 1)
-        n = np.bincount([noisy_step(CHAIN, t, value, cfg, rng)[1] for _ in range(8_000)], minlength=10)
+        n = np.bincount([noisy_step(CHAIN, t, value, cfg, rng)[1] for _ in range(8_000)], minlength=7)
         np.testing.assert_allclose(n / 8_000, p[value], atol=4 * np.sqrt(0.25 / 8_000))
     rest = Chain(3, CHAIN.operations[1:])
-    rollouts = [noisy_solution(rest, cfg, rng, "correctness").answer == "9" for _ in range(8_000)]
-    first = value_labels(CHAIN, ["7+5=3", "3*4=2", "max(2,3)=3", "3-9=4"], cfg)
+    rollouts = [noisy_solution(rest, cfg, rng, "correctness").answer == "4" for _ in range(8_000)]
+    first = value_labels(CHAIN, ["4+5=3", "3*4=5", "max(5,3)=5", "5-6=6"], cfg)
     assert abs(first[0] - np.mean(rollouts)) < 4 * np.sqrt(0.25 / 8_000)
-    assert first[-1] == 0 and value_labels(CHAIN, ["7+5=2", "2*4=8", "max(8,3)=8", "8-9=9"], cfg)[-1] == 1
+    assert first[-1] == 0 and value_labels(CHAIN, RIGHT, cfg)[-1] == 1
 
 
 def test_rates_are_those_of_the_config():
@@ -122,26 +125,25 @@ def test_operations_come_as_often_as_the_config_says():
     chains = sample_problems(CFG, 2000, "train", 0)
     names = [operation for chain in chains for operation, _ in chain.operations]
     for name, weight in OPERATIONS.items():
-        p = weight / 7
+        p = weight / 8
         assert abs(names.count(name) / len(names) - p) < 4 * np.sqrt(p * (1 - p) / len(names)), name
 
 
 @pytest.mark.parametrize(
     "kind, results",
-    [("near", {1, 3}), ("operation", {2}), ("operand", {1, 3}), ("random", set(range(10)) - {2})],
+    [("near", {1, 3}), ("operation", {6}), ("operand", {1, 3}), ("random", {0, 1, 3, 4, 5, 6})],
 )
 def test_each_error_kind_writes_the_right_formula_with_a_wrong_result(kind, results):
-    chain = Chain(7, (("+", 5), ("max", 3)))  # 7+5=2; 7-5=2 is right by chance, so any other digit
-    if kind == "operation":
-        results = set(range(10)) - {2}
     only = dataclasses.replace(CFG, error_rate=1.0, errors={k: float(k == kind) for k in ERRORS})
-    steps = {noisy_step(chain, 0, 7, only, np.random.default_rng(i)) for i in range(300)}
-    assert steps == {(f"7+5={r}", r) for r in results}
+    steps = {noisy_step(CHAIN, 0, 4, only, np.random.default_rng(i)) for i in range(300)}
+    assert steps == {(f"4+5={r}", r) for r in results}
 
 
-def test_confused_operations():
-    assert wrong_results("operation", "max", 7, 3) == [3] and wrong_results("operation", "*", 2, 4) == [6]
-    assert wrong_results("operation", "+", 1, 3) == [8] and wrong_results("operand", "*", 3, 4) == [5, 9]
+def test_wrong_results_by_hand():
+    assert wrong_results("operation", "max", 6, 3) == [3] and wrong_results("operation", "*", 2, 4) == [6]
+    assert wrong_results("operation", "+", 1, 3) == [5] and wrong_results("operand", "*", 3, 4) == [1, 2]
+    # min(3, 3) would be right too: any other digit then
+    assert wrong_results("operation", "max", 3, 3) == [0, 1, 2, 4, 5, 6]
 
 
 def test_splits_share_no_problem_and_seeds_repeat():

@@ -21,7 +21,9 @@ def test_small_and_without_a_step_head():
 
 def test_greedy_answers_are_right_on_problems_it_never_saw():
     """Teacher-forced arg max equals every token of the right solution, so greedy decoding writes exactly it."""
-    solutions = make_solutions(dataclasses.replace(CFG, error_rate=0.0, solutions_per_problem=1), 500, "test", 0)
+    solutions = make_solutions(
+        dataclasses.replace(CFG, error_rate=0.0, solutions_per_problem=1), 500, "test", 0
+    )
     tokenizer = hf.load_tokenizer(hf.EMBEDDED)
     examples, _ = make_examples(solutions, Format("plain", "\n"), tokenizer, "lm", 128, "error")
     model = hf.load(hf.EMBEDDED, hf.model_config(hf.read_config(hf.EMBEDDED)))
@@ -36,7 +38,7 @@ def test_greedy_answers_are_right_on_problems_it_never_saw():
 
 def test_tokenizer_reads_the_task_compactly_and_any_text():
     tokenizer = hf.load_tokenizer(hf.EMBEDDED)
-    assert len(tokenizer.encode("7+5=2")) == 5
+    assert len(tokenizer.encode("4+5=2")) == 5
     text = "naïve 数学\n\n∑"
     assert tokenizer.decode(tokenizer.encode(text), clean_up_tokenization_spaces=False) == text
     assert np.max(tokenizer.encode(text)) < len(tokenizer)

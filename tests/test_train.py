@@ -110,12 +110,12 @@ def test_run_folder_and_its_evaluation(finished):
 
 def test_scoring_a_file_and_a_pool(finished, tmp_path):
     cwd, _ = finished
-    problem = "Modulo 10: start with 7, add 5, max 3."
+    problem = "Modulo 7: start with 4, add 5, max 3."
     write_jsonl(
         tmp_path / "mine.jsonl",
         [
-            Solution(problem, ("7+5=2", "max(2,3)=3"), id="a"),
-            Solution(problem, ("7+5=9",), id="b/c"),
+            Solution(problem, ("4+5=2", "max(2,3)=3"), id="a"),
+            Solution(problem, ("4+5=6",), id="b/c"),
         ],
     )
     out, _ = run(
@@ -135,8 +135,8 @@ def test_scoring_a_file_and_a_pool(finished, tmp_path):
     assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1
 
     candidates = [
-        {"steps": ["7+5=2", "max(2,3)=3"], "correct": True},
-        {"steps": ["7+5=9"], "correct": False},
+        {"steps": ["4+5=2", "max(2,3)=3"], "correct": True},
+        {"steps": ["4+5=6"], "correct": False},
     ]
     pool = {"id": "p", "problem": problem, "answer": "3", "candidates": candidates}
     (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
