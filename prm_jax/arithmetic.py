@@ -24,13 +24,7 @@ WORDS = {
     "max": "max",
     "min": "min",
 }  # operation -> its word in the problem
-OPERANDS = {
-    "+": (1, 9),
-    "-": (1, 9),
-    "*": (2, 9),
-    "max": (2, 7),
-    "min": (2, 7),
-}  # inclusive; none is a no-op or constant
+OPERANDS = {"+": (1, 3), "-": (1, 3), "*": (2, 3), "max": (2, 5), "min": (2, 4)}  # inclusive; none is a no-op
 CONFUSED = {"+": "-", "-": "+", "*": "+", "max": "min", "min": "max"}  # what a misread operation turns into
 ERRORS = ("near", "operation", "operand", "random")
 SPLITS = {

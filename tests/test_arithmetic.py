@@ -29,7 +29,7 @@ OPERATIONS = {"+": 2, "-": 2, "*": 2, "max": 1, "min": 1}
 CFG = ArithmeticConfig(
     3, 5, 0.2, 0.0, OPERATIONS, {"near": 0.4, "operation": 0.2, "operand": 0.2, "random": 0.2}, 4
 )
-CHAIN = Chain(4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)))
+CHAIN = Chain(4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)))  # any operand is legal, drawn or not
 
 
 def test_problem_text_and_back():

@@ -1,0 +1,352 @@
+import collections
+import concurrent.futures
+import gzip
+import json
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import pytest
+from conftest import ROOT, real_data
+
+from prm_jax import InputError, answers
+from prm_jax.answers import Checker, as_number, extract, grade_pool, group, group_pool, normal, same
+from prm_jax.pools import Candidate, Problem
+
+TOWER = "9^{9^{9^{9}}}"
+POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}
+
+
+def pool(*problems):
+    return [
+        Problem(f"p{i}", "?", gold, tuple(Candidate(("s",), answer, correct=None) for answer in candidates))
+        for i, (gold, *candidates) in enumerate(problems)
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        (r"first \boxed{1}, so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{\left\{ x \mid x > \frac{a}{b} \right.}", r"\left\{ x \mid x > \frac{a}{b} \right."),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"$\boxed{ $18$. }$", "18"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{5} and, cut off, \boxed{\frac{1", "5"),
+        (r"\boxed{3} then an empty \boxed{}", "3"),
+        (r"so $\boxed 5.5$.", "5.5"),
+        (r"\fbox{7}", "7"),
+        ("\\boxed{\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}}", "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}"),
+        ("She has <<9*2=18>>18.\n#### 18", "18"),
+        ("a\n#### 1,234\n\nQ: and now?", "1,234"),
+        ("so 72 #### 72", "72"),
+        ("#### $18.50\n", "18.50"),
+        ("#### x", "x"),
+        ("#### 2. Now add\nThe answer is 7.", "7"),
+        ("The answer is 3.5. I hope it is correct.", "3.5"),
+        ("The answer is 4.\nNo: the answer is: -5", "-5"),
+        ("**Answer:** 18 dollars", "18 dollars"),
+        ("**Final Answer: 18** (see above)", "18"),
+        (r"The answer is \(12\pi\) inches.", r"12\pi"),
+        (r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
+        ("The answer is:\n\n$$\n(1, 2)\n$$", "(1, 2)"),
+        ("so it is.\n\n# Answer\n\n\\frac{3}{4}", r"\frac{3}{4}"),
+        (r"#### 3, or \boxed{4}; the answer is 5", "4"),
+        ("#### 3\n", "3"),
+        ("The answer is 5\n#### 3", "3"),
+        ("She makes $18 every day.", None),
+        (r"\boxed{", None),
+        ("Answer:", None),
+        ("", None),
+    ],
+)
+def test_extract(text, answer):
+    assert extract(text) == answer
+
+
+@pytest.mark.parametrize(
+    "a, b, is_same",
+    [
+        (r"\dfrac{1}{2}", r"\frac12", True),
+        (r"\frac1{20}", r"\tfrac{1}{20}", True),
+        (r"\left( 1,\, 2 \right)", "(1,2)", True),
+        (r"$x^{2}$", "x^2.", True),
+        (r"\text{Navin}", "Navin", True),
+        (r"11,\! 111", "11{,}111", True),
+        (r"5\,\text{cm}", "5 cm", True),
+        (r"90^{\circ}", "90°", True),
+        (r"\$18", "18", True),
+        ("1,000", "1000", False),
+        (r"\frac{1}{2}", "0.5", False),
+        (r"25\%", "25", False),
+        ("1 1/2", "11/2", False),
+        ("x", "X", False),
+        ("-0", "0", False),
+        (r"\leftarrow", "arrow", False),
+    ],
+)
+def test_same_string(a, b, is_same):
+    assert same(a, b, "string") == same(b, a, "string") == is_same
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("1,000", 1000),
+        (r"10,\!080", 10080),
+        (r"10\,080.50", Fraction("10080.5")),
+        ("-$1,234.5", Fraction("-1234.5")),
+        (r"168,000 \, \text{\$}", 168000),
+        (r"25\%", 25),
+        (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"-\frac12", Fraction(-1, 2)),
+        (r"1\frac{1}{2}", Fraction(3, 2)),
+        ("-1 1/2", Fraction(-3, 2)),
+        ("11/2", Fraction(11, 2)),
+        (".5", Fraction(1, 2)),
+        ("5.", 5),
+        ("-0", 0),
+        ("+7", 7),
+        ("€3", 3),
+        (r"864 \mbox{ inches}^2", 864),
+        (r"5 \, \text{cm}", 5),
+        (r"12\text{th}", 12),
+        ("18 dollars", 18),
+        ("60 miles per hour.", 60),
+        (r"76^\circ", 76),
+        ("2 million", None),
+        (r"2 \text{ million}", None),
+        ("2 pi", None),
+        ("2x", None),
+        ("1,00", None),
+        ("1,2", None),
+        ("100 200", None),
+        ("4343_6", None),
+        ("1e999999999", None),
+        ("9" * 5000, None),
+        ("1/0", None),
+        ("three", None),
+        ("", None),
+    ],
+)
+def test_as_number(text, value):
+    assert as_number(text) == value
+
+
+@pytest.mark.parametrize(
+    "gold, answer, is_same",
+    [
+        ("1000", "1,000.00", True),
+        (r"\frac{1}{3}", "0.333333", True),
+        (r"\frac{1}{3}", "0.33333", False),
+        ("0.25", r"25\%", False),  # the sign is a unit
+        ("1000000000", "1000000001", False),  # whole numbers are exact
+        ("1000000000.5", "1000000000.5000009", True),
+        ("0.0000001", "0.0000002", False),  # below 1 the tolerance is relative
+        ("0", "-0.0", True),
+        (r"\sqrt{2}", r"\sqrt {2}", True),  # no numbers: as strings
+        (r"\sqrt{2}", "1.41421356", False),
+        ("(1, 2)", "1,2", False),
+    ],
+)
+def test_same_number(gold, answer, is_same):
+    assert same(gold, answer, "number") == is_same
+
+
+@pytest.mark.parametrize(
+    "gold, answer, is_same",
+    [
+        (r"\frac{1}{2}", "0.5", True),
+        ("1000", "1,000", True),
+        ("0", "-0", True),
+        (r"\sqrt{8}", r"2\sqrt{2}", True),
+        ("x^2-1", "(x-1)(x+1)", True),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        ("(1,2)", "(2,1)", False),
+        ("[0,1)", "(0,1)", False),
+        (r"[0,\frac12)", "[0, 0.5)", True),
+        (r"5\text{ cm}", "5", True),
+        ("x=1", "1", True),
+        ("1", "2x+z=1", True),  # not symmetric: only the right side of an answer counts
+        ("2x+z=1", "1", False),
+        ("1<x<2", "(1,2)", True),
+        ("(1,2)", "1<x<2", False),
+        (r"\text{no solution}", "none", False),
+        ("25", r"25\%", False),  # Math-Verify cannot read this one in a box
+        (r"\foo{", r"\foo {", True),  # cannot be read either, but the strings are equal
+    ],
+)
+def test_same_math(gold, answer, is_same):
+    assert same(gold, answer, "math") == is_same
+
+
+@pytest.mark.parametrize("how", answers.RULES)
+def test_a_missing_answer_is_never_right(how):
+    assert not any(same(a, b, how) for a in (None, "", " $") for b in (None, "", " . ", "1"))
+    assert not same("1", None, how)
+
+
+def test_unknown_rule_names_the_key():
+    for call in (
+        lambda: same("1", "1", "sympy"),
+        lambda: group([], "sympy"),
+        lambda: grade_pool([], "sympy"),
+    ):
+        with pytest.raises(InputError, match="^how: found 'sympy', expected string, number or math$"):
+            call()
+
+
+def test_group_in_order_of_first_occurrence_without_pooling_none():
+    texts = [None, "0.5", "1", None, r"\frac{1}{2}", "", "1.0", "2"]
+    assert group(texts, "string") == [-1, 0, 1, -1, 2, -1, 3, 4]
+    assert group(texts, "number") == group(texts, "math") == [-1, 0, 1, -1, 0, -1, 1, 2]
+    assert group([None, None], "math") == [-1, -1] and group([], "math") == []
+    assert group(["1", "2x+z=1"], "math") == [0, 0]  # the first is the gold one
+    assert group(["2x+z=1", "1"], "math") == [0, 1]
+
+
+def test_normal_is_idempotent():
+    for text in (r"\left(\dfrac12, \text{ a b }\right).", r"1\,000 \text{ km}^{2}", "x  y 1 2"):
+        assert normal(normal(text)) == normal(text)
+
+
+def test_a_comparison_that_hangs_ends_in_bounded_time(monkeypatch):
+    monkeypatch.setattr(answers, "SECONDS", 1)
+    checker, start = Checker("math"), time.monotonic()
+    # In a thread, where Math-Verify's own limit raises.
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        pairs = [("5", TOWER), ("1", "1.0"), ("2", "3")]
+        verdicts = list(threads.map(lambda pair: checker.verdict(*pair), pairs))
+    checker.close()
+    assert verdicts == ["timeout", "same", "different"]
+    assert time.monotonic() - start < 30  # processor time is limited, so a busy machine takes longer
+
+
+def test_a_worker_that_dies_is_counted_and_replaced(tmp_path):
+    checker = Checker("math", cache=tmp_path / "cache.jsonl")
+    assert checker.verdict("1", "1.0") == "same"
+    worker = checker._idle.get()
+    worker.kill(), worker.wait()
+    checker._idle.put(worker)
+    assert [checker.verdict("1", "2"), checker.verdict("1", "3")] == ["crash", "different"]
+    checker.close()
+    assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == 2  # a crash is not kept
+
+
+def test_an_interrupted_comparison_leaves_no_reply_for_the_next(monkeypatch):
+    checker, ask = Checker("math"), answers._ask
+    checker.verdict("1", "2")
+
+    def interrupted(worker, gold, answer):
+        print(json.dumps([gold, answer]), file=worker.stdin, flush=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(answers, "_ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checker.verdict("1", "1.0")
+    monkeypatch.setattr(answers, "_ask", ask)
+    assert checker.verdict("1", "3") == "different"
+    checker.close()
+
+
+def test_grade_pool_counts_and_uses_its_cache(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(answers, "SECONDS", 1)
+    problems = pool((r"\frac{1}{2}", "0.5", "0.5", None, "3", r"\frac12"), ("7", TOWER, "!!", " ", "7.0"))
+    cache = tmp_path / "folder" / "cache.jsonl"
+    graded, counts = grade_pool(problems, "math", cache, workers=2)
+    correct = [[candidate.correct for candidate in problem.candidates] for problem in graded]
+    assert correct == [[True, True, False, False, True], [False, False, False, True]]
+    expected = {"candidates": 9, "same": 4, "different": 1, "unparsable": 1, "timeout": 1, "crash": 0}
+    expected |= {"no_answer": 2, "pairs": 6, "checked": 5}
+    assert {name: counts[name] for name in expected} == expected
+    assert counts["checker"].startswith("math-verify 0.") and "1 timeout, 0 crash" in capsys.readouterr().out
+    assert problems[0].candidates[0].correct is None  # the pool itself is left alone
+
+    with open(cache, "a") as file:
+        file.write('{"checker": "cut o')
+    monkeypatch.setattr(answers, "_start", lambda: pytest.fail("a worker started"))
+    again, counts = grade_pool(problems, "math", cache)
+    assert again == graded and counts == counts | expected | {"checked": 0}
+    assert group_pool(problems[:1], "number") == [[0, 0, -1, 1, 0]]
+
+    monkeypatch.undo()  # another time limit is another checker: nothing cached counts
+    _, counts = grade_pool(pool(("7", "7.0")), "math", cache)
+    assert counts["checked"] == 1
+    rows = [line for line in cache.read_text().splitlines() if line.endswith("}")]
+    assert len(rows) == 6 and all(json.loads(row)["verdict"] in answers.VERDICTS for row in rows)
+
+
+def test_group_pool_is_group_of_each_problem(tmp_path):
+    problems = pool(("1", "1", "1.0", None, "2"), ("5", "x+1", "1+x", "y"))
+    ids = group_pool(problems, "math", tmp_path / "cache.jsonl", workers=2)
+    assert ids == [[0, 0, -1, 1], [0, 0, 1]]
+
+
+def test_grade_pool_names_what_is_missing(tmp_path):
+    with pytest.raises(InputError, match="^problem p1: answer: found null, expected the right answer$"):
+        grade_pool(pool(("1", "1"), (None, "1")), "string")
+    with pytest.raises(InputError, match="^cache: .* cannot be read and written"):
+        grade_pool(pool(("1", "1")), "math", tmp_path)  # a folder
+
+
+def test_verdicts_do_not_depend_on_order_or_workers():
+    golds = [r"\frac{1}{2}", "x+y", r"\{1,2,3\}", "(1,2)", "a<b"]
+    pairs = [(gold, answer) for gold in golds for answer in ["0.5", r"\{3,2,1\}", "b>a", "y+x", "1,2"]]
+
+    def verdicts(workers, order):
+        checker = Checker("math", workers)
+        found = checker.map(lambda pair: checker.verdict(*pair), order, "checking", "pair")
+        checker.close()
+        return dict(zip(order, found, strict=True))
+
+    runs = [verdicts(1, pairs), verdicts(2, pairs[::-1])]
+    assert runs[0] == runs[1] and runs[0]["a<b", "b>a"] == "same"
+
+
+def test_import_is_light():
+    heavy = "{'jax', 'numpy', 'hydra', 'sympy', 'math_verify'} & set(sys.modules)"
+    code = f"import sys, prm_jax.answers; print({heavy})"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name, size", [("gsm8k", 2387), ("math500", 7613)])
+def test_extract_finds_the_boxes_of_the_real_pools(name, size):
+    with gzip.open(real_data(POOLS[name])) as file:
+        found = [(c["boxed"], extract(c["response"])) for row in file for c in json.loads(row)["candidates"]]
+    boxed = [pair for pair in found if pair[0] is not None]
+    assert len(boxed) == size and all(box == answer for box, answer in boxed)
+
+
+def test_extract_reads_gold_answers_and_human_labelled_solutions():
+    rows = [json.loads(line) for line in real_data("gsm8k/test.jsonl").read_text().splitlines()]
+    assert all(extract(row["answer"]) == row["answer"].split("#### ")[1].strip() for row in rows)
+    rows = [json.loads(line) for line in real_data("math/math500.jsonl").read_text().splitlines()]
+    wrong = [row["answer"] for row in rows if not same(row["answer"], extract(row["solution"]), "string")]
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, size, agree, wrong_problems", [("gsm8k", 2387, 2370, 4), ("math500", 7613, 7474, 9)]
+)
+def test_math_agrees_with_the_data_readme(tmp_path, name, size, agree, wrong_problems):
+    with gzip.open(real_data(POOLS[name])) as file:
+        rows = [json.loads(line) for line in file]
+    boxed = [(row, [c for c in row["candidates"] if c["boxed"] is not None]) for row in rows]
+    kept = [
+        Problem(row["problem_id"], "", row["gold"], tuple(Candidate(("s",), c["boxed"]) for c in candidates))
+        for row, candidates in boxed
+        if candidates
+    ]
+    labels = [[c["correct"] for c in candidates] for _, candidates in boxed if candidates]
+    graded, counts = grade_pool(kept, "math", tmp_path / "cache.jsonl")
+    wrong = collections.Counter(
+        problem.id
+        for problem, label in zip(graded, labels, strict=True)
+        for candidate, correct in zip(problem.candidates, label, strict=True)
+        if candidate.correct != correct
+    )
+    assert counts["candidates"] == size and counts["crash"] == 0
+    assert size - wrong.total() == agree and len(wrong) == wrong_problems
