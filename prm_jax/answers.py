@@ -2,11 +2,11 @@ r"""Final answers: extract them from a solution, compare them, group the equal o
 
 Three rules of comparison (`how`), each named in the results:
   string  `normal` texts are equal: LaTeX spacing, sizes and wrappers do not count, values do (1,000 is not 1000).
-  number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; whole numbers not at all.
-          Thousands separators, currency, percent sign (25\% is 25, as in GSM8K and MATH) and units do not count.
-          An answer that is no number is compared as a string.
-  math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) as it comes, on `\boxed{answer}`. It is not
-          symmetric: gold first (gold 1 takes x = 1 + 0 and 2x + z = 1, but not the other way round).
+  number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; two whole numbers are equal
+          or differ. Thousands separators, currency, units and the percent sign (25\% is 25, as in GSM8K and MATH) do
+          not count. An answer that is no number is compared as a string.
+  math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}`, all its settings as
+          they come. It is not symmetric, gold first: gold 1 takes 2x + z = 1, gold 2x + z = 1 does not take 1.
 
 Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may
 depend on the hash and random seeds. So it runs in worker processes with fixed seeds, and the kernel ends a worker that
@@ -48,17 +48,17 @@ ANSWER_IS = re.compile(
     r"(?:\banswer(?:\s+is\b|\**\s*:)|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)",
     re.IGNORECASE | re.MULTILINE,
 )
-STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*")  # the sentence, the formula or the bold type ends
+STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the formula or the bold type ends
 EDGES = re.compile(r"^(?:\s|\$|\*\*|\\[(\[])+|(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)+$")
 
 
 def extract(text: str) -> str | None:
     r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space.
 
-    The first of these that is there and not empty, the last one of its kind: a `\boxed{...}` whose braces close; GSM8K's
-    `#### x`, x the last line or a number alone on its line (a Markdown heading is neither); "answer is x", "Answer: x"
-    or PRM800K's "# Answer" with x below it, x up to the end of its sentence, formula or line. None if there is none: the
-    last number of a text is no stated answer.
+    The first of these that is there and not empty, the last one of its kind: a `\boxed{...}` whose braces close;
+    GSM8K's `#### x`, x the last line or a number alone on its line (a Markdown heading is neither); "answer is x",
+    "Answer: x" or PRM800K's "# Answer" with x below it, x up to the end of its sentence, formula or line. None if there
+    is none: the last number of a text is no stated answer.
     """
     boxes = (_box(text, match) for match in reversed(list(BOX.finditer(text))))
     hashes = (match[1] for match in reversed(list(HASHES.finditer(text))))
@@ -166,9 +166,9 @@ def group(answers: Sequence[str | None], how: str, checker: "Checker | None" = N
 def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, workers: int | None = None):
     """(the pools.Problems with `correct` of every candidate graded anew, counts); a line says the counts.
 
-    Counts: checker; candidates, and how many of them were `same`, `different`, `unparsable` (told apart as texts, because
-    one of the two is no number or expression), `timeout`, `crash`, `no_answer`: all but `same` are not correct; pairs,
-    the distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an earlier call (`cache`).
+    Counts: checker; candidates, and how many of them were `same`, `different`, `unparsable` (told apart as texts,
+    because one of the two is no number or expression), `timeout`, `crash`, `no_answer`: all but `same` are not correct;
+    pairs, the distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an earlier call (`cache`).
     """
     for problem in problems:
         if _blank(problem.answer):

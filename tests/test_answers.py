@@ -53,7 +53,7 @@ def pool(*problems):
         ("The answer is:\n\n$$\n(1, 2)\n$$", "(1, 2)"),
         ("so it is.\n\n# Answer\n\n\\frac{3}{4}", r"\frac{3}{4}"),
         (r"#### 3, or \boxed{4}; the answer is 5", "4"),
-        ("#### 3\n", "3"),
+        ("The answer is 2**3 = 8.", "2**3 = 8"),
         ("The answer is 5\n#### 3", "3"),
         ("She makes $18 every day.", None),
         (r"\boxed{", None),
