@@ -5,6 +5,7 @@ score: step scores of a file of solutions or of a pool, ranked and drawn.
 """
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from prm_jax.checkpoint import run_config
 from prm_jax.data import data_config, load_splits
 from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
+from prm_jax.model import choose_dtype
 from prm_jax.scoring import Verifier, load_verifier, score_solutions, write_scores
 from prm_jax.solutions import Solution
 
@@ -38,7 +40,7 @@ class EvaluateConfig:
     threshold: float
     max_solutions: int | None
     baselines: bool
-    input: str | list | None
+    input: str | None
     scores_name: str
     figures: int | list
     batch: BatchConfig
@@ -49,10 +51,16 @@ class EvaluateConfig:
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate a verifier: step metrics on held-out solutions (task=steps), or scores of your own (task=score)."""
-    data = cfg.data
+    data, given, folder = cfg.data, cfg, cli.output_dir()
     cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data",))
-    folder = cli.output_dir()
+    for name, n in {"batch.rows": cfg.batch.rows, "batch.tokens": cfg.batch.tokens}.items():
+        if n < 1:
+            raise InputError(f"{name}: got {n}, expected at least 1")
+    if cfg.max_solutions is not None and cfg.max_solutions < 1:
+        raise InputError(f"max_solutions: got {cfg.max_solutions}, expected at least 1, or null for all")
+    choose_dtype(cfg.dtype)
     checkpoint = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
+    cli.claim(folder, given)
     match cfg.task:
         case "steps":
             results, figures = evaluate_steps(cfg, data, cli.runs_of(checkpoint), folder)
@@ -60,7 +68,8 @@ def main(cfg):
             results, figures = evaluate_score(cfg, checkpoint, folder)
         case _:
             raise InputError(f"task: got {cfg.task!r}, expected steps or score")
-    results |= {"task": cfg.task, "threshold": cfg.threshold, "seed": cfg.seed, "versions": cli.versions()}
+    results |= {"task": cfg.task, "threshold": cfg.threshold, "seed": cfg.seed}
+    results.setdefault("versions", cli.versions())
     cli.write_json(folder / "results.json", results)
     print(f"results     {folder / 'results.json'}", *(f"figure      {path}" for path in figures), sep="\n")
 
@@ -76,7 +85,8 @@ def evaluate_steps(cfg: EvaluateConfig, data, checkpoints: Sequence[Path], folde
                 f"data: {checkpoint} is no run of ours, so name the data set to evaluate on: data=NAME"
             )
         data_cfg = data_config(own.data if data.name == "of_run" else data)
-        splits, counts = load_splits(data_cfg, own.seed if own else 0)
+        splits, counts = load_splits(data_cfg, own.seed if own else 0, labels_required=True)
+        cli.print_counts(counts)
         test = [s for s in splits["test"] if s.labels is not None][: cfg.max_solutions]
         if not test:
             raise InputError("data: the test split has no labelled solution")
@@ -86,9 +96,14 @@ def evaluate_steps(cfg: EvaluateConfig, data, checkpoints: Sequence[Path], folde
             batch_rows=cfg.batch.rows,
             row_tokens=cfg.batch.tokens,
         )
-        runs.append(measure(cfg, verifier, data_cfg, splits["train"], test, scores) | {"counts": counts})
+        summary = own and checkpoint / "summary.json"
+        trained = json.loads(summary.read_text()) if summary and summary.exists() else {}
+        cost = {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
+        runs.append(
+            measure(cfg, verifier, data_cfg, splits["train"], test, scores) | {"counts": counts} | cost
+        )
         write_scores(folder / f"scores_{len(runs) - 1}.jsonl", [s.id for s in test], scores)
-    results = average(runs) | {"runs": runs}
+    results = average(runs) | {"runs": runs, "versions": cli.versions()}
     print_steps(results)
     (folder / "figures").mkdir(exist_ok=True)
     return results, plots.step_figures(results, folder / "figures")
@@ -120,11 +135,11 @@ def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scor
     if cfg.baselines:
         tokenizer = verifier.tokenizer
         result["baselines"] = baseline_aurocs(step_table(train, tokenizer), step_table(test, tokenizer))
-    return result | {
-        "verifier": verifier.name,
-        "label_kind": verifier.label_kind,
-        "data": dataclasses.asdict(data_cfg),
-    }
+    return result | describe(verifier) | {"data": dataclasses.asdict(data_cfg)}
+
+
+def describe(verifier: Verifier) -> dict:
+    return {"verifier": verifier.name, "label_kind": verifier.label_kind, "objective": verifier.objective}
 
 
 def step_table(rows: list[Solution], tokenizer) -> Steps:
@@ -146,7 +161,7 @@ def average(runs: list[dict]) -> dict:
     names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not isinstance(x, bool)]
     mean = {name: statistics.fmean(run[name] for run in runs) for name in names}
     if len(runs) > 1:
-        mean["std"] = {name: statistics.stdev(run[name] for run in runs) for name in names}
+        mean["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
     if "baselines" in runs[0]:
         mean["baselines"] = {
             k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]
@@ -160,6 +175,8 @@ def print_steps(results: dict):
         f"verifier    {results['runs'][0]['verifier']}" + (f" and {n - 1} more runs: means" if n > 1 else "")
     )
     kinds = {run["label_kind"] for run in results["runs"]}
+    if results["runs"][0]["objective"] == "orm":
+        print("objective   orm: an outcome model, read at every step")
     print(
         f"held out    {results['n_solutions']:.0f} solutions, {results['n_steps']:.0f} labelled steps ({'/'.join(kinds)} labels)"
     )
@@ -192,6 +209,12 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
     else:
         found, _ = solutions.load(cfg.input, "native", **solutions.AS_IN_FILE)
         rows = [(s.id, s.problem, s.steps) for s in found]
+    wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
+    unknown = set(wanted or ()) - {row[0] for row in rows}
+    if unknown:
+        raise InputError(f"figures: no solution has the id {min(unknown)!r}")
+    if pool is not None and any(cfg.scores_name in c.step_scores for p in pool for c in p.candidates):
+        raise InputError(f"scores_name: {cfg.scores_name!r} is in the pool already, expected a new name")
     scores = score_solutions(
         verifier, [row[1:] for row in rows], batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens
     )
@@ -205,10 +228,8 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
     print(f"verifier    {verifier.name}", *(f"scores      {path}" for path in written), sep="\n")
     ranked = rank(rows, scores)
     print_ranking(ranked)
-    wanted = cfg.figures if isinstance(cfg.figures, list) else [r["id"] for r in ranked[: cfg.figures]]
-    unknown = set(wanted) - {row[0] for row in rows}
-    if unknown:
-        raise InputError(f"figures: no solution has the id {min(unknown)!r}")
+    if wanted is None:
+        wanted = [r["id"] for r in ranked[: cfg.figures]]
     (folder / "figures").mkdir(exist_ok=True)
     place = {row[0]: i for i, row in enumerate(rows)}
     figures = [
@@ -217,7 +238,7 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
         )
         for i in wanted
     ]
-    return {"verifier": verifier.name, "label_kind": verifier.label_kind, "ranking": ranked}, figures
+    return describe(verifier) | {"ranking": ranked}, figures
 
 
 def rank(rows, scores) -> list[dict]:

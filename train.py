@@ -62,6 +62,12 @@ class TrainConfig:
     eval: EvalConfig
 
     def __post_init__(self):
+        if self.seed < 0:
+            raise InputError(f"seed: got {self.seed}, expected at least 0")
+        if self.objective == "lm" and self.optimizer.freeze_backbone:
+            raise InputError(
+                "optimizer.freeze_backbone: got true, but objective=lm has no step head to train"
+            )
         counts = {
             name: getattr(self, name)
             for name in ("steps", "log_every", "checkpoint_every", "tokenizer_vocab")
@@ -76,16 +82,21 @@ class TrainConfig:
 @cli.command("train")
 def main(cfg):
     """Train a process reward model into a run folder."""
-    run = cli.output_dir()
+    run, given = cli.output_dir(), cfg
     if cfg.resume is not None:
+        run.rmdir()  # Hydra's new folder; the run goes on in its own
         run, cfg = cli.resumed(cfg, harmless=("resume", "log_every", "checkpoint_every", "tensorboard"))
-    elif (run / "metrics.jsonl").exists():
-        raise InputError(f"hydra.run.dir: {run} already holds a run; resume={run} goes on with it")
     data_cfg = data_config(cfg.data)
     cfg = cli.parse(cfg, TrainConfig, elsewhere=("data",))
+    if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
+        raise InputError(
+            "data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good"
+        )
+    if cfg.resume is None:
+        cli.claim(run, given)
     print(f"run folder  {run}")
 
-    splits, counts = load_splits(data_cfg, cfg.seed)
+    splits, counts = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
     examples = {}
@@ -98,10 +109,10 @@ def main(cfg):
             raise InputError(
                 f"data: the {split} split has no solution with a target for objective={cfg.objective}"
             )
-    lost = [
-        f", {n} {name}" for name, n in counts.items() if n and name.endswith(("dropped", "cut", "masked"))
-    ]
-    print(f"data        {len(examples['train'])} training solutions" + "".join(lost))
+    print(
+        f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions"
+    )
+    cli.print_counts(counts)
 
     model = make_model(cfg, tokenizer)
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)
@@ -150,7 +161,7 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
     checkpoints = Checkpoints(run)
     first, best = 0, {"eval_loss": math.inf}
     if cfg.resume is not None:
-        first, best = checkpoints.restore(model, opt, rows)
+        first, best = checkpoints.restore(model, opt, rows) or (first, best)
     log = MetricsLog(run, first, cfg.tensorboard)
     started, tokens = time.perf_counter(), 0
 
@@ -158,14 +169,7 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
         """The numbers of a step once the device has them; stops the run where they are not finite."""
         nonlocal tokens
         metrics = {name: float(x) for name, x in metrics.items()}
-        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
-            checkpoints.close()
-            kept = checkpoints.latest.latest_step()
-            raise InputError(
-                f"step {step}: the loss is {metrics['loss']}, its gradient norm {metrics['grad_norm']}; stopped. "
-                + (f"The checkpoint of step {kept} is whole" if kept else "No checkpoint was written yet")
-                + "; a lower optimizer.lr or a longer optimizer.warmup may help"
-            )
+        require_finite(step, metrics, checkpoints)
         tokens += metrics["n_tokens"]
         seconds = time.perf_counter() - started
         shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}"}
@@ -198,8 +202,10 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
                 continue
             record, pending = read(*pending), None
             is_best = False
+            # Before every save too: the step's own loss was finite before its update, not necessarily after.
+            scores = evaluate(model, held_out if evaluates else held_out[:1], cfg.loss)
+            require_finite(step, scores, checkpoints)
             if evaluates:
-                scores = evaluate(model, held_out, cfg.loss)
                 is_best = scores["eval_loss"] < best["eval_loss"]
                 best = {**scores, "best_step": step} if is_best else best
                 record |= scores
@@ -207,15 +213,29 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
                 bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
             if evaluates or step % cfg.log_every == 0:
                 log.write(record)
-            if saves or is_best:
+            stopping = stop.received is not None and not last
+            if saves or is_best or stopping:
                 checkpoints.save(step, model, opt, rows, best, is_best)
-            if stop.received and not last:
+            if stopping:
                 checkpoints.close()
                 name = stop.received.name
                 print(f"stopped     by {name} after step {step}; go on with: python train.py resume={run}")
                 sys.exit(128 + stop.received)
     checkpoints.close()
     return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started}
+
+
+def require_finite(step: int, numbers: dict[str, float], checkpoints: Checkpoints):
+    """Stops the run where a loss or a gradient norm is NaN or infinite; what was saved before stays as it is."""
+    broken = {name: x for name, x in numbers.items() if not math.isfinite(x)}
+    if broken:
+        checkpoints.close()
+        kept = checkpoints.latest.latest_step()
+        raise InputError(
+            f"step {step}: {', '.join(f'{name} is {x}' for name, x in broken.items())}; stopped. "
+            + (f"The checkpoint of step {kept} is good" if kept else "No checkpoint was written yet")
+            + "; a lower optimizer.lr or a longer optimizer.warmup may help"
+        )
 
 
 def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
@@ -269,13 +289,6 @@ class MetricsLog:
     """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
 
     def __init__(self, run: Path, first: int, tensorboard: bool):
-        path = run / "metrics.jsonl"
-        kept = []
-        if path.exists():
-            lines = path.read_text().splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
-        path.write_text("".join(line + "\n" for line in kept))
-        self.file = path.open("a")
         self.board = None
         if tensorboard:
             try:
@@ -284,7 +297,14 @@ class MetricsLog:
                 raise InputError(
                     "tensorboard: needs a package that is not installed: pip install tensorboardX"
                 ) from error
-            self.board = SummaryWriter(run / "tensorboard", purge_step=first + 1)
+            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
+        path = run / "metrics.jsonl"
+        kept = []
+        if path.exists():
+            lines = path.read_text().splitlines()
+            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
+        path.write_text("".join(line + "\n" for line in kept))
+        self.file = path.open("a")
 
     def write(self, record: dict):
         self.file.write(json.dumps(record) + "\n")

@@ -165,7 +165,10 @@ def value_labels(chain: Chain, steps: list[str], cfg: ArithmeticConfig) -> list[
         after.append(chance)
     after.reverse()
     parsed = [parse_step(step) for step in steps]
-    return [float(after[t][step[3]]) if step and t < len(after) else 0.0 for t, step in enumerate(parsed)]
+    return [
+        float(after[t][step[3]]) if step and t < len(after) and step[3] < MODULUS else 0.0
+        for t, step in enumerate(parsed)
+    ]
 
 
 def shares(frequencies: dict[str, float]) -> np.ndarray:
@@ -248,7 +251,7 @@ def sample_problems(cfg: ArithmeticConfig, n: int, split: str, seed: int) -> lis
         if low <= zlib.crc32(str(chain).encode()) % 100 < high:
             chains[str(chain)] = chain
     raise InputError(
-        f"data: only {len(chains)} distinct problems of {n} found; raise data.max_operations or ask for fewer"
+        f"data: only {len(chains)} distinct problems of {n} found; raise data.task.max_operations or ask for fewer"
     )
 
 

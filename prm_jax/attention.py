@@ -7,8 +7,6 @@ Key j is visible to query i when j <= i <= until_BL[b, j]: causality, and the la
 That one array says causal (until = L - 1 everywhere) and packed (until = last token of the key's own solution).
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -46,7 +44,7 @@ def _scores(q_bmK, k_bLK, until_BL):
 
 
 # The derivative is written out because XLA's own recomputes and transposes the probabilities, several times slower on CPU.
-@functools.partial(jax.custom_vjp, nondiff_argnums=())
+@jax.custom_vjp
 def _attend_flat(q_bmK, k_bLK, v_bLK, until_BL):
     return _forward(q_bmK, k_bLK, v_bLK, until_BL)[0]
 

@@ -9,7 +9,7 @@ import grain
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.formats import Format, check_marks, encode
+from prm_jax.formats import Format, encode
 from prm_jax.solutions import Solution
 
 
@@ -48,9 +48,8 @@ def make_examples(
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     encoded = encode(fmt, tokenizer, [(s.problem, s.steps) for s in solutions], end=objective == "lm")
     for solution, row in zip(solutions, encoded, strict=True):
-        check_marks(row, len(solution.steps), solution.id or "solution")
         label_T = targets(solution, objective)
-        ratings = solution.ratings or [None] * len(solution.steps)
+        ratings = (solution.ratings if objective == "prm" else None) or [None] * len(solution.steps)
         rating_T = np.array([np.nan if r is None else r for r in ratings], np.float32)
         example = Example(row.ids_L, row.mark_T, label_T, rating_T, row.start)
         if len(row.ids_L) > limit:
@@ -192,7 +191,7 @@ class PackedRows:
 
 
 def row_marks(examples: list[Example], row_tokens: int) -> int:
-    """Static number of mark slots a row: what the densest solution would need, bounded by the average density x 1.5."""
+    """Static number of mark slots a row: 1.5 x the average density, or what the solution with most steps needs if more."""
     marks, tokens = sum(len(e.mark_T) for e in examples), sum(len(e.ids_L) for e in examples)
     average = int(np.ceil(1.5 * row_tokens * marks / tokens))
     return -(-max(average, max(len(e.mark_T) for e in examples)) // 8) * 8

@@ -39,9 +39,10 @@ class BenchConfig:
 @cli.command("bench")
 def main(cfg):
     """Measure the speed of training on this machine."""
-    cfg = cli.parse(cfg, BenchConfig)
+    given, cfg = cfg, cli.parse(cfg, BenchConfig)
     if cfg.what != "train":
         raise InputError(f"what: got {cfg.what!r}, expected train")
+    cli.claim(cli.output_dir(), given)
     results = bench_train(cfg) | {"versions": cli.versions(), "device": jax.devices()[0].device_kind}
     for name, x in results.items():
         if isinstance(x, int | float):
@@ -61,8 +62,9 @@ def median_seconds(f, warmup: int, repeats: int) -> float:
     return statistics.median(times[warmup:])
 
 
-def matmul_peak(dtype: str, warmup: int, repeats: int, size: int = 2048) -> float:
+def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
     """FLOP/s of a large square matrix product in the compute dtype: the limit that this machine shows."""
+    size = 2048 if jax.devices()[0].platform == "cpu" else 8192  # long enough to hide an accelerator's launch
     a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
     product = jax.jit(jnp.matmul)
     return 2 * size**3 / median_seconds(lambda: product(a, b), warmup, repeats)
@@ -103,7 +105,10 @@ def bench_train(cfg: BenchConfig) -> dict:
     ]
     batch = {k: jnp.asarray(np.stack([row[k] for row in rows]))[None] for k in rows[0]}
     model = PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
-    opt = make_optimizer(model, OptimizerConfig(1e-4, 0.1, 0.1, 0.01, 0.9, 0.98, 1.0, False), 1000)
+    adamw = OptimizerConfig(
+        lr=1e-4, warmup=0.1, final_lr=0.1, weight_decay=0.01, b1=0.9, b2=0.98, clip=1.0, freeze_backbone=False
+    )
+    opt = make_optimizer(model, adamw, 1000)
     state, key, loss_cfg = [model, opt], jax.random.key(0), LossConfig("prm", 1.0, 0.0)
 
     def step():

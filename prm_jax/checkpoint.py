@@ -40,11 +40,14 @@ class Checkpoints:
             ),
         )
 
-    def restore(self, model, opt, rows) -> tuple[int, dict]:
-        """Fills `model`, `opt` and `rows` in place from the newest state; returns its step and notes."""
+    def restore(self, model, opt, rows) -> tuple[int, dict] | None:
+        """Fills `model`, `opt` and `rows` in place from the newest state; returns its step and notes.
+
+        None where the run was stopped before its first checkpoint: started again, it is the same run.
+        """
         step = self.latest.latest_step()
         if step is None:
-            raise InputError(f"resume: {self.latest.directory} holds no checkpoint")
+            return None
         out = self.latest.restore(
             step,
             args=args.Composite(

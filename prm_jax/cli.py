@@ -6,6 +6,7 @@ Hydra composes the configuration; everything else of the code sees frozen datacl
 import dataclasses
 import difflib
 import json
+import math
 import os
 import re
 import subprocess
@@ -26,9 +27,6 @@ from prm_jax import InputError
 
 CONF = Path(__file__).parent.parent / "conf"
 
-# `${or:a,b}`: the first that is not null. Lets a resumed run keep its Hydra files inside the folder that it goes on with.
-OmegaConf.register_new_resolver("or", lambda a, b: b if a is None else a, replace=True)
-
 
 def command(config_name: str):
     """Decorator for a `main(cfg)`: Hydra's, with the commented configuration as --help and one clear line an error."""
@@ -41,7 +39,10 @@ def command(config_name: str):
                 main(cfg)
             except InputError as error:
                 # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
-                if HydraConfig.get().mode == RunMode.MULTIRUN or full_error:
+                if full_error:
+                    raise
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
                     raise
                 sys.exit(one_line(error))
 
@@ -59,7 +60,7 @@ def command(config_name: str):
             )
             try:
                 run()
-            except (InputError, hydra.errors.HydraException) as error:
+            except (InputError, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 sys.exit(one_line(error, config_name))
             finally:
                 os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -94,7 +95,8 @@ def known_keys(config_name: str) -> list[str]:
 def print_help(config_name: str, doc: str):
     """The commented configuration files: Hydra's own help drops the comments, which say what each key means."""
     print(doc.strip(), end="\n\n")
-    print(f"Usage: python {Path(sys.argv[0]).name} [key=value ...] [-m key=value1,value2 ...]\n")
+    command = Path(sys.argv[0]).name if config_name in ("train", "evaluate") else f"-m prm_jax.{config_name}"
+    print(f"Usage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
     top = (CONF / f"{config_name}.yaml").read_text()
     print(top.strip())
     groups = re.findall(r"^  - (?:optional )?/?(\w+): (\w+)", top, flags=re.MULTILINE)
@@ -127,15 +129,17 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):
         )
     except OmegaConfBaseException as error:  # a `???` without a value, or a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{key}: got {values!r}, expected a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
     hints = typing.get_type_hints(cls)
     dot = f"{key}." if key else ""
-    for unknown in values.keys() - hints.keys():
+    for unknown in sorted(values.keys() - hints.keys(), key=str):
         close = difflib.get_close_matches(str(unknown), hints.keys(), n=1)
         raise InputError(
             f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else "")
         )
-    for missing in hints.keys() - values.keys():
+    for missing in (name for name in hints if name not in values):
         raise InputError(f"{dot}{missing}: missing key, expected {type_name(hints[missing])}")
     return cls(**{name: _value(values[name], hint, f"{dot}{name}") for name, hint in hints.items()})
 
@@ -149,6 +153,10 @@ def _value(value, hint, key: str):
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
+            if origin is dict:
+                return {
+                    name: _value(x, typing.get_args(kind)[1], f"{key}.{name}") for name, x in value.items()
+                }
             return value
     raise InputError(f"{key}: got {value!r}, expected {type_name(hint)}")
 
@@ -165,6 +173,22 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def claim(folder: Path, cfg: DictConfig):
+    """Makes an output folder this command's own, and records its configuration there, as Hydra lays it out.
+
+    Hydra's own record is switched off: it is written before the command could refuse a folder that holds a run already.
+    """
+    try:
+        (folder / ".hydra").mkdir()
+    except FileExistsError:
+        hint = f"; resume={folder} goes on with it" if (folder / "checkpoints").is_dir() else ""
+        raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation{hint}") from None
+    OmegaConf.save(cfg, folder / ".hydra" / "config.yaml")
+    OmegaConf.save(
+        OmegaConf.create(list(HydraConfig.get().overrides.task)), folder / ".hydra" / "overrides.yaml"
+    )
+
+
 def progress(what: str, total: int, unit: str, initial: int = 0) -> tqdm:
     """A progress bar with the time left; one line every 20 seconds where the output is a file."""
     interval = 0.5 if sys.stderr.isatty() else 20
@@ -174,24 +198,32 @@ def progress(what: str, total: int, unit: str, initial: int = 0) -> tqdm:
 
 
 def newest_run(root: str = "runs") -> Path:
-    """The training run that finished last under `root`."""
-    finished = sorted(Path(root).glob("**/checkpoints/../summary.json"), key=lambda p: p.stat().st_mtime)
+    """The training run that finished last under `root`, language models left aside: they cannot score."""
+    summaries = sorted(Path(root).glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
+    finished = [
+        path.parent for path in summaries if json.loads(path.read_text()).get("objective") in ("prm", "orm")
+    ]
     if not finished:
+        where = Path(root).resolve()
         raise InputError(
-            f"checkpoint: no finished run under {Path(root).resolve()}; run `python train.py` first, or name one"
+            f"checkpoint: no finished run under {where}; run `python train.py` first, or name one"
         )
-    return finished[-1].parent.resolve()
+    return finished[-1].resolve()
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The runs of a checkpoint argument: the numbered runs of a sweep folder, or the one folder that it is."""
-    if (folder / "checkpoints").is_dir() or not folder.is_dir():
+    """The runs of a checkpoint argument: the finished numbered runs of a sweep folder, or the one folder that it is."""
+    numbered = sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
+    if (folder / "checkpoints").is_dir() or not numbered:
         return [folder]
-    numbered = [p for p in folder.iterdir() if p.name.isdigit() and (p / "checkpoints").is_dir()]
-    unfinished = [p.name for p in numbered if not (p / "summary.json").exists()]
-    if unfinished:
-        print(f"left out    {len(unfinished)} unfinished runs of the sweep: {', '.join(sorted(unfinished))}")
-    return sorted((p for p in numbered if p.name not in unfinished), key=lambda p: int(p.name)) or [folder]
+    finished = [p for p in numbered if (p / "summary.json").exists()]
+    if not finished:
+        raise InputError(f"checkpoint: {folder} holds {len(numbered)} runs of a sweep, none of them finished")
+    if len(finished) < len(numbered):
+        print(
+            f"left out    {len(numbered) - len(finished)} of {len(numbered)} runs of the sweep: not finished"
+        )
+    return finished
 
 
 def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfig]:
@@ -199,15 +231,14 @@ def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfi
 
     Keys given on this command line must agree with it, but for the `harmless` ones, on which no result depends.
     """
-    run = Path(cfg.resume).resolve()
+    run = Path(str(cfg.resume)).resolve()
     if not (run / ".hydra" / "config.yaml").exists():
         raise InputError(f"resume: {run} is no run folder (it has no .hydra/config.yaml)")
     stored = OmegaConf.load(run / ".hydra" / "config.yaml")
-    before = list(OmegaConf.load(run / ".hydra" / "overrides.yaml"))
-    asked = list(HydraConfig.get().overrides.task)
-    name = HydraConfig.get().job.config_name
-    old, new = (dict(leaves(hydra.compose(name, overrides=o))) for o in (before, before + asked))
-    changed = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
+    old, new = dict(leaves(stored)), dict(leaves(cfg))
+    asked = [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
+    keys = [key for key in new.keys() | old.keys() if any(key == a or key.startswith(f"{a}.") for a in asked)]
+    changed = sorted(key for key in keys if new.get(key) != old.get(key))
     refused = [f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in changed if key not in harmless]
     if refused:
         raise InputError(f"resume: {', '.join(refused)}: would change the result; start a new run instead")
@@ -227,10 +258,26 @@ def leaves(node, prefix: str = ""):
             yield f"{prefix}{key}", value
 
 
+def print_counts(counts: dict[str, float]):
+    """One line of everything that was dropped, cut, masked or odd in the data; the totals are left out."""
+    totals = ("rows", "solutions", "steps", "labels")
+    odd = [f"{n:.4g} {name}" for name, n in counts.items() if n and name not in totals]
+    if odd:
+        print(f"counts      {', '.join(odd)}")
+
+
 def write_json(path: Path, value):
-    """Writes a JSON file at once or not at all."""
+    """Writes a JSON file at once or not at all; a number that is undefined (NaN, infinite) is written as null."""
+
+    def defined(x):
+        if isinstance(x, dict):
+            return {name: defined(y) for name, y in x.items()}
+        if isinstance(x, list | tuple):
+            return [defined(y) for y in x]
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2, allow_nan=True) + "\n")
+    temporary.write_text(json.dumps(defined(value), indent=2, allow_nan=False) + "\n")
     temporary.replace(path)
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from omegaconf import OmegaConf
+
 from prm_jax import InputError, arithmetic, solutions
 from prm_jax.arithmetic import ArithmeticConfig
 from prm_jax.cli import parse
@@ -44,7 +46,17 @@ DataConfig = FileData | ArithmeticData
 
 def data_config(node) -> DataConfig:
     """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
-    cfg = parse(node, ArithmeticData if node["name"] == "arithmetic" else FileData, "data")
+    name = node.get("name") if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, "name") else None
+    if name not in ("arithmetic", *solutions.OPTIONS["kind"]):
+        raise InputError(
+            f"data.name: got {name!r}, expected arithmetic, {', '.join(solutions.OPTIONS['kind'])}"
+        )
+    cfg = parse(node, ArithmeticData if name == "arithmetic" else FileData, "data")
+    for key in solutions.OPTIONS.keys() & vars(cfg).keys():
+        if getattr(cfg, key) not in solutions.OPTIONS[key]:
+            raise InputError(
+                f"data.{key}: got {getattr(cfg, key)!r}, expected {', '.join(solutions.OPTIONS[key])}"
+            )
     if cfg.label_kind not in ("correctness", "value"):
         raise InputError(f"data.label_kind: got {cfg.label_kind!r}, expected correctness or value")
     if cfg.label_kind == "value" and cfg.after_first_error != "keep":
@@ -54,8 +66,13 @@ def data_config(node) -> DataConfig:
     return cfg
 
 
-def load_splits(cfg: DataConfig, seed: int) -> tuple[dict[str, list[Solution]], dict[str, int]]:
-    """{train, validation, test: solutions}, and counts of everything read, masked and dropped."""
+def load_splits(
+    cfg: DataConfig, seed: int, labels_required: bool = False
+) -> tuple[dict[str, list[Solution]], dict[str, int]]:
+    """{train, validation, test: solutions}, and counts of everything read, masked and dropped.
+
+    With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
+    """
     if isinstance(cfg, ArithmeticData):
         return load_arithmetic(cfg, seed)
     if (cfg.path is None) == (cfg.hub is None):
@@ -66,8 +83,17 @@ def load_splits(cfg: DataConfig, seed: int) -> tuple[dict[str, list[Solution]], 
         key: getattr(cfg, key) for key in ("neutral", "after_first_error", "alternatives", "duplicates")
     }
     options["quality_control"] = cfg.quality_control
-    rows, counts = solutions.load(cfg.path or cfg.hub, cfg.name, split=cfg.hub and cfg.hub_split, **options)
-    train, validation, test = solutions.split_by_problem(rows, cfg.folds, cfg.fold)
+    rows, counts = solutions.load(
+        cfg.path or cfg.hub,
+        cfg.name,
+        split=cfg.hub and cfg.hub_split,
+        labels_required=labels_required,
+        **options,
+    )
+    try:
+        train, validation, test = solutions.split_by_problem(rows, cfg.folds, cfg.fold)
+    except InputError as error:
+        raise InputError(f"data.{error}") from None
     return {"train": train, "validation": validation, "test": test}, counts
 
 
@@ -76,6 +102,10 @@ def load_arithmetic(cfg: ArithmeticData, seed: int):
     if cfg.train_split not in ("train", "base"):
         raise InputError(f"data.train_split: got {cfg.train_split!r}, expected train or base")
     sizes = {"train": cfg.solutions, "validation": cfg.test_solutions, "test": cfg.test_solutions}
+    if min(cfg.solutions, cfg.test_solutions) < 1:
+        raise InputError(
+            f"data.solutions: got {cfg.solutions} and {cfg.test_solutions} to test, expected at least 1"
+        )
     splits = {}
     for name, n in sizes.items():
         source = cfg.train_split if name == "train" else name

@@ -142,7 +142,10 @@ class ModelChoice:
         if not 0 <= self.head_dropout < 1:
             raise InputError(f"model.head_dropout: got {self.head_dropout}, expected a number in [0, 1)")
         base = model_config(config, where)
-        names = [f.name for f in dataclasses.fields(self) if "None" in str(f.type)]
+        names = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "rope_theta", "tied")
+        for name in names[:-2]:
+            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
+                raise InputError(f"model.{name}: got {getattr(self, name)}, expected at least 1")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
         changed = {
             name: (value, getattr(base, name))
@@ -288,8 +291,11 @@ def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return 0.02 * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
 
 
-def save(folder: Path, model: PRM, tokenizer):
-    """Writes config.json, model.safetensors (float32) and the tokenizer, as transformers' own classes read them."""
+def save(folder: Path, model: PRM, tokenizer, **notes):
+    """Writes config.json, model.safetensors (float32) and the tokenizer, as transformers' own classes read them.
+
+    `notes` (format, label kind, objective) go into config.json under `prm_jax`, which transformers leaves alone.
+    """
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -310,7 +316,9 @@ def save(folder: Path, model: PRM, tokenizer):
         if key in state:
             put(name, transposed, state[key])
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(hf_config(model.cfg, tokenizer), indent=2) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"
+    )
     tokenizer.save_pretrained(folder)
 
 
@@ -340,10 +348,16 @@ def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     from prm_jax.checkpoint import load_run  # which itself reads the layouts of this file
 
-    cfg = cli.parse(cfg, ExportConfig)
+    given, cfg = cfg, cli.parse(cfg, ExportConfig)
+    cli.claim(cli.output_dir(), given)
     run = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
-    model, tokenizer, _, step = load_run(run, cfg.which, "float32")
-    save(Path(cfg.to), model, tokenizer)
+    model, tokenizer, config, step = load_run(run, cfg.which, "float32")
+    notes = {
+        "format": dict(config.format),
+        "label_kind": config.data.label_kind,
+        "objective": config.objective,
+    }
+    save(Path(cfg.to), model, tokenizer, **notes)
     size = sum(path.stat().st_size for path in Path(cfg.to).iterdir())
     print(f"exported    step {step} of {run} to {cfg.to}, {size / 2**20:.2f} MiB")
 

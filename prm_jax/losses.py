@@ -30,7 +30,8 @@ def step_loss(logit_BTC, label_BT, rating_BT, head: str, pos_weight=1.0):
         rated_BT = ~jnp.isnan(rating_BT)
         class_BT = jnp.where(rated_BT, rating_BT + 1, 0).astype(jnp.int32)
         rating_loss_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BTC, class_BT)
-        loss_BT = jnp.where(rated_BT, rating_loss_BT, loss_BT)
+        weight_BT = jnp.where(class_BT > 0, pos_weight, 1.0)  # neutral and positive are good
+        loss_BT = jnp.where(rated_BT, rating_loss_BT * weight_BT, loss_BT)
     return loss_BT
 
 

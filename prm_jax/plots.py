@@ -22,11 +22,22 @@ def save(figure, path: Path) -> Path:
     return path
 
 
+def plain(text: str) -> str:
+    """Text as it is: matplotlib would read what stands between two $ as its own mathematics, and fail on \\boxed."""
+    return text.replace("$", r"\$")
+
+
 def caption(figure, results: dict):
+    """What a number rests on: solutions, steps, seeds, cost, commit."""
     runs = results["runs"]
-    seeds = "" if len(runs) == 1 else f", mean of {len(runs)} runs"
-    text = f"{results['n_solutions']:.0f} held-out solutions, {results['n_steps']:.0f} labelled steps{seeds}; {runs[0]['verifier']}"
-    figure.text(0, -0.02, textwrap.fill(text, 120), fontsize=6.5, color=GREY, va="top")
+    text = f"{results['n_solutions']:.0f} held-out solutions, {results['n_steps']:.0f} labelled steps"
+    text += f" of the {runs[0]['data']['name']} data; {runs[0]['verifier']}"
+    text += "" if len(runs) == 1 else f" and {len(runs) - 1} more runs: means"
+    for key, name in (("train_seed", "seed"), ("train_seconds", "training seconds")):
+        values = [f"{run[key]:.0f}" for run in runs if run.get(key) is not None]
+        text += f"; {name} {', '.join(values)}" if values else ""
+    text += f"; commit {results['versions']['commit'][:10]}"
+    figure.text(0, -0.02, plain(textwrap.fill(text, 150)), fontsize=6.5, color=GREY, va="top")
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
@@ -79,7 +90,9 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
 
 def solution_figure(name, problem, steps, score_T, threshold: float, folder: Path, verifier: str) -> Path:
     """One solution: a bar for every step's P(good), coloured by it, the weakest step marked."""
-    wrapped = [textwrap.shorten(f"{t + 1}. {step}", 90, placeholder=" ...") for t, step in enumerate(steps)]
+    wrapped = [
+        plain(textwrap.shorten(f"{t + 1}. {step}", 90, placeholder=" ...")) for t, step in enumerate(steps)
+    ]
     figure, axes = plt.subplots(figsize=(9, 1.3 + 0.32 * len(steps)), layout="constrained")
     weakest = int(np.argmin(score_T))
     axes.barh(
@@ -93,6 +106,6 @@ def solution_figure(name, problem, steps, score_T, threshold: float, folder: Pat
     axes.set_yticks(range(len(steps)), wrapped)
     axes.set(xlim=(0, 1), xlabel=f"P(step good), threshold {threshold:g}")
     axes.invert_yaxis()
-    axes.set_title(textwrap.fill(textwrap.shorten(problem, 220, placeholder=" ..."), 100), loc="left")
-    figure.text(0, -0.02, f"{name}; {verifier}", fontsize=6.5, color=GREY, va="top")
+    axes.set_title(plain(textwrap.fill(textwrap.shorten(problem, 220, placeholder=" ..."), 100)), loc="left")
+    figure.text(0, -0.02, plain(f"{name}; {verifier}"), fontsize=6.5, color=GREY, va="top")
     return save(figure, folder / f"solution_{re.sub(r'[^A-Za-z0-9._-]+', '_', str(name))}.png")

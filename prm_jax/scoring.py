@@ -26,6 +26,7 @@ class Verifier:
     tokenizer: object
     format: Format
     label_kind: str  # what its scores mean: correctness or value
+    objective: str  # prm, or orm: an outcome model read at every step
     name: str  # folder and step, for results and figures
 
 
@@ -39,19 +40,15 @@ def load_verifier(path: str | Path, which: str, fmt: Format, dtype: str) -> Veri
         if head == "none":
             raise InputError(f"{folder}: has no step head (score.weight), so it cannot score steps")
         model = hf.load(folder, hf.model_config(config, str(folder / "config.json"), head=head, dtype=dtype))
-        return Verifier(
-            model, hf.load_tokenizer(folder), fmt, config.get("label_kind", "correctness"), str(path)
-        )
+        notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
+        fmt = cli.parse(notes["format"], Format, "format") if "format" in notes else fmt
+        kind, objective = notes.get("label_kind", "correctness"), notes.get("objective", "prm")
+        return Verifier(model, hf.load_tokenizer(folder), fmt, kind, objective, str(path))
     model, tokenizer, run, step = checkpoint.load_run(folder, which, dtype)
     if run.objective == "lm":
         raise InputError(f"{folder}: was trained with objective=lm, so it cannot score steps")
-    return Verifier(
-        model,
-        tokenizer,
-        cli.parse(run.format, Format, "format"),
-        run.data.label_kind,
-        f"{folder} step {step}",
-    )
+    fmt = cli.parse(run.format, Format, "format")
+    return Verifier(model, tokenizer, fmt, run.data.label_kind, run.objective, f"{folder} step {step}")
 
 
 @functools.partial(jax.jit, static_argnames="head")

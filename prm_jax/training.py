@@ -42,6 +42,18 @@ class OptimizerConfig:
     clip: float  # largest global gradient norm
     freeze_backbone: bool  # train the step head alone
 
+    def __post_init__(self):
+        for name, low, high in (("warmup", 0, 1), ("final_lr", 0, 1), ("b1", 0, 1), ("b2", 0, 1)):
+            if not low <= getattr(self, name) <= high:
+                raise InputError(
+                    f"optimizer.{name}: got {getattr(self, name)}, expected a number in [{low}, {high}]"
+                )
+        for name in ("lr", "clip"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number above 0")
+        if self.weight_decay < 0:
+            raise InputError(f"optimizer.weight_decay: got {self.weight_decay}, expected at least 0")
+
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
     warmup = max(1, round(cfg.warmup * steps))

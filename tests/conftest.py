@@ -1,4 +1,4 @@
-"""Shared by all tests: eight fake devices, tiny models, and where real data lie."""
+"""Shared by all tests: tiny models, and where real data lie."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,11 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 
-import jax
 import numpy as np
 import pytest
 from flax import nnx
 
 from prm_jax.model import PRM, ModelConfig
-
-jax.config.update("jax_num_cpu_devices", 8)  # before any array exists
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))

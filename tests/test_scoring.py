@@ -21,7 +21,7 @@ def verifier():
     tokenizer = train_tokenizer(["7 + 5 = 2"], 280)
     model = PRM(dataclasses.replace(TINY, vocab=320, head="binary"), rngs=nnx.Rngs(0))
     model.w_head[...] = model.w_head[...] * 100  # scores away from 0.5
-    return Verifier(model, tokenizer, PLAIN, "correctness", "tiny")
+    return Verifier(model, tokenizer, PLAIN, "correctness", "prm", "tiny")
 
 
 def random_rows(rng, n):
@@ -66,6 +66,13 @@ def test_hugging_face_folder_scores_as_the_model_it_was_saved_from(verifier, rng
         *(score_solutions(v, rows, batch_rows=4, row_tokens=128) for v in (verifier, loaded)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
+
+
+def test_an_export_carries_its_format_and_the_meaning_of_its_labels(verifier, tmp_path):
+    notes = {"format": {"name": "plain", "separator": "\n\n"}, "label_kind": "value", "objective": "orm"}
+    hf.save(tmp_path, verifier.model, verifier.tokenizer, **notes)
+    loaded = load_verifier(tmp_path, "best", PLAIN, "float32")
+    assert (loaded.format.separator, loaded.label_kind, loaded.objective) == ("\n\n", "value", "orm")
 
 
 def test_a_language_model_cannot_score(verifier, tmp_path):

@@ -21,9 +21,9 @@ SMALL = [
     "steps=12",
     "data.solutions=300",
     "data.test_solutions=60",
-    "eval.every=4",
+    "eval.every=5",
     "checkpoint_every=2",
-    "log_every=1",
+    "log_every=3",
     "batch.rows=4",
 ]
 
@@ -87,8 +87,8 @@ def test_run_folder_and_its_evaluation(finished):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"] and summary["label_kind"] == "correctness" and summary["seed"] == 0
     assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]
-    assert [row["step"] for row in records(folder)] == list(range(1, 13))
-    assert {"eval_loss", "eval_accuracy"} <= records(folder)[3].keys()
+    assert [row["step"] for row in records(folder)] == [3, 5, 6, 9, 10, 12]  # logged or evaluated, each once
+    assert {"eval_loss", "eval_accuracy"} <= records(folder)[1].keys()
 
     out, _ = run("evaluate.py", "hydra.run.dir=runs/evaluate/a", cwd=cwd)  # the newest finished run
     results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
@@ -154,36 +154,50 @@ def test_scoring_a_file_and_a_pool(finished, tmp_path):
     np.testing.assert_allclose(scored.candidates[0].step_scores["mine"], scores["a"], atol=1e-6)
 
 
+def kill_after(process, folder, step):
+    """SIGKILL as soon as a checkpoint of at least `step` is complete; fails if the run ended first."""
+    latest = folder / "checkpoints" / "latest"
+    while not any(int(p.name) >= step for p in latest.glob("*") if p.name.isdigit()):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
+
+
 @pytest.mark.slow
-def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(finished):
-    cwd, _ = finished
-    whole = cwd / "runs/train/whole"
+def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(tmp_path):
+    """Killed before the first checkpoint and at two random ones; log, evaluation and checkpoint steps all differ."""
+    long = [*SMALL, "steps=60", "eval.every=7"]
+    run("train.py", *long, "hydra.run.dir=whole", cwd=tmp_path)
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    process = start("train.py", *long, "hydra.run.dir=killed", cwd=tmp_path)
+    while not (folder / "model").exists():
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
     rng = np.random.default_rng(int.from_bytes(os.urandom(4)))
-    stops = sorted(int(s) for s in rng.choice(np.arange(3, 11), 3, replace=False))
-    folder = cwd / "runs/train/killed"
-    for number, stop in enumerate(stops):
-        args = [f"resume={folder}"] if number else [*SMALL, f"hydra.run.dir={folder}"]
-        process = start("train.py", *args, cwd=cwd)
-        deadline = time.time() + 120
-        while process.poll() is None and time.time() < deadline:
-            log = folder / "metrics.jsonl"
-            if log.exists() and log.read_text().count("\n") >= stop:
-                break
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    if not (folder / "summary.json").exists():
-        run("train.py", f"resume={folder}", cwd=cwd)
+    stops = [int(rng.integers(2, 20)), int(rng.integers(24, 50))]
+    for stop in stops:
+        kill_after(start("train.py", "resume=killed", cwd=tmp_path), folder, stop)
+    run("train.py", f"resume={folder}", cwd=tmp_path)
     assert records(folder) == records(whole), f"stops {stops}"
-    for mine, theirs in zip(parameters(folder, 12), parameters(whole, 12), strict=True):
+    for mine, theirs in zip(parameters(folder, 60), parameters(whole, 60), strict=True):
         np.testing.assert_array_equal(mine, theirs, err_msg=f"stops {stops}")
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(finished):
-    cwd, _ = finished
-    folder = cwd / "runs/train/stopped"
-    process = start("train.py", *SMALL, "steps=4000", "eval.every=4000", f"hydra.run.dir={folder}", cwd=cwd)
+def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(tmp_path):
+    folder = tmp_path / "stopped"
+    args = [
+        *SMALL,
+        "steps=4000",
+        "eval.every=4000",
+        "checkpoint_every=4000",
+        "log_every=1",
+        f"hydra.run.dir={folder}",
+    ]
+    process = start("train.py", *args, cwd=tmp_path)
     while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").read_text().count("\n") < 3:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -193,10 +207,31 @@ def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(finished)
     step = int(re.search(r"by SIGTERM after step (\d+); go on with: python train.py resume=", out)[1])
     assert (folder / "checkpoints/latest" / str(step)).is_dir() and not (folder / "summary.json").exists()
     assert [row["step"] for row in records(folder)] == list(range(1, step + 1))
-    _, err = run("train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7", cwd=cwd, code=1)
+    before = (folder / ".hydra/config.yaml").read_text()
+    _, err = run("train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7", cwd=tmp_path, code=1)
     assert re.fullmatch(
         r"error: resume: optimizer.lr \(was 0.\d+, asked 1\): would change the result.*\n", err
     )
+    _, err = run("train.py", f"hydra.run.dir={folder}", "optimizer.lr=1", cwd=tmp_path, code=1)
+    assert "already holds a run" in err and (folder / ".hydra/config.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path):
+    _, err = run(
+        "train.py",
+        *SMALL,
+        "optimizer.lr=1e30",
+        "optimizer.clip=1e30",
+        "hydra.run.dir=r",
+        cwd=tmp_path,
+        code=1,
+    )
+    assert (
+        re.search(r"^error: step \d+: \w+ is (nan|inf).*stopped", err, flags=re.MULTILINE)
+        and "Traceback" not in err
+    )
+    assert not (tmp_path / "r/summary.json").exists()
 
 
 BAD = [
@@ -221,6 +256,16 @@ BAD = [
     (["format.separator=''"], r"format.separator: is empty"),
     (["data.label_kind=value"], r"data.after_first_error: value labels"),
     (["steps=0"], r"steps: got 0, expected at least 1"),
+    (["optimizer=adam"], r"optimizer: got 'adam', expected a section"),
+    (["data=files"], r"data.name: got None, expected arithmetic"),
+    (["data.task.operations.max=lots"], r"data.task.operations.max: got 'lots', expected a number"),
+    (["seed=-1"], r"seed: got -1, expected at least 0"),
+    (["model.layers=0", "init=random"], r"model.layers: got 0, expected at least 1"),
+    (["optimizer.clip=0"], r"optimizer.clip: got 0.0, expected a number above 0"),
+    (
+        ["data=prm800k", "data.path=x", "data.neutral=fine"],
+        r"data.neutral: got 'fine', expected good, bad, mask",
+    ),
 ]
 
 
@@ -252,6 +297,16 @@ def test_bad_rows_name_file_line_and_field(row, message, monkeypatch, tmp_path):
     error = call(train.main, monkeypatch, "train.py", "data=jsonl", "data.path=rows.jsonl")
     assert re.search("rows.jsonl " + message, error), error
     assert "\n" not in error
+
+
+def test_figures_draw_latex_as_text(tmp_path):
+    from prm_jax import plots
+
+    steps = ("It is $\\boxed{2}$.", "costs $5 and $6", "x_1 \\frac{1}{2} $")
+    path = plots.solution_figure(
+        "a$b", "What is $\\frac{4}{2}$?", steps, np.array([0.9, 0.2, 0.5]), 0.5, tmp_path, "v"
+    )
+    assert path.stat().st_size > 5_000
 
 
 def test_bad_evaluations(monkeypatch, tmp_path):
@@ -287,7 +342,10 @@ def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
     train.main()
     text = capsys.readouterr().out
     for key in cli.known_keys("train"):
-        assert re.search(rf"^\s*{key.split('.')[-1]}:", text, flags=re.MULTILINE), key
+        line = re.search(rf"^\s*{key.split('.')[-1]}:.*$", text, flags=re.MULTILINE) or re.search(
+            rf"[{{,] *\"?{re.escape(key.split('.')[-1])}\"?:", text
+        )
+        assert line, key
     assert "data=prm800k" in text and "# peak learning rate" in text
 
 
