@@ -156,9 +156,9 @@ def test_scoring_a_file_and_a_pool(finished, tmp_path):
 
 def kill_after(process, folder, step):
     """SIGKILL as soon as a checkpoint of at least `step` is complete; fails if the run ended first."""
-    latest = folder / "checkpoints" / "latest"
+    latest, deadline = folder / "checkpoints" / "latest", time.time() + 120
     while not any(int(p.name) >= step for p in latest.glob("*") if p.name.isdigit()):
-        assert process.poll() is None, process.communicate()
+        assert process.poll() is None and time.time() < deadline, process.communicate()
         time.sleep(0.002)
     process.kill()
     process.communicate()
@@ -173,6 +173,7 @@ def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     process = start("train.py", *long, "hydra.run.dir=killed", cwd=tmp_path)
     while not (folder / "model").exists():
+        assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.kill()
     process.communicate()
