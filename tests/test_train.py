@@ -343,7 +343,7 @@ def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
     train.main()
     text = capsys.readouterr().out
     for key in cli.known_keys("train"):
-        line = re.search(rf"^\s*{key.split('.')[-1]}:.*$", text, flags=re.MULTILINE) or re.search(
+        line = re.search(rf"^\s*{re.escape(key.split('.')[-1])}:.*$", text, flags=re.MULTILINE) or re.search(
             rf"[{{,] *\"?{re.escape(key.split('.')[-1])}\"?:", text
         )
         assert line, key
