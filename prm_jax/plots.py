@@ -47,7 +47,8 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
         curve = run["reliability"]
         filled = np.array(curve["n"]) > 0
         x, y = np.array(curve["mean_score"], float)[filled], np.array(curve["mean_label"], float)[filled]
-        left.plot(x, y, "o-", color=BLUE, markersize=3, alpha=0.8, linewidth=1)
+        left.plot(x, y, color=BLUE, alpha=0.4, linewidth=1)
+        left.scatter(x, y, s=3 + 8 * np.log10(np.array(curve["n"])[filled]), color=BLUE, alpha=0.8)
     left.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--", label="perfect calibration")
     left.set(
         xlabel="predicted P(step good)", ylabel="share of good steps", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02)
@@ -81,7 +82,7 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
         right.plot(
             positions, mean, "o-", color=colour, markersize=3, label="AUROC" if key == "auroc" else "accuracy"
         )
-    right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.01))
+    right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.0), xticks=positions)
     right.set_title(f"By position (first-error F1 {results['first_error_f1']:.3f})")
     right.legend(frameon=False)
     caption(figure, results)
