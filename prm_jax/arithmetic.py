@@ -2,7 +2,7 @@
 
 A problem is a start digit and a few operations. Some of them (max, min) are not injective, so a wrong step can still
 end in the right answer: without such lucky solutions an outcome model and a process model would learn the same
-thing (Lightman et al. 2023, section 4). A solution is one line per operation, `7+5=2`; a wrong line writes the right
+thing (Lightman et al. 2023, section 4). A solution is one line per operation, `4+5=2`; a wrong line writes the right
 formula with a wrong result and the next line goes on from it, so nothing but the arithmetic gives it away.
 """
 
@@ -125,7 +125,7 @@ def write_step(value: int, operation: str, operand: int, result: int) -> str:
 
 
 def parse_step(text: str) -> tuple[int, str, int, int] | None:
-    """(value, operation, operand, result) of a line such as `7+5=2` or `max(2,3)=3`; None if it is no such line."""
+    """(value, operation, operand, result) of a line such as `4+5=2` or `max(2,3)=3`; None if it is no such line."""
     text = text.replace(" ", "").strip()
     if found := re.fullmatch(r"(\d)([-+*])(\d)=(\d)", text):
         return int(found[1]), found[2], int(found[3]), int(found[4])

@@ -35,7 +35,7 @@ class ModelConfig:
     head: str = "none"  # step head: none, scalar, binary, ternary
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
-    remat: bool = False  # recompute each block in the backward pass: less memory, about a third more time
+    remat: bool = False  # recompute each block in the backward pass: far less memory, a third more arithmetic
 
     def __post_init__(self):
         assert self.head in HEADS, f"head: got {self.head!r}, expected one of {', '.join(HEADS)}"
