@@ -2,6 +2,7 @@
 
 steps: metrics of step scores against labels, on the held-out split.
 score: step scores of a file of solutions or of a pool, ranked and drawn.
+witness: the toy trace witness, its figures and its interactive page; needs no checkpoint.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax import InputError, cli, plots, pools, solutions
+from prm_jax import InputError, cli, plots, pools, rerank, solutions, witness
 from prm_jax.baselines import Steps, baseline_aurocs
 from prm_jax.checkpoint import run_config
 from prm_jax.data import data_config, load_splits
@@ -30,6 +31,14 @@ class BatchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class WitnessConfig:
+    aggregator: str
+    beta: float
+    betas: int
+    errors: int
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
     """conf/evaluate.yaml says what each key means."""
 
@@ -44,13 +53,14 @@ class EvaluateConfig:
     scores_name: str
     figures: int | list
     batch: BatchConfig
+    witness: WitnessConfig
     seed: int
     format: Format
 
 
 @cli.command("evaluate")
 def main(cfg):
-    """Evaluate a verifier: step metrics on held-out solutions (task=steps), or scores of your own (task=score)."""
+    """Evaluate a verifier (task=steps, task=score), or see what verifiers select of four toy traces (task=witness)."""
     data, given, folder = cfg.data, cfg, cli.output_dir()
     cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data",))
     for name, n in {"batch.rows": cfg.batch.rows, "batch.tokens": cfg.batch.tokens}.items():
@@ -59,15 +69,18 @@ def main(cfg):
     if cfg.max_solutions is not None and cfg.max_solutions < 1:
         raise InputError(f"max_solutions: got {cfg.max_solutions}, expected at least 1, or null for all")
     choose_dtype(cfg.dtype)
-    checkpoint = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
+    if cfg.task != "witness":  # the witness brings its own verifiers
+        checkpoint = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
     cli.claim(folder, given)
     match cfg.task:
         case "steps":
             results, figures = evaluate_steps(cfg, data, cli.runs_of(checkpoint), folder)
         case "score":
             results, figures = evaluate_score(cfg, checkpoint, folder)
+        case "witness":
+            results, figures = evaluate_witness(cfg.witness, folder)
         case _:
-            raise InputError(f"task: got {cfg.task!r}, expected steps or score")
+            raise InputError(f"task: got {cfg.task!r}, expected steps, score or witness")
     results |= {"task": cfg.task, "threshold": cfg.threshold, "seed": cfg.seed}
     results.setdefault("versions", cli.versions())
     cli.write_json(folder / "results.json", results)
@@ -267,6 +280,30 @@ def print_ranking(ranked: list[dict], most: int = 20):
         print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
     if len(ranked) > most:
         print(f"  ... and {len(ranked) - most} more in results.json")
+
+
+def evaluate_witness(cfg: WitnessConfig, folder: Path):
+    """The policies of the toy witness at the chosen aggregator and beta, and over the whole plane."""
+    if cfg.aggregator not in rerank.AGGREGATORS:
+        expected = ", ".join(rerank.AGGREGATORS)
+        raise InputError(f"witness.aggregator: got {cfg.aggregator!r}, expected one of {expected}")
+    if not 0 <= cfg.beta < np.inf:
+        raise InputError(f"witness.beta: got {cfg.beta}, expected a finite number, at least 0")
+    for name, n in {"betas": cfg.betas, "errors": cfg.errors}.items():
+        if n < 2:
+            raise InputError(f"witness.{name}: got {n}, expected at least 2")
+    found = witness.results(cfg.aggregator, cfg.beta)
+    print(
+        f"policies    aggregator {cfg.aggregator}, beta {cfg.beta:g}; KL to the reference and mean score in nats"
+    )
+    print(" " * 12 + "".join(f"{name:>13}" for name in (*witness.TRACES, "KL", "score")) + "  winner")
+    for name, policy_N in found["policies"].items():
+        row = (*policy_N, found["kl"][name], found["reward"][name])
+        print(f"  {name:<10}" + "".join(f"{x:13.6f}" for x in row) + f"  {found['winners'][name]}")
+    results = found | witness.grids(cfg.aggregator, cfg.betas, cfg.errors) | {"versions": cli.versions()}
+    (folder / "figures").mkdir(exist_ok=True)
+    figures = plots.witness_figures(results, folder / "figures")
+    return results, [*figures, witness.page(folder / "figures" / "witness.html", found)]
 
 
 if __name__ == "__main__":
