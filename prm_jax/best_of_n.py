@@ -120,9 +120,10 @@ def measure(
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
 
     step_labels: {(problem text, steps): labels} where exact labels are known, for the calibration of step scores;
-    otherwise a step is held against its solution's outcome.
+    otherwise a step is held against its solution's outcome. With them `trace` counts winners without a wrong step.
     """
     P, N = pool.right_PN.shape
+    trace_PN = sound(problems, pool, step_labels) if step_labels else None
     sizes, (k_vote, k_interval) = sizes_of(N), jax.random.split(jax.random.key(seed))
     value, curve = {}, {}  # a number's path in the results -> {n: its value_P}, its mean for every n = 1..N
 
@@ -156,11 +157,13 @@ def measure(
     for scorer in scorers:
         step_PNT, mask_PNT, unit = log_scores(problems, scorer, rules.scores_unit)
         score_PN = rerank.aggregate_all(step_PNT, mask_PNT, unit=unit)
-        for how, x_PN in score_PN.items():
-            name = ("scorers", scorer, how)
+        for how in rerank.AGGREGATORS:  # the jitted dict comes back in alphabetical order
+            x_PN, name = score_PN[how], ("scorers", scorer, how)
             exact(
                 (*name, "best_of_n"), rerank.best_of_n(x_PN, pool.right_PN, pool.can_win_PN, ties=rules.ties)
             )
+            if trace_PN is not None:
+                exact((*name, "trace"), rerank.best_of_n(x_PN, trace_PN, pool.can_win_PN, ties=rules.ties))
             if pool.answer_PN is not None and how == rules.aggregator:
                 drawn((*name, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
@@ -197,6 +200,15 @@ def measure(
     return result
 
 
+def sound(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray:
+    """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022's trace, here with the answer)."""
+    trace_PN = pool.right_PN.copy()
+    for p, problem in enumerate(problems):
+        for n, candidate in enumerate(problem.candidates):
+            trace_PN[p, n] *= metrics.labelled_steps(step_labels[problem.problem, candidate.steps])[1] == -1
+    return trace_PN
+
+
 def compared(names, rules: Rules):
     """What is compared at the pool's size: every rule with the majority vote, every aggregator with its scorer's
     headline one, the headline's weighted vote with its selection, and the scorers' headline selections in pairs."""
@@ -205,9 +217,9 @@ def compared(names, rules: Rules):
         if name[0] != "scorers":
             continue
         own = (*name[:2], rules.aggregator, "best_of_n")
-        if ("majority",) in names:
+        if ("majority",) in names and name[3] != "trace":
             yield name, ("majority",)
-        if name != own and (name[3] == "best_of_n" or name[2] == rules.aggregator):
+        if name != own and (name[3] == "best_of_n" or name[2:] == (rules.aggregator, "weighted_vote")):
             yield name, own
     yield from itertools.combinations(headline, 2)
 
@@ -257,8 +269,8 @@ def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_
     right = pool.right_PN[present_PN].astype(float)
     out = {
         "solutions": {
-            how: against(np.exp(np.asarray(x_PN, float)[present_PN]), right)
-            for how, x_PN in score_PN.items()
+            how: against(np.exp(np.asarray(score_PN[how], float)[present_PN]), right)
+            for how in rerank.AGGREGATORS
             if how != "sum_logit"
         }
     }

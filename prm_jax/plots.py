@@ -146,45 +146,62 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def best_of_n_curves(results: dict, folder: Path) -> Path:
-    """Problems solved against n, as in Lightman et al. 2023, figure 3; bands: one standard deviation of drawing n."""
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    sizes = [int(n) for n in results["oracle"]]
-    every_n = np.arange(1, results["n_candidates"] + 1)
+    """Problems solved against n, as in Lightman et al. 2023, figure 3; bands: one standard deviation of drawing n.
 
-    def curve(numbers, rule, before, **style):
+    Where exact step labels are known a second panel counts only winners without a wrong step.
+    """
+    how, sizes = results["aggregator"], [int(n) for n in results["oracle"]]
+    every_n = np.arange(1, results["n_candidates"] + 1)
+    panels = [
+        ("best_of_n", "", "share of problems solved"),
+        ("trace", "trace_", "... by a solution without a wrong step"),
+    ]
+    panels = [
+        panel for panel in panels if all(panel[0] in table[how] for table in results["scorers"].values())
+    ]
+    figure, all_axes = plt.subplots(
+        1, len(panels), figsize=(3.6 + 3.6 * len(panels), 4), layout="constrained", sharey=True, squeeze=False
+    )
+
+    def curve(axes, numbers, rule, before, **style):
         y = np.array([numbers[rule][str(n)] for n in sizes])
         band = np.array([numbers[f"{before}band"][str(n)] for n in sizes])
         marks = {key: style.pop(key) for key in [k for k in style if k.startswith("marker")]}
-        line = numbers.get(f"{before}curve")
-        axes.fill_between(sizes, y - band, y + band, color=style["color"], alpha=0.15, linewidth=0)
+        line, many = numbers.get(f"{before}curve"), len(results["scorers"]) > 3
+        axes.fill_between(
+            sizes, y - band, y + band, color=style["color"], alpha=0.06 if many else 0.15, linewidth=0
+        )
         axes.plot(every_n if line else sizes, line or y, **style)
         axes.plot(sizes, y, linestyle="none", color=style["color"], **marks)
 
-    how, handles = results["aggregator"], []
-    grey = {"linewidth": 1.2, "color": GREY}
-    for i, (scorer, table) in enumerate(results["scorers"].items()):
-        style = line_style(i)
-        curve(table[how], "best_of_n", "", **style)
-        handles.append(plt.Line2D([], [], **style, label=f"{scorer}, best of n ({how})"))
-        if "weighted_vote" in table[how] and len(results["scorers"]) <= 2:
-            style |= {"linestyle": ":", "markerfacecolor": "white"}
-            curve(table[how], "weighted_vote", "weighted_vote_", **style)
-            handles.append(plt.Line2D([], [], **style, label=f"{scorer}, weighted vote"))
-    for rule, linestyle, label in (
-        ("majority", "--", "majority vote"),
-        ("oracle", "-.", "oracle (any of n right)"),
-    ):
-        if rule in results:
-            curve(results, rule, f"{rule}_", linestyle=linestyle, **grey)
-            handles.append(plt.Line2D([], [], linestyle=linestyle, **grey, label=label))
-    axes.axhline(results["mean"], color=GREY, linewidth=0.8, alpha=0.6)
-    handles.append(plt.Line2D([], [], color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates"))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(n) for n in sizes])
-    axes.minorticks_off()
-    axes.set(xlabel="n, solutions sampled per problem (log scale)", ylabel="share of problems solved")
-    axes.legend(handles=handles, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    axes.set_title("Best of n: expectation over all subsets of n")
+    grey, handles = {"linewidth": 1.2, "color": GREY}, []
+    for axes, (panel, before, ylabel) in zip(all_axes[0], panels, strict=True):
+        first = panel == "best_of_n"
+        for i, (scorer, table) in enumerate(results["scorers"].items()):
+            style = line_style(i)
+            curve(axes, table[how], panel, before, **style)
+            if first:
+                handles.append(plt.Line2D([], [], **style, label=plain(f"{scorer}, best of n ({how})")))
+            if first and "weighted_vote" in table[how] and len(results["scorers"]) <= 2:
+                style |= {"linestyle": ":", "markerfacecolor": "white"}
+                curve(axes, table[how], "weighted_vote", "weighted_vote_", **style)
+                handles.append(plt.Line2D([], [], **style, label=plain(f"{scorer}, weighted vote")))
+        rules = [("majority", "--", "majority vote"), ("oracle", "-.", "oracle (any of n right)")]
+        for rule, linestyle, label in rules if first else []:
+            if rule in results:
+                curve(axes, results, rule, f"{rule}_", linestyle=linestyle, **grey)
+                handles.append(plt.Line2D([], [], linestyle=linestyle, **grey, label=label))
+        if first:
+            axes.axhline(results["mean"], color=GREY, linewidth=0.8, alpha=0.6)
+            handles.append(
+                plt.Line2D([], [], color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(n) for n in sizes])
+        axes.minorticks_off()
+        axes.set(xlabel="n, solutions sampled per problem (log scale)", ylabel=ylabel)
+    figure.legend(handles=handles, frameon=False, loc="outside right center")
+    figure.suptitle("Best of n: expectation over all subsets of n candidates")
     pool_caption(
         figure, results, "; bands: one standard deviation of the mean if each problem draws one subset"
     )
@@ -200,7 +217,9 @@ def aggregator_table(results: dict, folder: Path) -> Path:
         rules.append(("weighted_vote", "weighted_vote_interval", "weighted vote of"))
     columns = [(scorer, *rule) for scorer in scorers for rule in rules]
     table = [[results["scorers"][s][how][rule][N] for s, rule, *_ in columns] for how in hows]
-    figure, axes = plt.subplots(figsize=(2 + 1.25 * len(columns), 1 + 0.42 * len(hows)), layout="constrained")
+    figure, axes = plt.subplots(
+        figsize=(2 + 1.3 * len(columns), 1.2 + 0.42 * len(hows)), layout="constrained"
+    )
     values = np.array(table)
     image = axes.imshow(values, cmap="cividis", aspect="auto")
     middle = (values.min() + values.max()) / 2
@@ -222,7 +241,9 @@ def aggregator_table(results: dict, folder: Path) -> Path:
                 j, i + 0.24, f"{low:.3f} to {high:.3f}", ha="center", va="center", color=ink, fontsize=5.5
             )
     axes.set_yticks(range(len(hows)), hows)
-    axes.set_xticks(range(len(columns)), [plain(f"{s}\n{name} {N}") for s, _, _, name in columns], fontsize=7)
+    axes.set_xticks(
+        range(len(columns)), [plain(f"{s}\n{name} {N}") for s, _, _, name in columns], fontsize=6.5
+    )
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     axes.spines[:].set_visible(False)
     figure.colorbar(image, ax=axes, label="share of problems solved", shrink=0.9)
@@ -265,7 +286,7 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
 
 def calibration_figure(results: dict, folder: Path) -> Path:
     """Reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier score."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
     how, kinds = results["aggregator"], {c.get("step_label") for c in results["calibration"].values()}
     for i, (scorer, tables) in enumerate(results["calibration"].items()):
         for axes, numbers in ((left, tables.get("steps")), (right, tables["solutions"].get(how))):
@@ -277,7 +298,10 @@ def calibration_figure(results: dict, folder: Path) -> Path:
             label = plain(
                 f"{scorer}: ECE {numbers['ece']:.3f}, Brier {numbers['brier']:.3f}, AUROC {numbers['auroc']:.3f}"
             )
-            axes.plot(x, y, label=label, **line_style(i))
+            style = line_style(i)
+            axes.plot(x, y, color=style["color"], linewidth=1, alpha=0.5)
+            size = 3 + 6 * np.log10(np.array(curve["n"])[filled])
+            axes.scatter(x, y, s=size, color=style["color"], marker=style["marker"], label=label)
     outcome = "share of steps in right solutions" if "outcome" in kinds else "share of good steps"
     for axes, title, xlabel, ylabel in (
         (left, "Step scores", "step score", outcome),
@@ -286,8 +310,8 @@ def calibration_figure(results: dict, folder: Path) -> Path:
         axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--")
         axes.set(xlabel=xlabel, ylabel=ylabel, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), title=title)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=6.5)
+            axes.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         else:
             axes.text(0.5, 0.5, "not a probability", ha="center", color=GREY)
-    pool_caption(figure, results, "; 15 equal bins, dashed: perfect calibration")
+    pool_caption(figure, results, "; 15 equal bins, larger dots hold more; dashed: perfect calibration")
     return save(figure, folder / "calibration.png")
