@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -156,7 +157,9 @@ def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(t
 
 
 def test_task_takes_any_aggregator_and_beta_and_draws_the_arg_max(tmp_path):
-    results, (*_, page) = evaluate.evaluate_witness(evaluate.WitnessConfig("max", 0.0, 9, 5), tmp_path)
+    (tmp_path / "figures").mkdir()
+    cfg = types.SimpleNamespace(witness=evaluate.WitnessConfig("max", 0.0, 9, 5))
+    results, (*_, page) = evaluate.evaluate_witness(cfg, None, tmp_path)
     # clean and slip have the same best step: they share by the reference
     assert results["policies"]["process"] == pytest.approx([0.30 / 0.58, 0, 0.28 / 0.58, 0], abs=1e-9)
     assert results["policies"]["hacked"] == [0, 1, 0, 0]
