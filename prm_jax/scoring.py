@@ -36,7 +36,7 @@ def load_verifier(path: str | Path, which: str, fmt: Format, dtype: str) -> Veri
     if not (folder / "checkpoints").is_dir():
         folder = hf.locate(str(path))
         config = hf.read_config(folder)
-        head = hf.detect_head(hf.open_tensors(folder), str(folder))
+        head, _ = hf.find_head(hf.open_tensors(folder), str(folder))
         if head == "none":
             raise InputError(f"{folder}: has no step head (score.weight), so it cannot score steps")
         model = hf.load(folder, hf.model_config(config, str(folder / "config.json"), head=head, dtype=dtype))
