@@ -6,6 +6,7 @@ score: step scores of a file of solutions or of a pool, ranked and drawn.
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ class EvaluateConfig:
 
     task: str
     checkpoint: str | None
+    reference: str | None
     which: str
     dtype: str
     threshold: float
@@ -78,7 +80,7 @@ def evaluate_steps(cfg: EvaluateConfig, data, checkpoints: Sequence[Path], folde
     """Step metrics of one verifier, or of each run of a sweep with their mean on top."""
     runs = []
     for checkpoint in checkpoints:
-        verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype)
+        verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
         own = run_config(checkpoint) if (checkpoint / "checkpoints").is_dir() else None
         if data.name == "of_run" and own is None:
             raise InputError(
@@ -139,7 +141,13 @@ def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scor
 
 
 def describe(verifier: Verifier) -> dict:
-    return {"verifier": verifier.name, "label_kind": verifier.label_kind, "objective": verifier.objective}
+    bounds = [x if math.isfinite(x) else None for x in verifier.range]  # JSON has no infinity
+    return {
+        "verifier": verifier.name,
+        "label_kind": verifier.label_kind,
+        "objective": verifier.objective,
+        "score": {"kind": verifier.format.score, "range": bounds},
+    }
 
 
 def step_table(rows: list[Solution], tokenizer) -> Steps:
@@ -200,7 +208,7 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
     """Scores of a file of solutions or of a pool: written beside their ids, ranked within a problem, a few drawn."""
     if cfg.input is None:
         raise InputError("input: task=score needs a file of solutions or a pool, input=FILE")
-    verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype)
+    verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
     pool = None
     first_row = next(iter(solutions.read_rows(cfg.input)), (0, {}))[1]
     if "candidates" in first_row:
@@ -227,6 +235,8 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
         pools.write_pool(written[-1], pools.with_scores(pool, cfg.scores_name, nested))
     print(f"verifier    {verifier.name}", *(f"scores      {path}" for path in written), sep="\n")
     ranked = rank(rows, scores)
+    if verifier.format.score != "probability":  # only probabilities multiply
+        ranked = [{name: x for name, x in r.items() if name != "product"} for r in ranked]
     print_ranking(ranked)
     if wanted is None:
         wanted = [r["id"] for r in ranked[: cfg.figures]]
