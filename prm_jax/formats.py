@@ -188,6 +188,7 @@ def _encode_together(fmt: Format, tokenizer, rows):
         raise InputError(
             f"format={fmt.name}: needs a fast tokenizer, which knows where its tokens lie in the text"
         )
+    mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
     for problem, steps in rows:
         where = f"{problem[:60]!r}"
         for name, text in (("the problem", problem), *((f"step {t}", s) for t, s in enumerate(steps, 1))):
@@ -213,25 +214,32 @@ def _encode_together(fmt: Format, tokenizer, rows):
             ]
             marks = [len(tokenizer.encode(cut, add_special_tokens=False)) - 1 for cut in cuts]
         else:
-            marks = [_last_token(spans, end, len(fmt.separator), fmt, where, t) for t, end in enumerate(ends)]
+            marks = [_last_token(spans, end, fmt, where, t) for t, end in enumerate(ends)]
+            for t, mark in enumerate(marks):
+                if ids[mark : mark + 1] != mark_id:
+                    raise fused(fmt, where, t)
         if fmt.drop_separator:
-            dropped = [_last_token(spans, first, len(fmt.separator), fmt, where, -1), *marks]
+            dropped = [_last_token(spans, first, fmt, where, -1), *marks]
             ids = [token for i, token in enumerate(ids) if i not in set(dropped)]
             marks = [mark - 2 - t for t, mark in enumerate(marks)]  # t + 1 separators were before it
             start -= 1
         yield ids, marks, start
 
 
-def _last_token(spans, end: int, length: int, fmt: Format, where: str, t: int) -> int:
-    """Index of the token that ends the separator at text[end - length : end] and holds nothing else."""
+def _last_token(spans, end: int, fmt: Format, where: str, t: int) -> int:
+    """Index of the token that ends the separator that ends at text[:end], and holds nothing else."""
     i = int(np.searchsorted(spans[:, 1], end, side="right")) - 1
-    inside = i >= 0 and spans[i, 1] == end and spans[i, 0] >= end - length
+    inside = i >= 0 and spans[i, 1] == end and spans[i, 0] >= end - len(fmt.separator)
     if not inside or (i + 1 < len(spans) and spans[i + 1, 0] < end):
-        raise InputError(
-            f"{where}: step {t + 1}: its mark {fmt.separator!r} fused with the text beside it, so format={fmt.name} "
-            "has no score for it; an empty step or white space at its end does that"
-        )
+        raise fused(fmt, where, t)
     return i
+
+
+def fused(fmt: Format, where: str, t: int) -> InputError:
+    return InputError(
+        f"{where}: step {t + 1}: its mark {fmt.separator!r} fused with the text beside it, so format={fmt.name} "
+        "has no score for it; an empty step does that, or white space at its end"
+    )
 
 
 def check_marks(encoded: Encoded, n_steps: int, where: str):
