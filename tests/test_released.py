@@ -254,6 +254,107 @@ SYSTEMS = {
 NO_EMPTY = ("openr_psa", "reasoneval")  # whose authors drop blank steps, or have no token to read them at
 
 
+# ---------------------------------------------------------------- literal ids
+
+ONE, TWO, ODD = ("1+1?", ("2.",)), ("1+1?", ("One.", "Two.")), ("A\nB", ("x\ny", "", "z "))
+ODD_W = ("A\nB", ("x\ny", "w", "z "))
+# <|im_start|>system \n Please reason step by step , and put your final answer within \ boxed {}. <|im_end|> \n <|im_start|>user \n
+SYSTEM = [151644, 8948, 198, 5501, 2874, 3019, 553, 3019, 11, 323, 2182, 697, 1590, 4226, 2878, 1124, 79075, 46391,
+          151645, 198, 151644, 872, 198]  # fmt: skip
+REPLY, STOP = (
+    [151645, 198, 151644, 77091, 198],
+    [151645, 198],
+)  # <|im_end|> \n <|im_start|>assistant \n and <|im_end|> \n
+# <s> ▁Question : \n ... \n An swer : \n Let ' s ▁think ▁step ▁by ▁step . \n
+QUESTION = [1, 22478, 28747, 13]
+ANSWER = [13, 2820, 16981, 28747, 13, 8779, 28742, 28713, 1073, 3707, 486, 3707, 28723, 13]
+
+
+def in_bytes(text):
+    """Ids of Llama 3's byte tokens: ! to ~ are 0 to 93, a blank is 220, a line break 198."""
+    return [{" ": 220, "\n": 198}.get(c, ord(c) - 33) for c in text]
+
+
+# header = <|start_header_id|> role <|end_header_id|> \n\n
+USER, ASSISTANT = ([128006, *in_bytes(role), 128007, 271] for role in ("user", "assistant"))
+DATED = [
+    128000, 128006, *in_bytes("system"), 128007, 271,
+    *in_bytes("Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024"), 271, 128009,
+]  # fmt: skip
+PLUS = [128009, *ASSISTANT, 10, 128009]
+LITERALS = {
+    # 1 + 1 ?, then 2 . \n: the separator's id comes after the full stop and is not fused with it (that would be 624)
+    "trl": [
+        (ONE, [16, 10, 16, 30, 17, 13, 198], [6]),
+        (TWO, [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198], [6, 9]),
+        (ODD, [32, 198, 33, 87, 198, 88, 198, 198, 89, 220, 198], [6, 7, 10]),
+    ],
+    # the problem's line break is tokenised with it: ?\n is 5267
+    "skywork": [
+        (ONE, [16, 10, 16, 5267, 17, 13, 198], [6]),
+        (TWO, [16, 10, 16, 5267, 3966, 13, 198, 11613, 13, 198], [6, 9]),
+        (ODD, [32, 198, 33, 198, 87, 198, 88, 198, 198, 89, 220, 198], [7, 8, 11]),
+    ],
+    "qwen_prm": [
+        (ONE, [*SYSTEM, 16, 10, 16, 30, *REPLY, 17, 13, 151651, *STOP], [34]),
+        (TWO, [*SYSTEM, 16, 10, 16, 30, *REPLY, 3966, 13, 151651, 11613, 13, 151651, *STOP], [34, 37]),
+        (ODD, [*SYSTEM, 32, 198, 33, *REPLY, 87, 198, 88, 151651, 151651, 89, 220, 151651, *STOP], [34, 35, 38]),
+    ],
+    # a blank belongs to the word after it: ▁One is 3776
+    "openr_psa": [
+        (ONE, [16, 10, 16, 30, 220, 17, 13, 76325], [7]),
+        (TWO, [16, 10, 16, 30, 3776, 13, 76325, 11613, 13, 76325], [6, 9]),
+        (ODD_W, [32, 198, 33, 856, 198, 88, 76325, 86, 76325, 89, 76325], [6, 8, 10]),
+    ],
+    # Step ▁ 1 : ...; .\n\n fuses to 382. A step that is not the last ends two tokens after its line breaks where they
+    # fused, one where they did not: <|im_end|> and \n\n stand at its end when it is counted. The last ends at <|im_end|>.
+    "eurus_implicit": [
+        (ONE, [*SYSTEM, 16, 10, 16, 30, *REPLY, 8304, 220, 16, 25, 220, 17, 13, *STOP], [39]),
+        (TWO, [*SYSTEM, 16, 10, 16, 30, *REPLY, 8304, 220, 16, 25, 3776, 382, 8304, 220, 17, 25, 9043, 13, *STOP],
+         [39, 44]),
+        (("A\nB", ("x\ny", "z")), [*SYSTEM, 32, 198, 33, *REPLY, 8304, 220, 16, 25, 856, 198, 88, 271, 8304, 220, 17, 25,
+                                   1147, *STOP], [39, 44]),
+    ],
+    # ▁ 1 + 1 ? ▁Step ▁ 1 : ... ▁ки \n Step ▁ 2 : ...
+    "math_shepherd": [
+        (ONE, [1, 28705, 28740, 28806, 28740, 28804, 7268, 28705, 28740, 28747, 28705, 28750, 28723, 12902], [13]),
+        (TWO, [1, 28705, 28740, 28806, 28740, 28804, 7268, 28705, 28740, 28747, 2387, 28723, 12902, 13,
+               9977, 28705, 28750, 28747, 6005, 28723, 12902], [12, 20]),
+        (ODD, [1, 330, 13, 28760, 7268, 28705, 28740, 28747, 1318, 13, 28724, 12902, 13,
+               9977, 28705, 28750, 28747, 12902, 13, 9977, 28705, 28770, 28747, 686, 12902], [11, 17, 24]),
+    ],
+    # read one token before the step's last, as the authors' indices for the 7B model do
+    "reasoneval": [
+        (ONE, [*QUESTION, 28740, 28806, 28740, 28804, *ANSWER, 28705, 28750, 28723], [23]),
+        (TWO, [*QUESTION, 28740, 28806, 28740, 28804, *ANSWER, 2387, 28723, 6005, 28723], [22, 24]),
+        (ODD_W, [*QUESTION, 28741, 13, 28760, *ANSWER, 1318, 13, 28724, 275, 686, 28705], [22, 23, 25]),
+    ],
+    # read at the 271 that closes the assistant's header, two before the end of its turn
+    "rlhflow": [
+        (ONE, [*DATED, *USER, *in_bytes("1+1? 2."), *PLUS], [99]),
+        (TWO, [*DATED, *USER, *in_bytes("1+1? One."), *PLUS, *USER, *in_bytes("Two."), *PLUS], [101, 127]),
+        (ODD, [*DATED, *USER, *in_bytes("A\nB x\ny"), *PLUS, *USER, *PLUS, *USER, *in_bytes("z"), *PLUS],
+         [99, 121, 144]),
+    ],
+}  # fmt: skip
+TOKENIZERS = {name: system[0] for name, system in SYSTEMS.items()} | {"eurus_implicit": "qwen"}
+
+
+@pytest.mark.parametrize("name", LITERALS)
+def test_literal_ids(request, name):
+    tokenizer = request.getfixturevalue(TOKENIZERS[name])
+    rows, ids, marks = zip(*LITERALS[name], strict=True)
+    for e, ids_L, mark_T in zip(encode(read_format(name), tokenizer, rows), ids, marks, strict=True):
+        assert e.ids_L.tolist() == ids_L
+        assert e.mark_T.tolist() == mark_T
+
+
+def test_pure_reads_as_trl(qwen):
+    rows = [row for row, _, _ in LITERALS["trl"]]
+    for a, b in zip(*(encode(read_format(name), qwen, rows) for name in ("pure", "trl")), strict=True):
+        assert a.ids_L.tolist() == b.ids_L.tolist() and a.mark_T.tolist() == b.mark_T.tolist()
+
+
 def make_checkpoint(folder, family, tokenizer, head, seed=0):
     """A random checkpoint as released ones are laid out; returns a function from ids to the head's logits, logit_LC."""
     from safetensors.torch import save_file
