@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from omegaconf import OmegaConf
 
 from prm_jax import InputError, cli
 from prm_jax.model import FAMILIES, HEADS, PRM, ModelConfig, choose_dtype
@@ -402,7 +403,7 @@ def load(
     A step head that the checkpoint lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a
     bad and of a good token, the binary head is these two rows of the vocabulary projection: their softmax is the score of
     a PRM that answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the
-    language-model head may go unused, nothing else. One tensor is in memory twice at a time.
+    language-model head may go unused, nothing else. Needs little more memory than the model.
     """
     tensors = open_tensors(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
@@ -426,18 +427,17 @@ def load(
                     f"{folder}: tensor {name}: has shape {found}, expected {shape[-len(found) :]} ({key})"
                 )
         kinds = [tensors[name].dtype for name in names]
-        out = np.empty(shape, dtype or functools.reduce(jnp.promote_types, kinds))
+        out = aligned(shape, np.dtype(dtype or functools.reduce(jnp.promote_types, kinds)))
         parts = out if len(shape) > len(found) else out[None]
         for part, name in zip(parts, names, strict=True):
             x = tensors[name].read()
             if x.dtype == part.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
                 x, part = x.view(np.uint16), part.view(np.uint16)
             part[...] = x.T if transposed else x
-        return jax.block_until_ready(jnp.asarray(out))
+        return jax.block_until_ready(jax.device_put(out))
 
     abstract = jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))
     state = nnx.state(abstract).to_pure_dict()
-    # Starting with the largest, the copy of the last one is small.
     loaded = {key: read([prefix + TOP[key][0]], TOP[key][1], state[key].shape, key) for key in TOP}
     for key in HEAD.keys() & state.keys():
         name, transposed = HEAD[key][0].format(layer), HEAD[key][1]
@@ -461,7 +461,7 @@ def load(
             loaded[key] = read([name], transposed, state[key].shape, key)
     loaded["blocks"] = {
         key: read([prefix + LAYER[key][0].format(i) for i in range(cfg.layers)], LAYER[key][1], x.shape, key)
-        for key, x in sorted(state["blocks"].items(), key=lambda item: -item[1].size)
+        for key, x in state["blocks"].items()
     }
     if cfg.head == "none":
         unused = {name for name in unused if not name.startswith(tuple(f"{head}." for head in FORMATS))}
@@ -470,6 +470,14 @@ def load(
         raise InputError(f"{folder}: {len(unused)} tensors have no place in a {cfg.family} PRM: {listed} ...")
     nnx.update(abstract, loaded)
     return abstract
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins at a multiple of 64 bytes: JAX on CPU takes it over without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    at = -raw.ctypes.data % 64
+    return raw[at : at + size].view(dtype).reshape(shape)
 
 
 def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -515,6 +523,11 @@ def load_tokenizer(folder: str | Path):
     """The tokenizer of a checkpoint folder; never runs code that came with it."""
     from transformers import AutoTokenizer
 
+    if (Path(folder) / "tokenizer.model").exists() and not (Path(folder) / "tokenizer.json").exists():
+        raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
+            f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
+            "save the tokenizer once with AutoTokenizer of transformers 4"
+        )
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -532,6 +545,62 @@ class ExportConfig:
     which: str
 
 
+def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict) -> str:
+    """README.md of an exported run: what it scores and how, the data, the numbers, and the code that made them."""
+    section = lambda node: "```yaml\n" + OmegaConf.to_yaml(node, resolve=True).strip() + "\n```"
+    use = (
+        "`AutoModelForTokenClassification.from_pretrained` of transformers loads it; read the logits at the marks."
+        if cfg.head != "mlp"
+        else "It has the layout of Qwen2.5-Math-PRM (`Qwen2ForProcessRewardModel`: score.0, ReLU, score.2)."
+    )
+    if config.objective == "lm":
+        use = "A language model without a step head; `AutoModelForCausalLM.from_pretrained` loads it."
+    meaning = {
+        "correctness": "the step, and all before it, are right",
+        "value": "the completer that made the labels would reach the right answer from here",
+    }[config.data.label_kind]
+    numbers = {k: v for k, v in summary.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in numbers.items())
+    versions = "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", cli.versions()).items())
+    base = (
+        f"base_model: {config.init}\n"
+        if config.init.count("/") == 1 and not Path(config.init).exists()
+        else ""
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: {"text-generation" if config.objective == "lm" else "token-classification"}
+tags: [process-reward-model, prm_jax]
+{base}---
+# {name}
+
+A process reward model (objective {config.objective}, step head {cfg.head}), trained with prm_jax. {use}
+
+A label says: {meaning} ({config.data.label_kind} labels).
+
+## Format of its input
+
+{section(config.format)}
+
+## Data
+
+{section(config.data)}
+
+## Metrics
+
+Of the run, on its validation split where the name begins with eval; this is step {step}.
+{"" if summary.get("finished") else "The run had not finished."}
+
+| number | value |
+|---|---|
+{metrics}
+
+## Made with
+
+{versions}
+"""
+
+
 @cli.command("hf")
 def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
@@ -547,6 +616,10 @@ def main(cfg):
         "objective": config.objective,
     }
     save(Path(cfg.to), model, tokenizer, **notes)
+    path = run / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    card = model_card(Path(cfg.to).name, step, model.cfg, config, summary)
+    (Path(cfg.to) / "README.md").write_text(card)
     size = sum(path.stat().st_size for path in Path(cfg.to).iterdir())
     print(f"exported    step {step} of {run} to {cfg.to}, {size / 2**20:.2f} MiB")
 
