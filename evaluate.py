@@ -244,7 +244,12 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
     place = {row[0]: i for i, row in enumerate(rows)}
     figures = [
         plots.solution_figure(
-            *rows[place[i]], scores[place[i]], cfg.threshold, folder / "figures", verifier.name
+            *rows[place[i]],
+            scores[place[i]],
+            cfg.threshold,
+            folder / "figures",
+            verifier.name,
+            verifier.range,
         )
         for i in wanted
     ]

@@ -33,6 +33,9 @@ class Format:
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
     tokenized: str = "apart"  # apart | lines (apart, each line of a step too) | together
+    mark: str = (
+        ""  # tokenized together: the one token that ends a separator, where that is not the whole separator
+    )
     prefix: str = "{problem}"  # text before the first step
     number: str = ""  # put before each step that does not begin with it already
     between: str = ""  # text after a separator, before the next step
@@ -44,8 +47,8 @@ class Format:
     shift: int = 0  # marks are moved by so many tokens, where the authors' code reads beside the step's end
     probe: str = ""  # marks where a conversation cut after the step and ended by this text would end (Eurus)
     head: str | None = None  # kind of head that its checkpoints have; null: whichever the checkpoint has
-    good: str | None = None  # head tokens: the last token of this text is the good verdict
-    bad: str | None = None  # head tokens: likewise the bad one
+    good: str | None = None  # head tokens: the good verdict, one token
+    bad: str | None = None  # head tokens: the bad one
     score: str = (
         "probability"  # probability | difference: P(good) - P(bad) | log_ratio: of policy and reference
     )
@@ -89,8 +92,8 @@ def verdicts(fmt: Format, tokenizer) -> tuple[int, int] | None:
     """Ids of the bad and the good verdict of a format whose head is two vocabulary logits; None for other heads."""
     if fmt.head != "tokens":
         return None
-    bad, good = (tokenizer.encode(text, add_special_tokens=False)[-1:] for text in (fmt.bad, fmt.good))
-    if not bad or not good or bad == good:
+    bad, good = (tokenizer.encode(text, add_special_tokens=False) for text in (fmt.bad, fmt.good))
+    if len(bad) != 1 or len(good) != 1 or bad == good:
         raise InputError(f"format.good: {fmt.good!r} and {fmt.bad!r} are not two tokens of this tokenizer")
     return bad[0], good[0]
 
@@ -217,7 +220,7 @@ def _encode_together(fmt: Format, tokenizer, rows):
             marks = [_last_token(spans, end, fmt, where, t) for t, end in enumerate(ends)]
             for t, mark in enumerate(marks):
                 if ids[mark : mark + 1] != mark_id:
-                    raise fused(fmt, where, t)
+                    raise no_mark(fmt, where, t)
         if fmt.drop_separator:
             dropped = [_last_token(spans, first, fmt, where, -1), *marks]
             ids = [token for i, token in enumerate(ids) if i not in set(dropped)]
@@ -227,18 +230,18 @@ def _encode_together(fmt: Format, tokenizer, rows):
 
 
 def _last_token(spans, end: int, fmt: Format, where: str, t: int) -> int:
-    """Index of the token that ends the separator that ends at text[:end], and holds nothing else."""
+    """Index of the token that ends the separator that ends at text[:end], and is the mark and nothing else."""
     i = int(np.searchsorted(spans[:, 1], end, side="right")) - 1
-    inside = i >= 0 and spans[i, 1] == end and spans[i, 0] >= end - len(fmt.separator)
-    if not inside or (i + 1 < len(spans) and spans[i + 1, 0] < end):
-        raise fused(fmt, where, t)
+    is_whole = i >= 0 and tuple(spans[i]) == (end - len(fmt.mark or fmt.separator), end)
+    if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
+        raise no_mark(fmt, where, t)
     return i
 
 
-def fused(fmt: Format, where: str, t: int) -> InputError:
+def no_mark(fmt: Format, where: str, t: int) -> InputError:
     return InputError(
-        f"{where}: step {t + 1}: its mark {fmt.separator!r} fused with the text beside it, so format={fmt.name} "
-        "has no score for it; an empty step does that, or white space at its end"
+        f"{where}: step {t + 1}: its mark {fmt.mark or fmt.separator!r} is no token of its own, so format={fmt.name} "
+        "has no score for it: it fused with the text beside it, or this tokenizer does not know it"
     )
 
 

@@ -490,8 +490,16 @@ def test_a_fused_mark_is_refused(mistral):
     import dataclasses
 
     glued = dataclasses.replace(read_format("math_shepherd"), separator="ки", strip=False)
-    with pytest.raises(InputError, match="step 1: its mark 'ки' fused|step 2: its mark"):
+    with pytest.raises(InputError, match="step 1: its mark 'ки' is no token of its own"):
         encode(glued, mistral, [("Q?", ("Рук", "2"))])
+
+
+def test_a_tokenizer_without_the_mark_is_refused():
+    """Stock Qwen2.5 splits <extra_0> into pieces: the scores would be read at its last bracket."""
+    stock = hf.load_tokenizer(real_data("tokenizers/qwen2.5"))
+    assert len(stock.encode("<extra_0>")) == 5
+    with pytest.raises(InputError, match="step 1: its mark '<extra_0>' is no token of its own"):
+        encode(read_format("qwen_prm"), stock, CONVERSATIONS[:1])
 
 
 def test_steps_with_a_number_keep_it(mistral):
