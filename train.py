@@ -92,6 +92,10 @@ def main(cfg):
         raise InputError(
             "data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good"
         )
+    if cfg.format.score == "log_ratio":
+        raise InputError(
+            f"format: {cfg.format.name!r} has no step head to train; it scores by two language models"
+        )
     if cfg.resume is None:
         cli.claim(run, given)
     print(f"run folder  {run}")

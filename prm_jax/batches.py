@@ -122,7 +122,7 @@ def pack_row(examples: list[Example], row_tokens: int, row_marks: int, scheme: s
 
     ids_L, pos_L (restarts in each solution), until_L (last position that may see the token: the end of its solution),
     next_L (the next token belongs to the same solution's steps: a language-model target), mark_T (position of each step
-    mark), label_T, rating_T (NaN = unlabelled) and weight_T (0 = no step here or no label).
+    mark), before_T (position of the mark of the step before, or of the prompt's last token), label_T, rating_T (NaN = unlabelled) and weight_T (0 = no step here or no label).
     """
     row = {
         "ids": np.zeros(row_tokens, np.int32),
@@ -132,6 +132,7 @@ def pack_row(examples: list[Example], row_tokens: int, row_marks: int, scheme: s
         ),  # padding: past the row's end, which tells it from data
         "next": np.zeros(row_tokens, bool),
         "mark": np.zeros(row_marks, np.int32),
+        "before": np.zeros(row_marks, np.int32),
         "label": np.full(row_marks, np.nan, np.float32),
         "rating": np.full(row_marks, np.nan, np.float32),
         "weight": np.zeros(row_marks, np.float32),
@@ -144,6 +145,7 @@ def pack_row(examples: list[Example], row_tokens: int, row_marks: int, scheme: s
         row["until"][at : at + n] = at + n - 1
         row["next"][at + max(e.start - 1, 0) : at + n - 1] = True
         row["mark"][t : t + steps] = at + e.mark_T
+        row["before"][t : t + steps] = at + np.append(e.start - 1, e.mark_T[:-1])
         row["label"][t : t + steps] = e.label_T
         row["rating"][t : t + steps] = e.rating_T
         labelled_T = ~np.isnan(e.label_T)
