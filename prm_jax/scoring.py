@@ -3,6 +3,7 @@
 Dimension key: B rows, L tokens, T step marks.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -120,7 +121,7 @@ def log_ratio(policy: PRM, reference: PRM, batch):
     return logp_BL[0] - logp_BL[1]
 
 
-def read_scores(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
+def at_marks(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
     """Step scores of one solution, score_T, from the values at its tokens, in the range that the format states."""
     if verifier.format.score == "log_ratio":  # summed over each step's tokens; value l is about token l + 1
         sum_L = np.concatenate([[0.0], np.cumsum(value_L, dtype=np.float64)])
@@ -131,17 +132,23 @@ def read_scores(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np
 
 
 def score_stream(
-    verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int, total: int | None = None
+    verifier: Verifier,
+    rows: Iterable,
+    *,
+    batch_rows: int,
+    row_tokens: int,
+    total: int | None = None,
+    done: int = 0,
 ) -> Iterator[np.ndarray]:
     """Step scores of (problem, steps) rows, in their order: one float32 array a row, a score a step.
 
     Reads CHUNK rows at a time, so memory does not grow with the stream. Within a chunk a row that repeats is scored once,
     and a prefix that several solutions share (the problem, first steps) is computed once. A score depends on its own
     solution alone, whatever shares the row or the batch. A solution longer than `row_tokens` widens the rows of its
-    chunk to the next power of two times it. `total` is for the progress bar.
+    chunk to the next power of two times it. The progress bar goes from `done` to `total`.
     """
     rows = iter(rows)
-    with cli.progress("scoring", total, "solution") as bar:
+    with cli.progress("scoring", total, "solution", done) as bar:
         while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
             distinct = {row: i for i, row in enumerate(dict.fromkeys(chunk))}
             encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
@@ -166,7 +173,7 @@ def score_encoded(
         value_BL, layouts = pending
         for value_L, (pack, places) in zip(np.asarray(value_BL), layouts, strict=False):
             for i, place_L in zip(pack, places, strict=True):
-                scores[i] = read_scores(verifier, value_L[place_L], encoded[i])
+                scores[i] = at_marks(verifier, value_L[place_L], encoded[i])
 
     pending = None
     for at in range(0, len(packs), batch_rows):
@@ -198,8 +205,41 @@ def score_solutions(
     return list(score_stream(verifier, rows, batch_rows=batch_rows, row_tokens=row_tokens, total=len(rows)))
 
 
-def write_scores(path: Path, ids: list[str], scores: list[np.ndarray]):
-    """A scores file: one JSON object {id, scores} a line."""
-    with path.open("w") as file:
-        for i, score_T in zip(ids, scores, strict=True):
-            file.write(json.dumps({"id": i, "scores": [float(s) for s in score_T]}) + "\n")
+def score_into(
+    path: Path, verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int, total: int
+):
+    """Appends the step scores of (id, problem, steps) rows to a scores file, one JSON object {id, scores} a line, as they come.
+
+    Rows whose line is there already are not scored again, so an interrupted file is gone on with; a line that was cut off
+    is dropped. Raises InputError where a line belongs to another row.
+    """
+    rows, ids, done = iter(rows), collections.deque(), 0
+    with path.open("a+b") as file:
+        file.seek(0)
+        while (line := file.readline()).endswith(b"\n"):
+            found, row = json.loads(line)["id"], next(rows, (None,))
+            done += 1
+            if found != row[0]:
+                raise InputError(
+                    f"{path} line {done}: id: got {found!r}, expected {row[0]!r}: scores of other input"
+                )
+        file.truncate(file.tell() - len(line))
+
+        def texts():
+            for i, problem, steps in rows:
+                ids.append(i)
+                yield problem, steps
+
+        if done:
+            print(f"scored      {done} of {total} solutions before, in {path}")
+        for score_T in score_stream(
+            verifier, texts(), batch_rows=batch_rows, row_tokens=row_tokens, total=total, done=done
+        ):
+            file.write(json.dumps({"id": ids.popleft(), "scores": score_T.tolist()}).encode() + b"\n")
+
+
+def stored_scores(path: Path) -> Iterator[np.ndarray]:
+    """The scores of a file that `score_into` wrote, row by row."""
+    with path.open() as file:
+        for line in file:
+            yield np.array(json.loads(line)["scores"], np.float32)
