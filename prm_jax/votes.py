@@ -127,13 +127,23 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
     return jnp.where((size_n >= 1) & (size_n <= N), curve_Pk[:, jnp.clip(size_n, 0, N)], jnp.nan)
 
 
-@functools.partial(jax.jit, static_argnames=("draws",))
-def vote_curve(key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws: int = 400):
+@functools.partial(jax.jit, static_argnames=("draws", "ties"))
+def vote_curve(
+    key,
+    answer_PN,
+    gold_PN,
+    log_weight_PN=None,
+    mask_PN=None,
+    size_n=None,
+    *,
+    draws: int = 400,
+    ties: str = "share",
+):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets.
 
-    The standard error of its mean over problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
+    A subset keeps the candidates' order, on which ties="first" rests. The standard error of the curve's mean over
+    problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
     """
     log_weight_PN = hide(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
-    return over_subsets(
-        key, lambda drawn_PN: vote(answer_PN, log_weight_PN, drawn_PN), gold_PN, size_n, draws
-    )
+    law = lambda drawn_PN: vote(answer_PN, log_weight_PN, drawn_PN, ties=ties)
+    return over_subsets(key, law, gold_PN, size_n, draws)

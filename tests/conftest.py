@@ -3,6 +3,8 @@
 import gzip
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -75,3 +77,30 @@ def best_of_32():
 def real_gold(rows):
     """gold_PN of such a pool."""
     return np.array([[c["correct"] for c in row["candidates"]] for row in rows])
+
+
+def start(script, *args, cwd, **env):
+    """A command of this repository in a process of its own."""
+    command = [sys.executable, str(ROOT / script), *args]
+    one_device = {"XLA_FLAGS": "", "HYDRA_FULL_ERROR": ""} | env
+    environment = {k: v for k, v in (os.environ | one_device).items() if v != ""}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(script, *args, cwd, code=0):
+    """Its output and errors once it has ended with this exit code."""
+    process = start(script, *args, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def call(main, monkeypatch, script, *overrides):
+    """The message with which an in-process command exits."""
+    monkeypatch.setattr(sys, "argv", [script, *overrides])
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return str(caught.value.code)
