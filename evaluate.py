@@ -1,22 +1,36 @@
 """Evaluate verifiers. Each task writes results.json (every number behind every figure) and figures/*.png.
 
+report: steps and best_of_n, on a run's own held-out data.
 steps: metrics of step scores against labels, on the held-out split.
+best_of_n: selection, votes, reward against KL and calibration on a pool of candidates, stored or fresh.
 score: step scores of a file of solutions or of a pool, ranked and drawn.
+witness: the toy trace witness, its figures and its interactive page; needs no checkpoint.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from prm_jax import InputError, cli, plots, pools, solutions
+from prm_jax import (
+    InputError,
+    answers,
+    arithmetic,
+    best_of_n,
+    cli,
+    plots,
+    pools,
+    rerank,
+    solutions,
+    witness,
+)
 from prm_jax.baselines import Steps, baseline_aurocs
 from prm_jax.checkpoint import run_config
-from prm_jax.data import data_config, load_splits
+from prm_jax.data import ArithmeticData, data_config, load_splits
 from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
@@ -31,11 +45,25 @@ class BatchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class WitnessConfig:
+    aggregator: str
+    beta: float
+    betas: int
+    errors: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshPool:
+    problems: int
+    candidates: int
+
+
+@dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
     """conf/evaluate.yaml says what each key means."""
 
     task: str
-    checkpoint: str | None
+    checkpoint: str | list | None
     reference: str | None
     which: str
     dtype: str
@@ -43,51 +71,106 @@ class EvaluateConfig:
     max_solutions: int | None
     baselines: bool
     input: str | None
-    scores_name: str
     figures: int | list
+    pool: str | None
+    scores: str | list | None
+    scores_name: str | None
+    scores_unit: str
+    aggregator: str
+    ties: str
+    checker: str | None
+    vote_draws: int
+    fresh: FreshPool
     batch: BatchConfig
+    witness: WitnessConfig
     seed: int
     format: Format
 
 
 @cli.command("evaluate")
 def main(cfg):
-    """Evaluate a verifier: step metrics on held-out solutions (task=steps), or scores of your own (task=score)."""
+    """Evaluate verifiers: step metrics, best-of-N on a pool, scores of your own solutions, or the toy trace witness."""
     data, given, folder = cfg.data, cfg, cli.output_dir()
     cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data",))
-    for name, n in {"batch.rows": cfg.batch.rows, "batch.tokens": cfg.batch.tokens}.items():
+    at_least_1 = {
+        "batch.rows": cfg.batch.rows,
+        "batch.tokens": cfg.batch.tokens,
+        "fresh.problems": cfg.fresh.problems,
+        "fresh.candidates": cfg.fresh.candidates,
+    }
+    for name, n in at_least_1.items():
         if n < 1:
             raise InputError(f"{name}: got {n}, expected at least 1")
     if cfg.max_solutions is not None and cfg.max_solutions < 1:
         raise InputError(f"max_solutions: got {cfg.max_solutions}, expected at least 1, or null for all")
+    if cfg.checker not in (None, *answers.RULES):
+        raise InputError(f"checker: got {cfg.checker!r}, expected null, {', '.join(answers.RULES)}")
     choose_dtype(cfg.dtype)
-    checkpoint = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
+    rules_of(cfg)
+    tasks = {
+        "report": evaluate_report,
+        "steps": evaluate_steps,
+        "best_of_n": evaluate_best_of_n,
+        "score": evaluate_score,
+        "witness": evaluate_witness,
+    }
+    if cfg.task not in tasks:
+        raise InputError(f"task: got {cfg.task!r}, expected {', '.join(tasks)}")
+    cfg = dataclasses.replace(cfg, checkpoint=[str(path) for path in checkpoints(cfg)])
     cli.claim(folder, given)
-    match cfg.task:
-        case "steps":
-            results, figures = evaluate_steps(cfg, data, cli.runs_of(checkpoint), folder)
-        case "score":
-            results, figures = evaluate_score(cfg, checkpoint, folder)
-        case _:
-            raise InputError(f"task: got {cfg.task!r}, expected steps or score")
-    results |= {"task": cfg.task, "threshold": cfg.threshold, "seed": cfg.seed}
-    results.setdefault("versions", cli.versions())
+    (folder / "figures").mkdir()
+    results, figures = tasks[cfg.task](cfg, data, folder)
+    results |= {"task": cfg.task, "seed": cfg.seed, "versions": cli.versions()}
     cli.write_json(folder / "results.json", results)
     print(f"results     {folder / 'results.json'}", *(f"figure      {path}" for path in figures), sep="\n")
 
 
-def evaluate_steps(cfg: EvaluateConfig, data, checkpoints: Sequence[Path], folder: Path):
+def rules_of(cfg: EvaluateConfig) -> best_of_n.Rules:
+    return best_of_n.Rules(cfg.scores_unit, cfg.aggregator, cfg.ties, cfg.vote_draws)
+
+
+def checkpoints(cfg: EvaluateConfig) -> list[Path]:
+    """The verifiers' folders: those named, a sweep's finished runs, or the newest run; none if only stored scores are asked for."""
+    if cfg.task == "witness":  # brings its own verifiers
+        return []
+    if cfg.checkpoint is not None:
+        named = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
+        return [run for path in named for run in cli.runs_of(Path(str(path)))]
+    return [] if cfg.task == "best_of_n" and cfg.pool else [cli.newest_run()]
+
+
+def evaluate_report(cfg: EvaluateConfig, data, folder: Path):
+    """Step metrics, then best-of-N on a pool: the one given, or a fresh one where the data has a solver to draw it."""
+    results, figures = evaluate_steps(cfg, data, folder)
+    if cfg.pool is None and any(run["data"]["name"] != "arithmetic" for run in results["runs"]):
+        print("pool        none: only the arithmetic data has a solver to draw one from; pool=FILE names one")
+        return results, figures
+    more, more_figures = evaluate_best_of_n(cfg, data, folder)
+    return results | more, figures + more_figures
+
+
+def data_of(checkpoint: Path, data):
+    """(the data to evaluate a verifier on, the seed of its run): the data named, or the run's own."""
+    own = run_config(checkpoint) if (checkpoint / "checkpoints").is_dir() else None
+    if data.name == "of_run" and own is None:
+        raise InputError(
+            f"data: {checkpoint} is no run of ours, so name the data set to evaluate on: data=NAME"
+        )
+    return data_config(own.data if data.name == "of_run" else data), own.seed if own else 0
+
+
+def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
     """Step metrics of one verifier, or of each run of a sweep with their mean on top."""
     runs = []
-    for checkpoint in checkpoints:
+    for checkpoint in map(Path, cfg.checkpoint):
         verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
-        own = run_config(checkpoint) if (checkpoint / "checkpoints").is_dir() else None
-        if data.name == "of_run" and own is None:
+        if verifier.format.score != "probability":
             raise InputError(
-                f"data: {checkpoint} is no run of ours, so name the data set to evaluate on: data=NAME"
+                f"format: {verifier.format.name} scores steps by a {verifier.format.score}, but task=steps measures "
+                "probabilities (Brier score, calibration)"
             )
-        data_cfg = data_config(own.data if data.name == "of_run" else data)
-        splits, counts = load_splits(data_cfg, own.seed if own else 0, labels_required=True)
+        data_cfg, seed = data_of(checkpoint, data)
+        splits, counts = load_splits(data_cfg, seed, labels_required=True)
         cli.print_counts(counts)
         test = [s for s in splits["test"] if s.labels is not None][: cfg.max_solutions]
         if not test:
@@ -98,16 +181,15 @@ def evaluate_steps(cfg: EvaluateConfig, data, checkpoints: Sequence[Path], folde
             batch_rows=cfg.batch.rows,
             row_tokens=cfg.batch.tokens,
         )
-        summary = own and checkpoint / "summary.json"
-        trained = json.loads(summary.read_text()) if summary and summary.exists() else {}
+        summary = checkpoint / "summary.json"
+        trained = json.loads(summary.read_text()) if summary.exists() else {}
         cost = {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
         runs.append(
             measure(cfg, verifier, data_cfg, splits["train"], test, scores) | {"counts": counts} | cost
         )
         write_scores(folder / f"scores_{len(runs) - 1}.jsonl", [s.id for s in test], scores)
-    results = average(runs) | {"runs": runs, "versions": cli.versions()}
+    results = average(runs) | {"runs": runs, "threshold": cfg.threshold, "versions": cli.versions()}
     print_steps(results)
-    (folder / "figures").mkdir(exist_ok=True)
     return results, plots.step_figures(results, folder / "figures")
 
 
@@ -204,11 +286,136 @@ def print_steps(results: dict):
         print(f"  baseline {name:<15}{x:.4f}  (AUROC of what cannot read)")
 
 
-def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
+def evaluate_best_of_n(cfg: EvaluateConfig, data, folder: Path):
+    """A pool's selection and vote curves under stored scores, and under those of verifiers that score it now."""
+    problems, exact_labels = (pools.read_pool(cfg.pool), None) if cfg.pool else draw_pool(cfg, data)
+    stored = pools.scores_names(problems)
+    match cfg.scores:
+        case None:
+            scorers = [] if cfg.checkpoint else stored
+        case "all":
+            scorers = stored
+        case str():
+            scorers = [cfg.scores]
+        case names:
+            scorers = [str(name) for name in names]
+    for name in scorers:
+        if name not in stored:
+            raise InputError(
+                f"scores: got {name!r}, expected step scores that every candidate has: {', '.join(stored) or 'none'}"
+            )
+    graded = {"checker": "as stored; answers are equal as texts"}
+    groups = None
+    if cfg.checker:
+        problems, graded = answers.grade_pool(answers.with_answers(problems), cfg.checker)
+        groups = answers.group_pool(problems, cfg.checker)
+    pool = best_of_n.pool_arrays(problems, groups)
+    verifiers = {}
+    if cfg.checkpoint:
+        problems, verifiers = score_pool(cfg, problems)
+        pools.write_pool(folder / "pool.jsonl.gz", problems)
+        print(f"pool        {folder / 'pool.jsonl.gz'}, with the new scores")
+    if not scorers and not verifiers:
+        raise InputError(
+            "scores: the pool holds no step scores that every candidate has; checkpoint=FOLDER scores it now"
+        )
+    scorers += verifiers
+    results = best_of_n.measure(problems, pool, scorers, rules_of(cfg), cfg.seed, exact_labels)
+    results |= {"pool": cfg.pool or "drawn from the noisy solver", "grading": graded, "verifiers": verifiers}
+    print_best_of_n(results)
+    return results, plots.best_of_n_figures(results | {"versions": cli.versions()}, folder / "figures")
+
+
+def draw_pool(cfg: EvaluateConfig, data):
+    """A fresh pool of the noisy solver's solutions of unseen arithmetic problems, and the exact labels of their steps."""
+    data_cfg, _ = data_of(Path(cfg.checkpoint[0]), data)
+    if not isinstance(data_cfg, ArithmeticData):
+        raise InputError(
+            f"pool: the data {data_cfg.name} has no solver to draw candidates from; name a pool, pool=FILE"
+        )
+    task = dataclasses.replace(data_cfg.task, solutions_per_problem=cfg.fresh.candidates)
+    # Seed 0 draws the test split of the step metrics.
+    n, seed = cfg.fresh.problems * cfg.fresh.candidates, cfg.seed + 1
+    rows = arithmetic.make_solutions(task, n, "test", seed, data_cfg.label_kind)
+    by_problem = {}
+    for row in rows:
+        by_problem.setdefault(row.problem, []).append(row)
+    problems = [
+        pools.Problem(
+            f"arithmetic/{seed}/{p}",
+            text,
+            str(arithmetic.parse_problem(text).values()[-1]),
+            tuple(pools.Candidate(s.steps, s.answer, s.outcome == 1) for s in found),
+        )
+        for p, (text, found) in enumerate(by_problem.items())
+    ]
+    return problems, {(s.problem, s.steps): s.labels for s in rows}
+
+
+def score_pool(cfg: EvaluateConfig, problems: list[pools.Problem]):
+    """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
+    verifiers = {}
+    for path in cfg.checkpoint:
+        verifier = load_verifier(path, cfg.which, cfg.format, cfg.dtype, cfg.reference)
+        name = new_name(cfg, verifier, problems)
+        rows = [(problem.problem, c.steps) for problem in problems for c in problem.candidates]
+        scores = iter(score_solutions(verifier, rows, batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens))
+        nested = [[next(scores) for _ in problem.candidates] for problem in problems]
+        problems = pools.with_scores(problems, name, nested)
+        verifiers[name] = describe(verifier)
+    return problems, verifiers
+
+
+def new_name(cfg: EvaluateConfig, verifier: Verifier, problems: list[pools.Problem]) -> str:
+    """The name under which a verifier's scores go into a pool: the one asked for, or prm, prm_1, ... as is free."""
+    taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
+    if cfg.scores_name in taken:
+        raise InputError(f"scores_name: {cfg.scores_name!r} is in the pool already, expected a new name")
+    kind = verifier.objective
+    names = itertools.chain([kind], (f"{kind}_{i}" for i in itertools.count(1)))
+    return cfg.scores_name or next(name for name in names if name not in taken)
+
+
+def print_best_of_n(results: dict):
+    N = str(results["n_candidates"])
+    plus_minus = lambda interval: "[{:.4f}, {:.4f}]".format(*interval)
+    print(
+        f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
+    )
+    if odd := [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]:
+        print(f"cannot win  {', '.join(odd)}")
+    print(f"  mean of the candidates {results['mean']:.4f}")
+    for name in ("majority", "oracle"):
+        if name in results:
+            print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
+    against = {(d["a"], d["b"]): d for d in results["differences"]}
+    for scorer, table in results["scorers"].items():
+        verifier = results["verifiers"].get(scorer, {}).get("verifier", "stored scores")
+        print(f"scorer      {scorer}: {verifier}")
+        print(f"  {'':<10} best-of-{N:<27} minus majority vote{'':<24} weighted vote")
+        for how, numbers in table.items():
+            line = f"  {how:<10} {numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N]):<28}"
+            if d := against.get((f"{scorer}.{how}.best_of_n", "majority")):
+                line += f" {d['difference']:+.4f} {plus_minus(d['interval'])} p={d['p']:.3f}".ljust(44)
+                line += (
+                    f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
+                )
+            print(line)
+    print(
+        f"differences at n = {N}, paired over problems, 95 % intervals, p-values of single tests (not adjusted):"
+    )
+    for d in results["differences"]:
+        if d["b"] != "majority":
+            print(f"  {d['a']} - {d['b']}: {d['difference']:+.4f} {plus_minus(d['interval'])} p={d['p']:.3f}")
+
+
+def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
     """Scores of a file of solutions or of a pool: written beside their ids, ranked within a problem, a few drawn."""
     if cfg.input is None:
         raise InputError("input: task=score needs a file of solutions or a pool, input=FILE")
-    verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
+    if len(cfg.checkpoint) > 1:
+        raise InputError(f"checkpoint: task=score takes one verifier, got {len(cfg.checkpoint)}")
+    verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
     pool = None
     first_row = next(iter(solutions.read_rows(cfg.input)), (0, {}))[1]
     if "candidates" in first_row:
@@ -221,18 +428,17 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
     unknown = set(wanted or ()) - {row[0] for row in rows}
     if unknown:
         raise InputError(f"figures: no solution has the id {min(unknown)!r}")
-    if pool is not None and any(cfg.scores_name in c.step_scores for p in pool for c in p.candidates):
-        raise InputError(f"scores_name: {cfg.scores_name!r} is in the pool already, expected a new name")
+    name = pool and new_name(cfg, verifier, pool)
     scores = score_solutions(
         verifier, [row[1:] for row in rows], batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens
     )
     write_scores(folder / "scores.jsonl", [row[0] for row in rows], scores)
     written = [folder / "scores.jsonl"]
     if pool is not None:
-        sizes = np.cumsum([len(p.candidates) for p in pool])[:-1]
-        nested = [[scores[i] for i in part] for part in np.split(np.arange(len(scores)), sizes)]
+        in_order = iter(scores)
+        nested = [[next(in_order) for _ in p.candidates] for p in pool]
         written.append(folder / "pool.jsonl.gz")
-        pools.write_pool(written[-1], pools.with_scores(pool, cfg.scores_name, nested))
+        pools.write_pool(written[-1], pools.with_scores(pool, name, nested))
     print(f"verifier    {verifier.name}", *(f"scores      {path}" for path in written), sep="\n")
     ranked = rank(rows, scores)
     if verifier.format.score != "probability":  # only probabilities multiply
@@ -240,7 +446,6 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
     print_ranking(ranked)
     if wanted is None:
         wanted = [r["id"] for r in ranked[: cfg.figures]]
-    (folder / "figures").mkdir(exist_ok=True)
     place = {row[0]: i for i, row in enumerate(rows)}
     figures = [
         plots.solution_figure(
@@ -253,7 +458,7 @@ def evaluate_score(cfg: EvaluateConfig, checkpoint: Path, folder: Path):
         )
         for i in wanted
     ]
-    return describe(verifier) | {"ranking": ranked}, figures
+    return describe(verifier) | {"threshold": cfg.threshold, "ranking": ranked}, figures
 
 
 def rank(rows, scores) -> list[dict]:
@@ -282,6 +487,30 @@ def print_ranking(ranked: list[dict], most: int = 20):
         print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
     if len(ranked) > most:
         print(f"  ... and {len(ranked) - most} more in results.json")
+
+
+def evaluate_witness(cfg: EvaluateConfig, data, folder: Path):
+    """The policies of the toy witness at the chosen aggregator and beta, and over the whole plane."""
+    cfg = cfg.witness
+    if cfg.aggregator not in rerank.AGGREGATORS:
+        expected = ", ".join(rerank.AGGREGATORS)
+        raise InputError(f"witness.aggregator: got {cfg.aggregator!r}, expected one of {expected}")
+    if not 0 <= cfg.beta < np.inf:
+        raise InputError(f"witness.beta: got {cfg.beta}, expected a finite number, at least 0")
+    for name, n in {"betas": cfg.betas, "errors": cfg.errors}.items():
+        if n < 2:
+            raise InputError(f"witness.{name}: got {n}, expected at least 2")
+    found = witness.results(cfg.aggregator, cfg.beta)
+    print(
+        f"policies    aggregator {cfg.aggregator}, beta {cfg.beta:g}; KL to the reference and mean score in nats"
+    )
+    print(" " * 12 + "".join(f"{name:>13}" for name in (*witness.TRACES, "KL", "score")) + "  winner")
+    for name, policy_N in found["policies"].items():
+        row = (*policy_N, found["kl"][name], found["reward"][name])
+        print(f"  {name:<10}" + "".join(f"{x:13.6f}" for x in row) + f"  {found['winners'][name]}")
+    results = found | witness.grids(cfg.aggregator, cfg.betas, cfg.errors) | {"versions": cli.versions()}
+    figures = plots.witness_figures(results, folder / "figures")
+    return results, [*figures, witness.page(folder / "figures" / "witness.html", found)]
 
 
 if __name__ == "__main__":

@@ -199,6 +199,20 @@ def group_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, w
         return checker.map(one, problems, "grouping", "problem")
 
 
+def with_answers(problems: Sequence) -> list:
+    """The pools.Problems with the answer that `extract` reads in its steps for every candidate that states none."""
+    return [
+        dataclasses.replace(
+            problem,
+            candidates=tuple(
+                c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
+                for c in problem.candidates
+            ),
+        )
+        for problem in problems
+    ]
+
+
 def _blank(answer):
     return answer is None or not normal(answer)
 

@@ -6,7 +6,10 @@ thing (Lightman et al. 2023, section 4). A solution is one line per operation, `
 formula with a wrong result and the next line goes on from it, so nothing but the arithmetic gives it away.
 """
 
+import bisect
 import dataclasses
+import functools
+import itertools
 import re
 import zlib
 
@@ -124,6 +127,7 @@ def write_step(value: int, operation: str, operand: int, result: int) -> str:
     return f"{value}{operation}{operand}={result}"
 
 
+@functools.cache  # there are a few hundred different steps
 def parse_step(text: str) -> tuple[int, str, int, int] | None:
     """(value, operation, operand, result) of a line such as `4+5=2` or `max(2,3)=3`; None if it is no such line."""
     text = text.replace(" ", "").strip()
@@ -177,6 +181,12 @@ def shares(frequencies: dict[str, float]) -> np.ndarray:
     return weights / weights.sum()
 
 
+def draw(frequencies: dict[str, float], rng) -> str:
+    """One name, each with its share: `rng.choice` with probabilities, ten times faster for single draws."""
+    bounds = list(itertools.accumulate(frequencies.values()))
+    return list(frequencies)[bisect.bisect_right(bounds, rng.random() * bounds[-1])]
+
+
 def wrong_results(kind: str, operation: str, value: int, operand: int) -> list[int]:
     """The results, equally likely, that an error of this kind writes: never the right one."""
     right = apply(operation, value, operand)
@@ -198,8 +208,8 @@ def noisy_step(chain: Chain, t: int, value: int, cfg: ArithmeticConfig, rng) -> 
     operation, operand = chain.operations[t]
     result = apply(operation, value, operand)
     if rng.random() < cfg.error_rate:
-        kind = str(rng.choice(list(cfg.errors), p=shares(cfg.errors)))
-        result = int(rng.choice(wrong_results(kind, operation, value, operand)))
+        results = wrong_results(draw(cfg.errors, rng), operation, value, operand)
+        result = results[rng.integers(len(results))]
     return write_step(value, operation, operand, result), result
 
 
@@ -234,7 +244,7 @@ def noisy_solution(chain: Chain, cfg: ArithmeticConfig, rng, label_kind: str) ->
 
 def sample_chain(cfg: ArithmeticConfig, rng) -> Chain:
     size = int(rng.integers(cfg.min_operations, cfg.max_operations + 1))
-    names = [str(name) for name in rng.choice(list(cfg.operations), size, p=shares(cfg.operations))]
+    names = [draw(cfg.operations, rng) for _ in range(size)]
     operations = tuple((name, int(rng.integers(OPERANDS[name][0], OPERANDS[name][1] + 1))) for name in names)
     return Chain(int(rng.integers(0, MODULUS)), operations)
 

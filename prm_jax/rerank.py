@@ -1,11 +1,11 @@
-"""Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n, votes, intervals.
+"""Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n, intervals. Votes: votes.py.
 
 Pure functions of arrays: no I/O, no text. Every public function is jitted and works inside a caller's jit or vmap;
 randomness enters as a key.
 
 Dimension key
   P problems, N candidates of a problem, T steps of a candidate, S random draws
-  n subset sizes asked for, k places taken by a vote (0..N), u quadrature nodes, X any trailing axes
+  n subset sizes asked for, X any trailing axes
 
 Conventions
   score  A *log score* in nats: the log of a number in [0, 1], 0 the best (`sum_logit`: log odds, unbounded). -inf
@@ -20,18 +20,13 @@ Conventions
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 AGGREGATORS = ("min", "prod", "mean", "gmean", "last", "max", "sum_logit", "weighted", "softmin")
-EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
-HIGHEST = (
-    jax.lax.Precision.HIGHEST
-)  # full float32 in matrix products: an accelerator's default keeps 8 or 11 bits
+HIGHEST = jax.lax.Precision.HIGHEST  # full float32 in products: an accelerator's default keeps 8 or 11 bits
 
 
 class Reweighted(NamedTuple):
@@ -75,7 +70,7 @@ def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, 
     """
     # Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU.
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
-    step_PTN = jnp.where(mask_PTN, jnp.swapaxes(_float(step_PNT), -1, -2), 0.0)
+    step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
     match unit:
         case "logit":
             logp_PTN = jax.nn.log_sigmoid(step_PTN)
@@ -161,7 +156,7 @@ def reweight(score_PN, beta, ref_PN=None, mask_PN=None) -> Reweighted:
     ref. KL = reward / beta - log Z. At beta = 0 log Z is its limit: ±inf, or log ref(arg max) where the maximum is 0.
     Where no candidate can win: weights and KL 0, log Z and reward -inf.
     """
-    score_PN = _hide(score_PN, mask_PN)
+    score_PN = hide(score_PN, mask_PN)
     ref_PN = _reference(score_PN, ref_PN, mask_PN)
     can_win_PN = (ref_PN > 0) & (score_PN != -jnp.inf)
     compared_PN = jnp.where(beta == 0, round_score(score_PN), score_PN)
@@ -185,7 +180,7 @@ def best_of_n_law(score_PN, n, ref_PN=None, mask_PN=None):
     A block of equal scores of mass b, below a mass a of better ones, wins with (1 - a)^n - (1 - a - b)^n. Masked
     candidates leave ref. Its exact KL is `kl_divergence(law, ref)`; see `best_of_n_kl_bound`.
     """
-    score_PN = round_score(_hide(score_PN, mask_PN))
+    score_PN = round_score(hide(score_PN, mask_PN))
 
     def one(score_N, ref_N):
         order_N = _best_first(score_N)
@@ -217,8 +212,10 @@ def best_of_n(score_PN, gold_PN, mask_PN=None, size_n=None, *, ties: str = "shar
     Tied candidates share: each counts with the mean of its block. size_n: sizes within 1..N, default all; another
     size gives nan. A subset in which none can win counts 0. A nan score makes its problem nan.
     """
-    hidden_PN = _hide(score_PN, mask_PN)
-    gold_PN = jnp.where(hidden_PN == -jnp.inf, 0.0, jnp.where(jnp.isnan(hidden_PN), jnp.nan, _float(gold_PN)))
+    hidden_PN = hide(score_PN, mask_PN)
+    gold_PN = jnp.where(
+        hidden_PN == -jnp.inf, 0.0, jnp.where(jnp.isnan(hidden_PN), jnp.nan, as_float(gold_PN))
+    )
     score_PN = round_score(hidden_PN)
     order_PN = _best_first(score_PN)
     gold_PN = jnp.take_along_axis(gold_PN, order_PN, -1)
@@ -240,7 +237,7 @@ def rank_weights(size_n, N: int, dtype=jnp.float32):
     prod_{k<r} (N - n - k) / (N - k), symmetric in n and r; of the two products the shorter is taken. Rows are right
     to 2e-7 in float32 at N = 1,860, where binomials by `gammaln` are off by 8e-3.
     """
-    size_n = _sizes(size_n, N)
+    size_n = subset_sizes(size_n, N)
     # all_N: n in rows, r or k in columns. Not a numpy constant: XLA would fold the product while compiling, for minutes.
     all_N, left_N = jnp.arange(N + 1), N - jnp.arange(N)
     miss_NN = (jnp.maximum(left_N - all_N[:, None], 0) / left_N).astype(dtype)
@@ -269,150 +266,23 @@ def subset_band(curve_Pn):
     return jnp.sqrt(jnp.maximum(jnp.sum(curve_Pn * (1 - curve_Pn), 0), 0.0)) / curve_Pn.shape[0]
 
 
-# Votes
-
-
-@functools.partial(jax.jit, static_argnames=("ties",))
-def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share"):
-    """Law of the vote's winner over all N candidates, law_PN; `expectation(law_PN, gold_PN)` is its accuracy.
-
-    answer_PN: group ids within 0..N-1, equal where answers are; -1 is no answer, which never wins. A candidate votes
-    with exp(log_weight): nothing for the majority, a score for the weighted vote (probabilities add up, Uesato et al.
-    2022), `top_k(score, k)` for the k best.
-    ties "share": tied groups split the win, members of a group share it (their gold may differ); "first": of tied
-    groups the one whose first member has the lowest index, represented by that member.
-    """
-    N = answer_PN.shape[-1]
-    log_weight_PN = _hide(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
-    log_weight_PN = jnp.where(answer_PN >= 0, log_weight_PN, -jnp.inf)
-
-    def one(answer_N, log_weight_N):
-        can_win_N = log_weight_N != -jnp.inf
-        top = jnp.max(log_weight_N, initial=jnp.finfo(log_weight_N.dtype).min)
-        total = lambda x_N: jax.ops.segment_sum(x_N, jnp.where(can_win_N, answer_N, N), N + 1)[answer_N]
-        total_N = jnp.where(can_win_N, round_score(total(jnp.exp(log_weight_N - top))), 0.0)
-        wins_N = can_win_N & (total_N == total_N.max())
-        match ties:
-            case "share":
-                law_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)), 0.0)
-                return law_N / jnp.maximum(law_N.sum(), 1.0)
-            case "first":
-                return jnp.where(wins_N & (jnp.arange(N) == jnp.argmax(wins_N)), 1.0, 0.0)
-            case _:
-                raise ValueError(f'ties is {ties!r}, expected "share" or "first"')
-
-    return jax.vmap(one)(answer_PN, log_weight_PN)
-
-
-@jax.jit
-def top_k(score_PN, k, mask_PN=None):
-    """Log vote weights of the k best: 0 for them, -inf for the rest; add a score for a weighted vote among them.
-
-    Candidates tied for the last places share these evenly, so that k votes are cast (or as many as can win).
-    """
-    score_PN = round_score(_hide(score_PN, mask_PN))
-    k = jnp.minimum(k, score_PN.shape[-1])
-    last_P1 = jnp.sort(score_PN, -1, descending=True)[..., k - 1][..., None]
-    above_P1 = jnp.sum(score_PN > last_P1, -1, keepdims=True)
-    tied_P1 = jnp.sum(score_PN == last_P1, -1, keepdims=True)
-    log_weight_PN = jnp.where(score_PN == last_P1, jnp.log((k - above_P1) / tied_P1), 0.0)
-    return jnp.where((score_PN >= last_P1) & (score_PN != -jnp.inf), log_weight_PN, -jnp.inf)
-
-
-@jax.jit
-def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
-    """Expected gold of the majority vote among n candidates, curve_Pn, exact over all n-subsets; ties share.
-
-    Group g of m_g members wins with c of them where no other group has more and t others have as many, with chance
-    1 / (t + 1) = ∫_0^1 u^t du. With z counting the places taken, the ways to do so are (papers.md 4.2)
-
-      [z^n] ∫_0^1 C(m_g, c) z^c prod_{a != g} ( sum_{j<c} C(m_a, j) z^j + u C(m_a, c) z^c ) du.
-
-    At a given c only groups of at least c members need a factor of their own; all other candidates fill places
-    freely, (1 + z)^rest. These pairs (c, group) are as many as the candidates: the c-th member of a group stands for
-    one. So a scan over candidates by rising c does it all: free_uk holds the product, won_uk the sum over g of gold_g
-    times the product in which g wins. Gauss-Legendre nodes make the integral exact. N^4 operations per problem.
-
-    answer_PN as in `vote`; a group's gold is the mean over its members. N <= 128; beyond, `vote_curve`.
-    """
-    N = answer_PN.shape[-1]
-    if N > EXACT_VOTE_SIZE:
-        raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
-    gold_PN = _float(gold_PN)
-    dtype = gold_PN.dtype
-    # Row m of Pascal's triangle over 2^(m/2): both ends of a row and all products stay within float32's range.
-    choose_kk = np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
-    lag_kk = np.arange(N + 1) - np.arange(N + 1)[:, None]  # places that a group takes when k become k'
-    ways_kkk = jnp.asarray(np.where(lag_kk >= 0, choose_kk[:, np.maximum(lag_kk, 0)], 0.0), dtype)
-    choose_kk = jnp.asarray(choose_kk, dtype)
-    node_u, quad_u = np.polynomial.legendre.leggauss((N + 1) // 2)
-    u_u1, quad_u = jnp.asarray((node_u[:, None] + 1) / 2, dtype), jnp.asarray(quad_u / 2, dtype)
-
-    def one(problem):
-        answer_N, gold_N, valid_N = problem
-        same_NN = (answer_N[:, None] == answer_N) & valid_N[:, None] & valid_N
-        m_N = same_NN.sum(-1)
-        gold_N = jnp.sum(jnp.where(same_NN, gold_N, 0.0), -1) / jnp.maximum(m_N, 1)
-        c_N = jnp.where(
-            valid_N, jnp.tril(same_NN).sum(-1), N + 1
-        )  # N + 1: reached by no group, without effect
-        rest_N = N - jnp.sum(m_N >= c_N[:, None], -1)
-
-        def add_group(carry, pair):
-            both_xuk, total_k, c_before = carry  # x: free, won
-            c, m, gold, rest = pair
-            total_k += jnp.where(c > c_before, quad_u @ both_xuk[1], 0.0)
-            start_xuk = jnp.zeros_like(both_xuk).at[0].set(choose_kk[rest])
-            both_xuk = jnp.where(c > c_before, start_xuk, both_xuk)
-            below_kk = jnp.where(lag_kk < c, ways_kkk[m], 0.0)
-            tied_xuk = jnp.where(np.arange(N + 1) >= c, jnp.roll(both_xuk, c, -1), 0.0)
-            tied_xuk *= jnp.where(c <= m, choose_kk[m, jnp.minimum(c, N)], 0.0)
-            both_xuk = jnp.einsum("xuk,kl->xul", both_xuk, below_kk, precision=HIGHEST) + u_u1 * tied_xuk
-            return (both_xuk.at[1].add(gold * tied_xuk[0]), total_k, c), None
-
-        zero_xuk = jnp.zeros((2, len(node_u), N + 1), dtype)
-        pairs = jax.tree.map(lambda x_N: x_N[jnp.argsort(c_N)], (c_N, m_N, gold_N, rest_N))
-        (both_xuk, total_k, _), _ = jax.lax.scan(add_group, (zero_xuk, zero_xuk[0, 0], 0), pairs)
-        return (total_k + quad_u @ both_xuk[1]) / choose_kk[N]
-
-    valid_PN = (answer_PN >= 0) if mask_PN is None else (answer_PN >= 0) & mask_PN
-    curve_Pk = jax.lax.map(one, (answer_PN, gold_PN, valid_PN), batch_size=16)
-    size_n = _sizes(size_n, N)
-    return jnp.where((size_n >= 1) & (size_n <= N), curve_Pk[:, jnp.clip(size_n, 0, N)], jnp.nan)
-
-
-# Monte-Carlo expectations over random n-subsets, for what has no closed form
-
-
-@functools.partial(jax.jit, static_argnames=("draws",))
-def vote_curve(key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws: int = 400):
-    """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets.
-
-    The standard error of its mean over problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
-    """
-    log_weight_PN = _hide(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
-    return _over_subsets(
-        key, lambda drawn_PN: vote(answer_PN, log_weight_PN, drawn_PN), gold_PN, size_n, draws
-    )
-
-
 @functools.partial(jax.jit, static_argnames=("draws",))
 def soft_best_of_n(key, score_PN, gold_PN, beta, mask_PN=None, size_n=None, *, draws: int = 400):
     """Soft best-of-n (2505.03156), curve_Pn: of n drawn candidates i wins with chance ∝ exp(score_i / beta).
 
     The mean of `draws` random n-subsets. beta = 0 is best-of-n; inf takes any that can win, each as likely.
     """
-    score_PN = _hide(score_PN, mask_PN)
-    return _over_subsets(
+    score_PN = hide(score_PN, mask_PN)
+    return over_subsets(
         key, lambda drawn_PN: reweight(score_PN, beta, None, drawn_PN).weight_PN, gold_PN, size_n, draws
     )
 
 
-def _over_subsets(key, law, gold_PN, size_n, draws):
+def over_subsets(key, law, gold_PN, size_n, draws):
     """Mean of expectation(law(drawn_PN), gold_PN) over draws, each a shuffle of every problem cut at each size n."""
-    gold_PN = _float(gold_PN)
+    gold_PN = as_float(gold_PN)
     P, N = gold_PN.shape
-    size_n, mark = _sizes(size_n, N), jnp.uint32((1 << (N - 1).bit_length()) - 1)
+    size_n, mark = subset_sizes(size_n, N), jnp.uint32((1 << (N - 1).bit_length()) - 1)
 
     def one_draw(total_nP, k_draw):
         # Random bits above the index in one integer: a shuffle by one bare sort (see `_best_first`).
@@ -434,7 +304,7 @@ def bootstrap(key, value_PX, *, draws: int = 2000, level=0.95) -> Interval:
     For a paired comparison give differences on the same problems. p = 2 min(share of resampled means <= 0, share
     >= 0), the sample itself counted as one more, at most 1.
     """
-    value_PX = _float(value_PX)
+    value_PX = as_float(value_PX)
     P = value_PX.shape[0]
     pick_SP = jax.random.randint(key, (draws, P), 0, P)
     count_SP = jax.vmap(lambda pick_P: jnp.bincount(pick_P, length=P))(pick_SP).astype(value_PX.dtype)
@@ -444,7 +314,7 @@ def bootstrap(key, value_PX, *, draws: int = 2000, level=0.95) -> Interval:
     return Interval(value_PX.mean(0), low_X, high_X, jnp.minimum(2 * side_X / (draws + 1), 1.0))
 
 
-# Ranks, ties and arguments
+# Ranks, ties and arguments; votes.py takes them too
 
 
 def round_score(score_PN):
@@ -490,23 +360,25 @@ def _share(gold_N, score_N):
     return (total_N2[:, 0] / jnp.maximum(total_N2[:, 1], 1.0))[block_N]
 
 
-def _float(x):
+def as_float(x):
     """As floats of at least 32 bits: half precision would lose the small differences near p = 1."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(jnp.result_type(x, float), jnp.float32))
 
 
-def _hide(score_PN, mask_PN):
-    return _float(score_PN) if mask_PN is None else jnp.where(mask_PN, _float(score_PN), -jnp.inf)
+def hide(score_PN, mask_PN):
+    """Scores as floats, -inf where masked."""
+    return as_float(score_PN) if mask_PN is None else jnp.where(mask_PN, as_float(score_PN), -jnp.inf)
 
 
 def _reference(score_PN, ref_PN, mask_PN):
     """The reference law: ref_PN, or equal weights, normalised over the real candidates."""
-    ref_PN = jnp.ones_like(score_PN) if ref_PN is None else jnp.broadcast_to(_float(ref_PN), score_PN.shape)
+    ref_PN = jnp.ones_like(score_PN) if ref_PN is None else jnp.broadcast_to(as_float(ref_PN), score_PN.shape)
     ref_PN = ref_PN if mask_PN is None else jnp.where(mask_PN, ref_PN, 0.0)
     total_P1 = ref_PN.sum(-1, keepdims=True)
     return ref_PN / jnp.where(total_P1 > 0, total_P1, 1.0)
 
 
-def _sizes(size_n, N):
+def subset_sizes(size_n, N):
+    """The sizes asked for, or all: 1..N."""
     return jnp.arange(1, N + 1) if size_n is None else jnp.asarray(size_n)

@@ -129,10 +129,12 @@ def batch_scores(verifier: Verifier, batch):
 def score_solutions(verifier: Verifier, rows, *, batch_rows: int, row_tokens: int) -> list[np.ndarray]:
     """Step scores of (problem, steps) rows, in their order: one float32 array a row, a score a step.
 
-    Rows are packed longest first. A score depends on its own solution alone, whatever shares the row or the batch. A
+    Rows that repeat are scored once. Rows are packed longest first. A score depends on its own solution alone, whatever shares the row or the batch. A
     solution longer than `row_tokens` widens the rows of this call to the next multiple of it.
     """
-    encoded = encode(verifier.format, verifier.tokenizer, rows)
+    rows = [(problem, tuple(steps)) for problem, steps in rows]
+    distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+    encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
     unlabelled = [np.full(len(e.mark_T), np.nan, np.float32) for e in encoded]
     examples = [
         Example(e.ids_L, e.mark_T, nan_T, nan_T, e.start)
@@ -152,7 +154,7 @@ def score_solutions(verifier: Verifier, rows, *, batch_rows: int, row_tokens: in
                 scores[i] = part
         bar.update(sum(map(len, packs)))
     bar.close()
-    return scores
+    return [scores[distinct[row]] for row in rows]
 
 
 def write_scores(path: Path, ids: list[str], scores: list[np.ndarray]):

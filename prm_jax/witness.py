@@ -3,14 +3,17 @@
 `clean` is right throughout, `lucky_final` reaches the right answer by wrong steps, `slip` starts well and ends wrong,
 `wrong` is wrong throughout. The outcome verifier prefers lucky_final, the process verifier clean; one convincing
 error of the process verifier makes it prefer lucky_final too. Everything is `rerank.aggregate` and
-`rerank.reweight`; `plane` does it for a whole grid in one jit. Numbers only: nothing here draws or writes.
+`rerank.reweight`; `plane` does it for a whole grid in one jit, `page` hands it to the reader's own hands.
 
 Dimension key
   N traces (4), T steps (2)
-  h aggregators, b betas, e sizes of the injected error
+  h aggregators, b betas, e sizes of the injected error, v verifiers
 """
 
 import functools
+import inspect
+import json
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -31,6 +34,7 @@ HACKED_P_T = np.array([0.98, 0.97])  # what a fully fooled process verifier says
 HACKED_TRACE = 1
 BETA = 0.7  # nats of score per nat of KL
 VERIFIERS = ("outcome", "process", "hacked")
+BETA_RANGE = 0.01, 100.0  # of the grids: from the arg max to the reference law, to the eye
 
 
 class Plane(NamedTuple):
@@ -76,12 +80,14 @@ def policy(score_N, beta=BETA) -> rerank.Reweighted:
 
 def results(how: str = "sum_logit", beta=BETA) -> dict:
     """Policies, winners, KL and reward by verifier as plain lists and numbers, ready for results.json."""
-    laws = {verifier: policy(score(verifier, how), beta) for verifier in VERIFIERS}
+    with jax.enable_x64(True):  # the page checks its own double precision against these
+        laws = {verifier: jax.device_get(policy(score(verifier, how), beta)) for verifier in VERIFIERS}
     return {
         "traces": list(TRACES),
+        "reference": REF_N.tolist(),
         "aggregator": how,
         "beta": float(beta),
-        "policies": {name: np.asarray(law.weight_PN[0], float).tolist() for name, law in laws.items()},
+        "policies": {name: law.weight_PN[0].tolist() for name, law in laws.items()},
         "winners": {name: TRACES[int(law.weight_PN[0].argmax())] for name, law in laws.items()},
         "kl": {name: float(law.kl_P[0]) for name, law in laws.items()},
         "reward": {name: float(law.reward_P[0]) for name, law in laws.items()},
@@ -98,7 +104,7 @@ def plane(beta_b, error_e, hows: tuple[str, ...] = rerank.AGGREGATORS, trace: in
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, how, unit="logit") for how in hows])
-    over_e = functools.partial(rerank.reweight, ref_PN=REF_N)
+    over_e = functools.partial(rerank.reweight, ref_PN=jnp.asarray(REF_N))
     over_be = jax.vmap(over_e, in_axes=(None, 0))
     law = jax.vmap(over_be, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
     mass = lambda traces_N: law.weight_PN @ jnp.asarray(traces_N, law.weight_PN.dtype)
@@ -111,3 +117,61 @@ def plane(beta_b, error_e, hows: tuple[str, ...] = rerank.AGGREGATORS, trace: in
         right_hbe=mass(FINAL_RIGHT_N),
         valid_hbe=mass(STEP_RIGHT_NT.all(-1)),
     )
+
+
+def grids(how: str, betas: int, errors: int) -> dict:
+    """Every number behind the two figures, rounded to 6 digits: `by_beta`, policies of the three verifiers by beta;
+    `plane`, of every aggregator a list by beta of lists by error size: the winner; by how many nats of
+    score + beta log ref the misjudged trace leads the best other; the mass on right answers and on valid steps."""
+    beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
+    score_vN = jnp.stack([score(verifier, how) for verifier in VERIFIERS])
+    over_b = jax.vmap(functools.partial(rerank.reweight, ref_PN=jnp.asarray(REF_N)), in_axes=(None, 0))
+    weight_vbN = jnp.swapaxes(over_b(score_vN, beta_b).weight_PN, 0, 1)
+    whole = plane(beta_b, error_e)
+
+    def rounded(x):
+        return np.round(np.asarray(x).astype(float if x.dtype.kind == "f" else int), 6).tolist()
+
+    worth_hbeN = np.asarray(whole.score_heN)[:, None] + (beta_b[:, None] * np.log(REF_N))[:, None]
+    rivals_hbe = np.delete(worth_hbeN, HACKED_TRACE, -1).max(-1)
+    parts = {
+        "winner": whole.winner_hbe,
+        "lead": worth_hbeN[..., HACKED_TRACE] - rivals_hbe,
+        "right": whole.right_hbe,
+        "valid": whole.valid_hbe,
+    }
+    return {
+        "by_beta": {"beta": rounded(beta_b), **dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))},
+        "plane": {
+            "trace": TRACES[HACKED_TRACE],
+            "beta": rounded(beta_b),
+            "error": rounded(error_e),
+            "by_aggregator": {
+                name: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
+                for h, name in enumerate(rerank.AGGREGATORS)
+            },
+        },
+    }
+
+
+def page(path: Path, found: dict) -> Path:
+    """Writes the interactive page, one file that opens offline, and returns its path.
+
+    It starts at the aggregator and beta of `found` (from `results`), and checks its own arithmetic against the
+    policies there.
+    """
+    options = inspect.signature(rerank.aggregate).parameters
+    data = {
+        "found": found,
+        "final_right": FINAL_RIGHT_N.tolist(),
+        "step_right": STEP_RIGHT_NT.tolist(),
+        "outcome_p": OUTCOME_P_N.tolist(),
+        "step_p": STEP_P_NT.tolist(),
+        "hacked_p": HACKED_P_T.tolist(),
+        "hacked_trace": HACKED_TRACE,
+        "aggregators": list(rerank.AGGREGATORS),
+        "options": {name: options[name].default for name in ("clip", "decay", "temperature")},
+    }
+    template = Path(__file__).parent / "assets" / "witness.html"
+    path.write_text(template.read_text("utf-8").replace("{{data}}", json.dumps(data)), "utf-8")
+    return path

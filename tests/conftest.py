@@ -1,11 +1,16 @@
 """Shared by all tests: tiny models, and where real data lie."""
 
+import gzip
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -41,9 +46,60 @@ def rng():
     return np.random.default_rng(0)
 
 
+@pytest.fixture(params=["float32", "float64"])
+def precision(request):
+    """(dtype, tolerance) in both precisions."""
+    with jax.enable_x64(request.param == "float64"):
+        yield np.dtype(request.param), {"float32": 1e-6, "float64": 1e-12}[request.param]
+
+
 def real_data(name: str) -> Path:
     """A file of the real data, or a skip that says what is missing."""
     path = DATA / name
     if not path.exists():
         pytest.skip(f"real data absent: {path} (set PRM_JAX_DATA)")
     return path
+
+
+@pytest.fixture(scope="session")
+def best_of_32():
+    """{name: rows} of two pools with stored step scores, as they are."""
+    rows = {}
+    for name in ("gsm8k", "math500"):
+        with gzip.open(
+            real_data(f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz"), "rt"
+        ) as lines:
+            rows[name] = [json.loads(line) for line in lines]
+    return rows
+
+
+def real_gold(rows):
+    """gold_PN of such a pool."""
+    return np.array([[c["correct"] for c in row["candidates"]] for row in rows])
+
+
+def start(script, *args, cwd, **env):
+    """A command of this repository in a process of its own."""
+    command = [sys.executable, str(ROOT / script), *args]
+    one_device = {"XLA_FLAGS": "", "HYDRA_FULL_ERROR": ""} | env
+    environment = {k: v for k, v in (os.environ | one_device).items() if v != ""}
+    return subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(script, *args, cwd, code=0):
+    """Its output and errors once it has ended with this exit code."""
+    process = start(script, *args, cwd=cwd)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def call(main, monkeypatch, script, *overrides):
+    """The message with which an in-process command exits."""
+    monkeypatch.setattr(sys, "argv", [script, *overrides])
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return str(caught.value.code)

@@ -1,32 +1,20 @@
-"""rerank.py against brute force, closed forms (E1 to E10, E14 of the reference), literal arrays and real pools."""
+"""rerank.py against brute force, closed forms, literal arrays and real pools."""
 
-import collections
 import functools
-import gzip
 import itertools
-import json
 import math
-import os
 from fractions import Fraction
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import real_gold
 
 from prm_jax import rerank
-from prm_jax.rerank import aggregate, best_of_n, bootstrap, expectation, majority_curve, reweight, vote
+from prm_jax.rerank import aggregate, best_of_n, bootstrap, expectation, reweight
 
 INF = np.inf
-DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
-
-
-@pytest.fixture(params=["float32", "float64"])
-def precision(request):
-    """(dtype, tolerance) in both precisions."""
-    with jax.enable_x64(request.param == "float64"):
-        yield np.dtype(request.param), {"float32": 1e-6, "float64": 1e-12}[request.param]
 
 
 def subsets(N, n):
@@ -41,17 +29,6 @@ def brute_best_of_n(score_N, gold_N, n):
         if top > -INF:
             total += np.mean([gold_N[i] for i in drawn if score_N[i] == top])
     return total / math.comb(len(score_N), n)
-
-
-def brute_majority(answer_N, gold_N, n):
-    """Mean over all n-subsets of the mean gold of the largest answer groups; -1 is no answer."""
-    gold = {a: np.mean([g for b, g in zip(answer_N, gold_N) if a == b]) for a in set(answer_N)}
-    total = 0.0
-    for drawn in subsets(len(answer_N), n):
-        count = collections.Counter(answer_N[i] for i in drawn if answer_N[i] >= 0)
-        if count:
-            total += np.mean([gold[a] for a in count if count[a] == max(count.values())])
-    return total / math.comb(len(answer_N), n)
 
 
 def some_pool(rng, P=6, N=7, dtype=np.float64):
@@ -208,14 +185,8 @@ def test_unknown_names_raise_with_what_was_expected():
         aggregate(step, step == 0, "median", unit="logit")
     with pytest.raises(ValueError, match='expected "logit" or "logp"'):
         aggregate(step, step == 0, "min", unit="p")
-    for call in (
-        lambda: best_of_n(step[0], step[0], ties="last"),
-        lambda: vote(np.zeros((1, 1), int), ties="last"),
-    ):
-        with pytest.raises(ValueError, match='expected "share" or "first"'):
-            call()
-    with pytest.raises(ValueError, match="129 candidates, expected at most 128: use vote_curve"):
-        majority_curve(np.zeros((1, 129), int), np.zeros((1, 129)))
+    with pytest.raises(ValueError, match='expected "share" or "first"'):
+        best_of_n(step[0], step[0], ties="last")
 
 
 # Reweighting
@@ -395,11 +366,10 @@ def test_edge_sizes_and_nan():
     assert np.isnan(got[:, [0, 3]]).all()  # sizes outside 1..N
     np.testing.assert_array_equal(got[:, 1:3], [[1, 1], [np.nan, np.nan], [0, 0]])
     np.testing.assert_array_equal(best_of_n(score_PN[:1, :1], gold_PN[:1, :1]), [[1]])
-    answer_PN = np.array([[0, 1]])
-    assert np.isnan(majority_curve(answer_PN, gold_PN[:1], size_n=np.array([0, 3]))).all()
-    assert np.isnan(
-        rerank.vote_curve(jax.random.key(0), answer_PN, gold_PN[:1], size_n=np.array([3]), draws=2)
-    ).all()
+    soft_Pn = rerank.soft_best_of_n(
+        jax.random.key(0), score_PN, gold_PN, 1.0, size_n=np.array([0, 3]), draws=2
+    )
+    assert np.isnan(soft_Pn).all()
 
 
 def test_rank_weights_against_exact_fractions_at_1860():
@@ -441,7 +411,7 @@ def normal_cdf(x):
     ids=["E5", "E6"],
 )
 def test_e5_e6_closed_form_truths(d, q, N, truth):
-    """Right ~ N(d, 1); wrong ~ N(0, 1), a share q of them ~ N(4, 1); success .5 (papers.md 4.3)."""
+    """Right ~ N(d, 1); wrong ~ N(0, 1), a share q of them ~ N(4, 1); success .5."""
     size_n = 2 ** np.arange(len(truth))
     s = np.linspace(-9, 13, 20001)
     density = lambda m: np.exp(-0.5 * (s - m) ** 2) / math.sqrt(2 * math.pi)
@@ -512,7 +482,7 @@ def test_best_of_n_law_against_all_draws_with_ties(precision):
 
 
 def test_within_problem_auroc_from_the_curve():
-    """Pair-weighted AUROC = 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), papers.md 0.3."""
+    """Pair-weighted AUROC = 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1))."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(12)
         right_PN = rng.random((20, 12)) < 0.5
@@ -526,95 +496,13 @@ def test_within_problem_auroc_from_the_curve():
         assert float(0.5 + (two - one) / (2 * (pass_two - one))) == pytest.approx(auroc, abs=1e-12)
 
 
-# Votes
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_e4_majority_equals_the_mean_over_all_subsets(seed, precision):
-    dtype, tol = precision
-    rng = np.random.default_rng(seed)
-    N = 9
-    answer_PN = rng.integers(-1, (2, 3, 5, 9)[seed], (4, N))
-    answer_PN[0] = np.arange(N)  # all different
-    answer_PN[1] = -1 if seed % 2 else 0  # no answer at all; all the same
-    gold_PN, mask_PN = rng.random((4, N)).astype(dtype), rng.random((4, N)) < 0.85
-    got = majority_curve(answer_PN, gold_PN, mask_PN)
-    seen_PN = np.where(mask_PN, answer_PN, -1)
-    expected = [
-        [brute_majority(a.tolist(), g.tolist(), n) for n in range(1, N + 1)] for a, g in zip(seen_PN, gold_PN)
-    ]
-    np.testing.assert_allclose(got, expected, rtol=0, atol=tol)
-    law_PN = vote(answer_PN, mask_PN=mask_PN)
-    np.testing.assert_allclose(expectation(law_PN, gold_PN), got[:, -1], atol=tol)
-
-
-def test_majority_at_64_in_float32_equals_float64_and_starts_at_pass_at_1():
-    rng = np.random.default_rng(13)
-    answer_PN = rng.integers(-1, 12, (6, 64))
-    answer_PN[0] = np.arange(64)
-    gold_PN = answer_PN == 3
-    single_Pn = majority_curve(answer_PN, gold_PN)
-    with jax.enable_x64(True):
-        double_Pn = majority_curve(answer_PN, gold_PN)
-    np.testing.assert_allclose(single_Pn, double_Pn, atol=1e-6)
-    seen_P = np.where((answer_PN >= 0).all(-1), gold_PN.mean(-1), np.nan)  # E_maj(1) = E_maj(2) = pass@1
-    whole = ~np.isnan(seen_P)
-    np.testing.assert_allclose(double_Pn[whole][:, :2], np.stack([seen_P, seen_P], -1)[whole], atol=1e-12)
-    np.testing.assert_allclose(double_Pn[0], 1 / 64, atol=1e-12)
-    size_n = np.array([64, 7])
-    np.testing.assert_array_equal(majority_curve(answer_PN, gold_PN, size_n=size_n), single_Pn[:, size_n - 1])
-
-
-def test_votes_by_hand():
-    """Answers a a b b c -, log weights such that b and c weigh the same."""
-    answer_PN = np.array([[0, 0, 1, 1, 2, -1]])
-    share = lambda *args, **kwargs: np.asarray(vote(answer_PN, *args, **kwargs))[0]
-    np.testing.assert_allclose(share(), [0.25, 0.25, 0.25, 0.25, 0, 0])
-    np.testing.assert_array_equal(share(ties="first"), [1, 0, 0, 0, 0, 0])
-    weight_N = np.log([[0.1, 0.2, 0.3, 0.3, 0.6, 0.9]])  # .3, .6, .6, and .9 that may not vote
-    np.testing.assert_allclose(share(weight_N), [0, 0, 0.25, 0.25, 0.5, 0], rtol=1e-6)
-    np.testing.assert_array_equal(share(weight_N, ties="first"), [0, 0, 1, 0, 0, 0])
-    with jax.enable_x64(True):  # exp(-1000) is 0, its ratios are not
-        np.testing.assert_allclose(share(weight_N - 1000), [0, 0, 0.25, 0.25, 0.5, 0], rtol=1e-6)
-    mask_PN = np.array([[True, True, False, True, True, True]])
-    np.testing.assert_array_equal(share(weight_N, mask_PN), [0, 0, 0, 0, 1, 0])
-    np.testing.assert_array_equal(share(weight_N, np.zeros((1, 6), bool)), np.zeros(6))
-    np.testing.assert_array_equal(share(np.full((1, 6), -INF), ties="first"), np.zeros(6))
-
-
-def test_top_k_vote_by_hand():
-    score_PN = np.array([[-1.0, -2.0, -2.0, -2.0, -3.0, -INF]])
-    weights = lambda k: np.exp(rerank.top_k(score_PN, k))[0]
-    np.testing.assert_allclose(weights(1), [1, 0, 0, 0, 0, 0])
-    np.testing.assert_allclose(
-        weights(3), [1, 2 / 3, 2 / 3, 2 / 3, 0, 0], rtol=1e-6
-    )  # three share two places
-    for k in (5, 6, 9):
-        np.testing.assert_allclose(weights(k), [1, 1, 1, 1, 1, 0])
-    answer_PN = np.array([[0, 1, 1, 0, 2, 3]])
-    np.testing.assert_allclose(
-        vote(answer_PN, rerank.top_k(score_PN, 2)), [[0.5, 0, 0, 0.5, 0, 0]]
-    )  # 4/3 to 2/3
-    np.testing.assert_allclose(vote(answer_PN, rerank.top_k(score_PN, 4)), [[0.25, 0.25, 0.25, 0.25, 0, 0]])
-
-
-def test_monte_carlo_votes_and_soft_best_of_n():
+def test_soft_best_of_n():
+    """beta 0 is best-of-n; all N candidates give the reweighted law; the key decides."""
     rng = np.random.default_rng(14)
     P, N, draws = 40, 12, 300
-    answer_PN = rng.integers(-1, 4, (P, N))
-    gold_PN = answer_PN == 0
-    score_PN = rng.normal(size=(P, N)).astype(np.float32)
+    score_PN, gold_PN = rng.normal(size=(P, N)).astype(np.float32), rng.random((P, N)) < 0.4
     mask_PN = rng.random((P, N)) < 0.9
     key, size_n = jax.random.key(0), np.array([1, 4, 12])
-    sample = functools.partial(rerank.vote_curve, mask_PN=mask_PN, size_n=size_n, draws=draws)
-    sampled_Pn = sample(key, answer_PN, gold_PN, np.zeros_like(score_PN))
-    exact_Pn = majority_curve(answer_PN, gold_PN, mask_PN, size_n)
-    error_n = rerank.subset_band(exact_Pn) / math.sqrt(draws)
-    assert (np.abs(sampled_Pn.mean(0) - exact_Pn.mean(0)) <= 4 * error_n + 1e-6).all()
-    full_P = expectation(vote(answer_PN, score_PN, mask_PN), gold_PN)
-    weighted_Pn = sample(key, answer_PN, gold_PN, score_PN)
-    np.testing.assert_allclose(weighted_Pn[:, -1], full_P, atol=1e-5)  # one subset of 12: no sampling error
-    # soft best-of-n: beta 0 is best-of-n, inf the mean, and all N candidates give the reweighted law
     sample = functools.partial(rerank.soft_best_of_n, mask_PN=mask_PN, size_n=size_n, draws=draws)
     cold_Pn = sample(key, score_PN, gold_PN, 0.0)
     exact_Pn = best_of_n(score_PN, gold_PN, mask_PN, size_n)
@@ -624,7 +512,7 @@ def test_monte_carlo_votes_and_soft_best_of_n():
     law_PN = reweight(score_PN, 0.5, None, mask_PN).weight_PN
     np.testing.assert_allclose(soft_Pn[:, -1], expectation(law_PN, gold_PN), atol=1e-5)
     np.testing.assert_array_equal(soft_Pn, sample(key, score_PN, gold_PN, 0.5))
-    assert (soft_Pn != sample(jax.random.key(1), score_PN, gold_PN, 0.5)).any()  # the key decides
+    assert (soft_Pn != sample(jax.random.key(1), score_PN, gold_PN, 0.5)).any()
 
 
 # Intervals
@@ -664,8 +552,7 @@ def test_paired_difference_is_sharper_than_two_intervals():
 def test_jit_equals_no_jit_and_vmap_equals_a_loop():
     rng = np.random.default_rng(17)
     logit_PNT, mask_PNT = rng.normal(0, 2, (2, 5, 3)).astype(np.float32), rng.random((2, 5, 3)) < 0.8
-    answer_PN, gold_PN = rng.integers(-1, 3, (2, 5)), rng.random((2, 5)).astype(np.float32)
-    key = jax.random.key(0)
+    gold_PN, key = rng.random((2, 5)).astype(np.float32), jax.random.key(0)
 
     def everything(logit_PNT):
         score_PN = aggregate(logit_PNT, mask_PNT, "prod", unit="logit")
@@ -674,9 +561,7 @@ def test_jit_equals_no_jit_and_vmap_equals_a_loop():
             "law": reweight(score_PN, 0.5),
             "best": best_of_n(score_PN, gold_PN),
             "best_law": rerank.best_of_n_law(score_PN, 3),
-            "top": vote(answer_PN, rerank.top_k(score_PN, 3)),
-            "majority": majority_curve(answer_PN, gold_PN),
-            "weighted": rerank.vote_curve(key, answer_PN, gold_PN, score_PN, draws=2),
+            "soft": rerank.soft_best_of_n(key, score_PN, gold_PN, 0.5, draws=2),
             "interval": bootstrap(key, score_PN, draws=8),
         }
 
@@ -689,7 +574,7 @@ def test_jit_equals_no_jit_and_vmap_equals_a_loop():
         jax.tree.map(close, reweight(score_PN, 0.5), plain["law"])
 
 
-# Real pools: the reference numbers of the data's README, section 3
+# Real pools: two of the PRMs' public best-of-32 pools, counted once by a plain loop over stored scores
 
 AGGREGATED = ("min", "last", "prod", "mean")
 RIGHT = {  # problems solved of 259 (gsm8k) and 256 (math500) by best-of-32 under AGGREGATED, ties="first"
@@ -723,28 +608,6 @@ TIED = {  # problems whose maximum is shared
 }
 
 
-@pytest.fixture(scope="module")
-def pools():
-    """{name: rows} of the two best-of-32 pools, as they are."""
-    found = {}
-    for name in ("gsm8k", "math500"):
-        path = DATA / "bon_strictprmbench" / f"{name}_qwen2.5-7b-instruct_n32.jsonl.gz"
-        if not path.exists():
-            pytest.skip(f"real data absent: {path} (set PRM_JAX_DATA)")
-        with gzip.open(path, "rt") as lines:
-            found[name] = [json.loads(line) for line in lines]
-    return found
-
-
-def gold_and_answers(rows):
-    gold_PN = np.array([[c["correct"] for c in row["candidates"]] for row in rows])
-    answer_PN = []
-    for row in rows:
-        ids = {}
-        answer_PN.append([ids.setdefault(c["extracted_answer"], len(ids)) for c in row["candidates"]])
-    return gold_PN, np.array(answer_PN)
-
-
 def stored_logp(rows, scorer):
     """logp_PNT, mask_PNT of the stored scores."""
     steps = [[c["prm_step_scores"][scorer] for c in row["candidates"]] for row in rows]
@@ -757,25 +620,17 @@ def stored_logp(rows, scorer):
     return logp_PNT, mask_PNT
 
 
-@pytest.mark.parametrize(
-    ("name", "right", "oracle", "majority"), [("gsm8k", 7682, 253, 245), ("math500", 5803, 234, 195)]
-)
-def test_real_mean_oracle_and_majority(pools, name, right, oracle, majority):
-    gold_PN, answer_PN = gold_and_answers(pools[name])
+@pytest.mark.parametrize(("name", "right", "oracle"), [("gsm8k", 7682, 253), ("math500", 5803, 234)])
+def test_real_mean_and_oracle(best_of_32, name, right, oracle):
+    gold_PN = real_gold(best_of_32[name])
     assert gold_PN.sum() == right
     assert float(rerank.pass_at_n(gold_PN)[:, -1].sum()) == pytest.approx(oracle, abs=1e-4)
-    assert float(expectation(vote(answer_PN, ties="first"), gold_PN).sum()) == majority
-    curve_Pn = majority_curve(answer_PN, gold_PN)
-    np.testing.assert_allclose(curve_Pn[:, -1], expectation(vote(answer_PN), gold_PN), atol=1e-6)
-    np.testing.assert_allclose(
-        curve_Pn[:, :2].mean(0), gold_PN.mean(), atol=1e-6
-    )  # E_maj(1) = E_maj(2) = pass@1
 
 
 @pytest.mark.parametrize(("name", "scorer"), RIGHT)
-def test_real_best_of_32_counts(pools, name, scorer):
-    gold_PN, _ = gold_and_answers(pools[name])
-    score = rerank.aggregate_all(*stored_logp(pools[name], scorer), AGGREGATED, unit="logp")
+def test_real_best_of_32_counts(best_of_32, name, scorer):
+    gold_PN = real_gold(best_of_32[name])
+    score = rerank.aggregate_all(*stored_logp(best_of_32[name], scorer), AGGREGATED, unit="logp")
     size_n = np.array([32])
     first = [float(best_of_n(score[how], gold_PN, size_n=size_n, ties="first").sum()) for how in AGGREGATED]
     assert first == list(RIGHT[name, scorer])

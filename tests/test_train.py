@@ -10,12 +10,13 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, call, run, start
 
 import evaluate
 import train
 from prm_jax import cli
 from prm_jax.formats import read_format
+from prm_jax.pools import read_pool
 from prm_jax.scoring import load_verifier, score_solutions
 from prm_jax.solutions import Solution, write_jsonl
 
@@ -28,31 +29,6 @@ SMALL = [
     "log_every=3",
     "batch.rows=4",
 ]
-
-
-def start(script, *args, cwd, **env):
-    command = [sys.executable, str(ROOT / script), *args]
-    one_device = {"XLA_FLAGS": "", "HYDRA_FULL_ERROR": ""} | env
-    environment = {k: v for k, v in (os.environ | one_device).items() if v != ""}
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def run(script, *args, cwd, code=0):
-    process = start(script, *args, cwd=cwd)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == code, out + err
-    return out, err
-
-
-def call(main, monkeypatch, script, *overrides):
-    """The message with which an in-process command exits."""
-    monkeypatch.setattr(sys, "argv", [script, *overrides])
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    with pytest.raises(SystemExit) as caught:
-        main()
-    return str(caught.value.code)
 
 
 def records(folder):
@@ -123,7 +99,10 @@ def test_run_folder_and_its_evaluation(finished):
     assert [row["step"] for row in records(folder)] == [3, 5, 6, 9, 10, 12]  # logged or evaluated, each once
     assert {"eval_loss", "eval_accuracy"} <= records(folder)[1].keys()
 
-    out, _ = run("evaluate.py", "hydra.run.dir=runs/evaluate/a", cwd=cwd)  # the newest finished run
+    # The newest finished run: step metrics and a fresh pool.
+    out, _ = run(
+        "evaluate.py", "hydra.run.dir=runs/evaluate/a", "fresh.problems=6", "fresh.candidates=8", cwd=cwd
+    )
     results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
     for key in (
         "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
@@ -139,6 +118,17 @@ def test_run_folder_and_its_evaluation(finished):
         assert (cwd / path).stat().st_size > 10_000
     scores = [json.loads(line) for line in (cwd / "runs/evaluate/a/scores_0.jsonl").read_text().splitlines()]
     assert len(scores) == 60 and all(0 <= s <= 1 for row in scores for s in row["scores"])
+
+    assert (results["n_problems"], results["n_candidates"], list(results["scorers"])) == (6, 8, ["prm"])
+    assert (
+        results["calibration"]["prm"]["step_label"] == "exact"
+        and "8" in results["scorers"]["prm"]["min"]["trace"]
+    )
+    pool = read_pool(cwd / "runs/evaluate/a/pool.jsonl.gz")
+    right = [c.answer == p.answer for p in pool for c in p.candidates]
+    assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(
+        results["mean"]
+    )
 
 
 def test_scoring_a_file_and_a_pool(finished, tmp_path):
@@ -181,8 +171,6 @@ def test_scoring_a_file_and_a_pool(finished, tmp_path):
         "hydra.run.dir=runs/p",
         cwd=cwd,
     )
-    from prm_jax.pools import read_pool
-
     (scored,) = read_pool(cwd / "runs/p/pool.jsonl.gz")
     np.testing.assert_allclose(scored.candidates[0].step_scores["mine"], scores["a"], atol=1e-6)
 

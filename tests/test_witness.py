@@ -1,25 +1,34 @@
-"""The witness's published numbers, to 1e-5, and its plane against single calls and closed forms."""
+"""The witness's published numbers, to 1e-5, its plane against single calls and closed forms, and its page in a browser."""
 
 import json
 import math
+import re
+import shutil
+import subprocess
+import sys
+import types
 
 import jax
 import numpy as np
 import pytest
+from conftest import ROOT
 
+import evaluate
 from prm_jax import rerank, witness
+
+PUBLISHED = {
+    "outcome": [0.356434, 0.640206, 0.002328, 0.001032],
+    "process": [0.994370, 0.000012, 0.005584, 0.000034],
+    "hacked": [0.038597, 0.961184, 0.000217, 0.000001],
+}
+WINNERS = {"outcome": "lucky_final", "process": "clean", "hacked": "lucky_final"}
 
 
 def test_policies_and_winners_of_the_seed():
     got = witness.results()
-    expected = {
-        "outcome": [0.356434, 0.640206, 0.002328, 0.001032],
-        "process": [0.994370, 0.000012, 0.005584, 0.000034],
-        "hacked": [0.038597, 0.961184, 0.000217, 0.000001],
-    }
-    for verifier, policy_N in expected.items():
+    for verifier, policy_N in PUBLISHED.items():
         np.testing.assert_allclose(got["policies"][verifier], policy_N, atol=1e-5)
-    assert got["winners"] == {"outcome": "lucky_final", "process": "clean", "hacked": "lucky_final"}
+    assert got["winners"] == WINNERS
     # expected score and KL, papers.md 10
     np.testing.assert_allclose(
         [got["reward"][v] for v in witness.VERIFIERS], [2.205, 4.880, 7.271], atol=1e-3
@@ -74,6 +83,16 @@ def test_plane_is_the_single_calls():
     np.testing.assert_array_equal(plane.winner_hbe, plane.weight_hbeN.argmax(-1))
 
 
+def test_plane_in_double_precision_after_single():
+    """JAX keeps a NumPy constant of an inner jit in the precision in which it first saw it."""
+    beta_b, error_e = np.array([witness.BETA]), np.array([0.0, 1.0])
+    for double in (False, True, False):
+        with jax.enable_x64(double):
+            weight_eN = witness.plane(beta_b, error_e, ("sum_logit",)).weight_hbeN[0, 0]
+        assert weight_eN.dtype == (np.float64 if double else np.float32)
+        np.testing.assert_allclose(weight_eN, [PUBLISHED["process"], PUBLISHED["hacked"]], atol=1e-5)
+
+
 def test_injected_error_moves_the_winner_from_clean_to_lucky_final_at_most_once():
     plane = witness.plane(np.array([0.1, witness.BETA]), np.linspace(0, 1, 41), ("sum_logit", "min"))
     np.testing.assert_allclose(plane.weight_hbeN.sum(-1), 1, rtol=1e-5)
@@ -92,3 +111,270 @@ def test_an_error_of_one_convinces_on_any_trace_and_leaves_the_others():
         np.testing.assert_allclose(1 / (1 + np.exp(-logit_NT[trace])), witness.HACKED_P_T, rtol=1e-9)
         others = np.arange(4) != trace
         np.testing.assert_allclose(1 / (1 + np.exp(-logit_NT[others])), witness.STEP_P_NT[others], rtol=1e-9)
+
+
+def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(tmp_path):
+    """In an empty folder: no run and no checkpoint is there to be found."""
+    options = ["task=witness", "witness.betas=9", "witness.errors=5", "hydra.run.dir=out"]
+    command = [sys.executable, str(ROOT / "evaluate.py"), *options]
+    out = subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True).stdout
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert set(results["policies"]) == set(PUBLISHED)
+    for verifier, policy_N in PUBLISHED.items():
+        assert results["policies"][verifier] == pytest.approx(policy_N, abs=1e-5)
+    assert results["winners"] == WINNERS and results["task"] == "witness"
+    assert (results["aggregator"], results["beta"]) == ("sum_logit", 0.7)
+
+    by_beta, plane = results["by_beta"], results["plane"]
+    assert (by_beta["beta"][0], by_beta["beta"][4], by_beta["beta"][-1]) == pytest.approx((0.01, 1, 100))
+    assert plane["beta"] == by_beta["beta"] and plane["error"] == [0, 0.25, 0.5, 0.75, 1]
+    assert np.shape([by_beta[verifier] for verifier in witness.VERIFIERS]) == (3, 9, 4)
+    with jax.enable_x64(True):
+        score_N = witness.score("outcome")
+        law_N = witness.policy(score_N, 1.0).weight_PN[0]
+    np.testing.assert_allclose(by_beta["outcome"][4], law_N, atol=1e-6)
+    assert list(plane["by_aggregator"]) == list(rerank.AGGREGATORS)
+    panel = plane["by_aggregator"]["sum_logit"]
+    np.testing.assert_allclose(np.array(panel["valid"])[:, 4], np.array(by_beta["hacked"])[:, 0])
+    np.testing.assert_allclose(
+        np.array(panel["right"])[:, 0], np.array(by_beta["process"])[:, :2].sum(-1), atol=2e-6
+    )
+    for how in rerank.AGGREGATORS:
+        winner_be, lead_be = (
+            np.array(plane["by_aggregator"][how]["winner"]),
+            np.array(plane["by_aggregator"][how]["lead"]),
+        )
+        np.testing.assert_array_equal(winner_be == witness.HACKED_TRACE, lead_be > 0)
+
+    figures = re.findall(r"figure\s+(\S+)", out)
+    assert [path.split("/")[-1] for path in figures] == [
+        "witness_mass.png",
+        "witness_phases.png",
+        "witness.html",
+    ]
+    assert all((tmp_path / path).stat().st_size > 10_000 for path in figures)
+    assert re.search(r"hacked +0\.038597 +0\.961184 .* lucky_final$", out, flags=re.MULTILINE)
+
+
+def test_task_takes_any_aggregator_and_beta_and_draws_the_arg_max(tmp_path):
+    (tmp_path / "figures").mkdir()
+    cfg = types.SimpleNamespace(witness=evaluate.WitnessConfig("max", 0.0, 9, 5))
+    results, (*_, page) = evaluate.evaluate_witness(cfg, None, tmp_path)
+    # clean and slip have the same best step: they share by the reference
+    assert results["policies"]["process"] == pytest.approx([0.30 / 0.58, 0, 0.28 / 0.58, 0], abs=1e-9)
+    assert results["policies"]["hacked"] == [0, 1, 0, 0]
+    assert '"aggregator": "max", "beta": 0.0' in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("witness.aggregator=minn", "witness.aggregator: got 'minn', expected one of min, prod"),
+        ("witness.beta=-1", "witness.beta: got -1.0, expected a finite number, at least 0"),
+        ("witness.beta=inf", "witness.beta: got inf"),
+        ("witness.betas=1", "witness.betas: got 1, expected at least 2"),
+    ],
+)
+def test_bad_witness_options_give_one_clear_line(override, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "task=witness", override])
+    with pytest.raises(SystemExit) as caught:
+        evaluate.main()
+    assert message in str(caught.value.code) and "\n" not in str(caught.value.code)
+
+
+# The interactive page, in a browser
+
+
+@pytest.fixture(scope="module")
+def page_path(tmp_path_factory):
+    return witness.page(tmp_path_factory.mktemp("page") / "witness.html", witness.results())
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    from selenium.webdriver.chrome.service import Service
+
+    binary, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if not binary or not driver:
+        pytest.skip("no chromium with chromedriver (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (
+        "headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-quic", "no-first-run",
+        "disable-background-networking", "disable-component-update", "disable-sync", "window-size=1200,1400",
+        f"user-data-dir={tmp_path_factory.mktemp('chromium')}",
+    ):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=Service(driver))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def page(chromium, page_path):
+    """The page, freshly opened; at the end its console must be empty, and nothing but its file may have been asked for."""
+    chromium.get_log("performance")
+    chromium.get(page_path.as_uri())
+    yield chromium
+    assert chromium.get_log("browser") == []
+    messages = [json.loads(row["message"])["message"] for row in chromium.get_log("performance")]
+    asked = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    by_page = {ask["request"]["url"] for ask in asked if ask["documentURL"] == page_path.as_uri()}
+    assert {url for url in by_page if not url.startswith("data:")} == {page_path.as_uri()}
+
+
+def shown(page, *names):
+    """Numbers of the page in full precision, as its <data> elements hold them."""
+    return [float(page.find_element("id", name).get_attribute("value")) for name in names]
+
+
+def masses(page):
+    return shown(page, *(f"mass-{i}" for i in range(4)))
+
+
+def text(page, name):
+    return page.find_element("id", name).text
+
+
+def pressed(page):
+    names = ("outcome", "process", "hacked")
+    return [
+        n for n in names if page.find_element("id", f"preset-{n}").get_attribute("aria-pressed") == "true"
+    ]
+
+
+def test_page_is_one_file_without_addresses(page_path):
+    source = page_path.read_text()
+    assert "{{" not in source and not re.search(r"https?:|//[a-z]|@import|url\(", source)
+    assert re.findall(r"<(?:link|script|img|iframe)\b[^>]*\b(?:src|href)=\"([^\"]*)", source) == ["data:,"]
+    assert "default-src 'none'" in source
+
+
+def test_page_shows_the_policies_of_python(page):
+    found = witness.results()
+    assert pressed(page) == ["process"]  # where it starts
+    for preset, policy_N in found["policies"].items():
+        page.find_element("id", f"preset-{preset}").click()
+        assert pressed(page) == [preset]
+        np.testing.assert_allclose(masses(page), policy_N, atol=1e-6)
+        np.testing.assert_allclose(
+            shown(page, "kl", "reward"), [found["kl"][preset], found["reward"][preset]], atol=1e-6
+        )
+        np.testing.assert_allclose(
+            shown(page, "right", "valid"), [policy_N[0] + policy_N[1], policy_N[0]], atol=1e-6
+        )
+        assert text(page, "says").startswith(f"{found['winners'][preset]} wins")
+        widths = [page.find_element("css selector", f"#trace-{i} .mass").size["width"] for i in range(4)]
+        track = page.find_element("css selector", ".bar").size["width"]
+        np.testing.assert_allclose(np.array(widths) / track, policy_N, atol=0.01)
+    assert "agree with Python's" in text(page, "check")
+
+
+def test_every_aggregator_of_the_page_is_that_of_rerank(page):
+    errors = [
+        [0, 0, 0, 0],
+        [0, 1, 0, 0],
+        [0.3, 0.8, 0.5, 1],
+        [1, 1, 1, 1],
+    ]  # all fooled: equal up to rounding, so a tie
+    states = [
+        {"verifier": verifier, "how": how, "beta": beta, "errors": error_N}
+        for how in rerank.AGGREGATORS
+        for beta in (0, 0.05, 0.7, 20, math.inf)
+        for verifier, error_N in [("outcome", errors[1]), *(("process", error_N) for error_N in errors)]
+    ]
+    sent = json.dumps(
+        [state | {"beta": str(state["beta"])} for state in states]
+    )  # "inf": JSON has no infinity
+    got = page.execute_script(
+        "return JSON.parse(arguments[0]).map(s => solve({...s, beta: s.beta === 'inf' ? Infinity : Number(s.beta)}))",
+        sent,
+    )
+    with jax.enable_x64(True):
+        for state, answer in zip(states, got, strict=True):
+            score_N = witness.score(state["verifier"], state["how"], np.array(state["errors"]))
+            law = witness.policy(score_N, state["beta"])
+            expected = {
+                "scores": score_N,
+                "law": law.weight_PN[0],
+                "kl": law.kl_P[0],
+                "reward": law.reward_P[0],
+            }
+            for name, x in expected.items():
+                np.testing.assert_allclose(
+                    answer[name], x, rtol=1e-7, atol=1e-9, err_msg=f"{name} of {state}"
+                )
+    assert page.execute_script("return Object.keys(aggregators)") == list(rerank.AGGREGATORS)
+
+
+def test_page_by_mouse_and_keyboard(page):
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
+
+    beta, error = page.find_element("id", "beta"), page.find_element("id", "error-1")
+    page.find_element("id", "trace-1").click()
+    assert text(page, "trace-title") == "The trace lucky_final"
+    verdicts = [text(page, f"verdict-{name}").splitlines()[1] for name in ("answer", "steps", "score")]
+    assert verdicts == ["✓ Right", "✗ Not valid", "▼ Low"]
+    assert text(page, "together") == "Right by luck, and the score does not favour it."
+
+    error.send_keys(Keys.END)  # a fully fooled verifier
+    assert text(page, "error-out-1") == "1.00" and pressed(page) == ["hacked"]
+    np.testing.assert_allclose(masses(page), PUBLISHED["hacked"], atol=1e-5)
+    assert text(page, "verdict-score").splitlines()[1] == "▲ High"
+    assert text(page, "together").startswith("Merely the score is high")
+    assert "0.980 (honest 0.16)" in text(page, "steps")
+    error.send_keys(Keys.ARROW_LEFT)
+    assert text(page, "error-out-1") == "0.99" and pressed(page) == []
+
+    beta.send_keys(Keys.END)
+    assert text(page, "beta-out") == "∞" and shown(page, "kl") == [0]
+    np.testing.assert_allclose(masses(page), witness.REF_N, atol=1e-9)
+    assert text(page, "together") == "At β = ∞ the score moves no mass."
+    beta.send_keys(Keys.HOME)
+    assert text(page, "beta-out") == "0" and masses(page) == [0, 1, 0, 0]
+    beta.send_keys(Keys.ARROW_RIGHT)
+    assert text(page, "beta-out") == "0.001"
+    page.execute_script("arguments[0].value = 0; arguments[0].dispatchEvent(new Event('input'))", beta)
+    assert text(page, "beta-out") == "1"
+
+    Select(page.find_element("id", "how")).select_by_value("prod")
+    with jax.enable_x64(True):
+        law = witness.policy(witness.score("process", "prod", np.array([0, 0.99, 0, 0])), 1.0)
+    np.testing.assert_allclose(masses(page), law.weight_PN[0], atol=1e-9)
+
+    page.find_element("css selector", "#trace-1 input").send_keys(Keys.ARROW_DOWN)
+    assert text(page, "trace-title") == "The trace slip"
+    assert text(page, "verdict-steps").splitlines()[1:] == ["✗ Not valid", "wrong: step 2"]
+    page.find_element("css selector", "input[name=verifier][value=process]").send_keys(Keys.ARROW_LEFT)
+    assert not error.is_enabled() and "not read" in text(page, "steps")
+    np.testing.assert_allclose(
+        masses(page), witness.policy(witness.score("outcome", "prod"), 1.0).weight_PN[0], atol=1e-6
+    )
+    page.find_element("id", "preset-process").send_keys(Keys.ENTER)  # resets everything
+    assert pressed(page) == ["process"] and text(page, "beta-out") == "0.7"
+    np.testing.assert_allclose(masses(page), PUBLISHED["process"], atol=1e-5)
+
+
+def test_page_names_its_controls_and_fits_dark_and_narrow_screens(page):
+    controls = page.find_elements("css selector", "button, select, input")
+    names = [control.accessible_name for control in controls]
+    assert len(names) == 3 + 2 + 1 + 1 + 4 + 4 and all(names)
+    assert {"outcome", "β, the KL penalty", "Aggregation of step scores", *witness.TRACES} <= set(names)
+    body = page.find_element("css selector", "body")
+    light = body.value_of_css_property("background-color")
+    try:
+        dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+        assert body.value_of_css_property("background-color") != light
+        for width in (320, 390, 800):
+            phone = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+            page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+            assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    finally:
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
