@@ -170,6 +170,11 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
     runs = []
     for checkpoint in map(Path, cfg.checkpoint):
         verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
+        if verifier.format.score != "probability":
+            raise InputError(
+                f"format: {verifier.format.name} scores steps by a {verifier.format.score}, but task=steps measures "
+                "probabilities (Brier score, calibration)"
+            )
         data_cfg, seed = data_of(checkpoint, data)
         splits, counts = load_splits(data_cfg, seed, labels_required=True)
         cli.print_counts(counts)
