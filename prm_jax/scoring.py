@@ -6,6 +6,7 @@ Dimension key: B rows, L tokens, T step marks.
 import dataclasses
 import functools
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -16,6 +17,7 @@ from prm_jax import InputError, checkpoint, cli, hf
 from prm_jax.batches import Example, eval_batches, row_marks
 from prm_jax.formats import Format, encode
 from prm_jax.model import PRM, good_logit
+from prm_jax.rows import field, read_rows, row_place, wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,3 +96,42 @@ def write_scores(path: Path, ids: list[str], scores: list[np.ndarray]):
     with path.open("w") as file:
         for i, score_T in zip(ids, scores, strict=True):
             file.write(json.dumps({"id": i, "scores": [float(s) for s in score_T]}) + "\n")
+
+
+def read_scores(path, n_steps: dict[str, int], unit: str) -> list[np.ndarray]:
+    """Stored step scores of the solutions {id: number of steps}, in that order, as P(good): float64, one array a solution.
+
+    The file has one row {id, scores} a solution, in any order; unit=logit takes unbounded scores and gives their
+    sigmoid. Raises InputError naming file, line and id.
+    """
+    scores, line_of = {}, {}
+    for number, row in read_rows(path):
+        where = row_place(path, number)
+        try:
+            i = field(row, "id", str)
+            where += f": id {i!r}"
+            if i in line_of:
+                raise InputError(f"is the id of {row_place(path, line_of[i])} too")
+            if i not in n_steps:
+                raise InputError(
+                    f"no solution has it, expected one of {len(n_steps)} such as {next(iter(n_steps))!r}"
+                )
+            found = field(row, "scores", list)
+            if len(found) != n_steps[i]:
+                raise InputError(f"scores: found {len(found)}, expected {n_steps[i]}, one a step")
+            for t, score in enumerate(found):
+                if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                    raise wrong(f"scores[{t}]", score, "a finite number")
+                if unit == "probability" and not 0 <= score <= 1:
+                    hint = "a probability in [0, 1]; scores_unit=logit takes unbounded scores"
+                    raise wrong(f"scores[{t}]", score, hint)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        scores[i], line_of[i] = np.array(found, np.float64), number
+    if missing := [i for i in n_steps if i not in scores]:
+        more = f" and {len(missing) - 1} more ids" if len(missing) > 1 else ""
+        raise InputError(
+            f"{path}: no row has the id {missing[0]!r}{more}, expected one for each of {len(n_steps)} solutions"
+        )
+    in_order = (scores[i] for i in n_steps)
+    return [np.exp(-np.logaddexp(0, -score_T)) if unit == "logit" else score_T for score_T in in_order]
