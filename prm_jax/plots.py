@@ -424,7 +424,8 @@ def commit(results: dict) -> str:
 def benchmark_caption(figure, results: dict, n: str, text: str):
     start = f"{n}; {results['verifier']}; a step below {results['threshold']:.4g} is bad (threshold: "
     start += f"{results['threshold_origin']}); {text}. {commit(results)}"
-    figure.text(0, -0.02, plain(textwrap.fill(start, 150)), fontsize=6.5, color=GREY, va="top")
+    width = int(20 * figure.get_figwidth())  # characters of this size
+    figure.text(0, -0.02, plain(textwrap.fill(start, width)), fontsize=6.5, color=GREY, va="top")
 
 
 def processbench_figures(results: dict, folder: Path) -> list[Path]:
