@@ -4,6 +4,7 @@ report: steps and best_of_n, on a run's own held-out data.
 steps: metrics of step scores against labels, on the held-out split.
 best_of_n: selection, votes, reward against KL and calibration on a pool of candidates, stored or fresh.
 score: step scores of a file of solutions or of a pool, ranked and drawn.
+processbench, prmbench: the benchmark's own numbers beside the published ones, from a checkpoint or from stored scores.
 witness: the toy trace witness, its figures and its interactive page; needs no checkpoint.
 """
 
@@ -15,11 +16,13 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from prm_jax import (
     InputError,
     answers,
     arithmetic,
+    benchmarks,
     best_of_n,
     cli,
     plots,
@@ -34,8 +37,10 @@ from prm_jax.data import ArithmeticData, data_config, load_splits
 from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
-from prm_jax.scoring import Verifier, load_verifier, score_into, stored_scores
+from prm_jax.scoring import Verifier, as_probability, load_verifier, read_scores, score_into, stored_scores
 from prm_jax.solutions import Solution
+
+BENCHMARKS = ("processbench", "prmbench")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +74,12 @@ class EvaluateConfig:
     which: str
     dtype: str
     threshold: float
+    threshold_split: str | None
     max_solutions: int | None
     baselines: bool
     input: str | None
     figures: int | list
+    scores_file: str | None
     pool: str | None
     scores: str | list | None
     scores_name: str | None
@@ -90,7 +97,7 @@ class EvaluateConfig:
 
 @cli.command("evaluate")
 def main(cfg):
-    """Evaluate verifiers: step metrics, best-of-N on a pool, scores of your own solutions, or the toy trace witness."""
+    """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
     given, folder = cfg, cli.output_dir()
     if cfg.resume is not None:
         folder, cfg = cli.resumed(cfg, harmless=("resume",))
@@ -116,10 +123,14 @@ def main(cfg):
         "steps": evaluate_steps,
         "best_of_n": evaluate_best_of_n,
         "score": evaluate_score,
+        "processbench": evaluate_benchmark,
+        "prmbench": evaluate_benchmark,
         "witness": evaluate_witness,
     }
     if cfg.task not in tasks:
         raise InputError(f"task: got {cfg.task!r}, expected {', '.join(tasks)}")
+    if data.name == "of_run" and (data.path or data.hub) and cfg.task not in BENCHMARKS:
+        raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
     cfg = dataclasses.replace(cfg, checkpoint=[str(path) for path in checkpoints(cfg)])
     if cfg.resume is None:
         given.checkpoint = cfg.checkpoint  # a resumed evaluation must not find another newest run
@@ -138,6 +149,10 @@ def rules_of(cfg: EvaluateConfig) -> best_of_n.Rules:
 def checkpoints(cfg: EvaluateConfig) -> list[Path]:
     """The verifiers' folders: those named, a sweep's finished runs, or the newest run; none if only stored scores are asked for."""
     if cfg.task == "witness":  # brings its own verifiers
+        return []
+    if cfg.task in BENCHMARKS and cfg.scores_file:
+        if cfg.checkpoint is not None:
+            raise InputError("scores_file: stored scores need no verifier, expected no checkpoint beside it")
         return []
     if cfg.checkpoint is not None:
         named = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
@@ -492,6 +507,66 @@ def print_ranking(ranked: list[dict], most: int = 20):
         print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
     if len(ranked) > most:
         print(f"  ... and {len(ranked) - most} more in results.json")
+
+
+def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
+    """The numbers of ProcessBench or PRMBench, from a verifier that scores it now or from a file of step scores."""
+    if data.name not in ("of_run", cfg.task):
+        raise InputError(f"data: got {data.name!r}, expected data={cfg.task} or only data.path=FILE")
+    keys = OmegaConf.to_container(data)
+    source = {key: keys[key] for key in ("path", "hub", "hub_split") if key in keys}
+    rows, counts = benchmarks.read(cfg.task, cli.parse(source, benchmarks.Source, "data"))
+    cli.print_counts(counts)
+    if cfg.scores_file:
+        n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
+        scores = read_scores(cfg.scores_file, n_steps, cfg.scores_unit)
+        about = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
+    else:
+        if len(cfg.checkpoint) > 1:
+            raise InputError(f"checkpoint: task={cfg.task} takes one verifier, got {len(cfg.checkpoint)}")
+        verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
+        texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
+        scores = score_rows(cfg, verifier, texts, len(rows), folder / "scores.jsonl")
+        scores = [as_probability(score_T, verifier.format.score) for score_T in scores]
+        about = describe(verifier)
+    if cfg.task == "processbench":
+        results = benchmarks.processbench(rows, scores, cfg.threshold, cfg.threshold_split, cfg.seed)
+        show, draw = print_processbench, plots.processbench_figures
+    else:
+        results = benchmarks.prmbench(rows, scores, cfg.threshold, cfg.seed)
+        show, draw = print_prmbench, plots.prmbench_figures
+    results = about | results | {"data": source, "counts": counts, "versions": cli.versions()}
+    show(results)
+    return results, draw(results, folder / "figures")
+
+
+def print_processbench(results: dict):
+    kind = results["label_kind"] or "unknown"
+    print(f"verifier    {results['verifier']} ({kind} labels)")
+    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
+    print(f"  {'split':<15}{'n':>5}  erroneous   clean      F1")
+    for name, x in results["splits"].items():
+        low, high = x["f1_interval"]
+        accuracies = f"{x['accuracy_error']:9.4f}  {x['accuracy_clean']:6.4f}"
+        print(f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} [{low:.4f}, {high:.4f}]")
+    low, high = results["mean_f1_interval"]
+    print(f"  {'mean':<41}{results['mean_f1']:.4f} [{low:.4f}, {high:.4f}]")
+
+
+def print_prmbench(results: dict):
+    kind = results["label_kind"] or "unknown"
+    print(f"verifier    {results['verifier']} ({kind} labels)")
+    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
+    print(f"  {'class':<21}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
+    for name, x in results["classes"].items():
+        low, high = x["prmscore_interval"]
+        sizes = f"{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}"
+        print(f"  {name:<21}{sizes}  {x['prmscore']:.4f} [{low:.4f}, {high:.4f}]")
+    for name, x in results["groups"].items():
+        print(f"  {name + ', mean of its':<27}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
+    low, high = results["overall_interval"]
+    sizes = f"{results['n_rows']:6}{results['n_steps']:7}{results['n_bad_steps']:6}"
+    print(f"  {'overall, all steps':<21}{sizes}  {results['overall']:.4f} [{low:.4f}, {high:.4f}]")
 
 
 def evaluate_witness(cfg: EvaluateConfig, data, folder: Path):
