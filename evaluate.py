@@ -11,6 +11,7 @@ witness: the toy trace witness, its figures and its interactive page; needs no c
 import dataclasses
 import itertools
 import json
+import math
 import statistics
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from prm_jax.data import ArithmeticData, data_config, load_splits
 from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
-from prm_jax.scoring import Verifier, load_verifier, read_scores, score_solutions, write_scores
+from prm_jax.scoring import Verifier, load_verifier, score_solutions, write_scores
 from prm_jax.solutions import Solution
 
 BENCHMARKS = ("processbench", "prmbench")
@@ -68,6 +69,7 @@ class EvaluateConfig:
 
     task: str
     checkpoint: str | list | None
+    reference: str | None
     which: str
     dtype: str
     threshold: float
@@ -176,7 +178,7 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
     """Step metrics of one verifier, or of each run of a sweep with their mean on top."""
     runs = []
     for checkpoint in map(Path, cfg.checkpoint):
-        verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype)
+        verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
         data_cfg, seed = data_of(checkpoint, data)
         splits, counts = load_splits(data_cfg, seed, labels_required=True)
         cli.print_counts(counts)
@@ -231,7 +233,13 @@ def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scor
 
 
 def describe(verifier: Verifier) -> dict:
-    return {"verifier": verifier.name, "label_kind": verifier.label_kind, "objective": verifier.objective}
+    bounds = [x if math.isfinite(x) else None for x in verifier.range]  # JSON has no infinity
+    return {
+        "verifier": verifier.name,
+        "label_kind": verifier.label_kind,
+        "objective": verifier.objective,
+        "score": {"kind": verifier.format.score, "range": bounds},
+    }
 
 
 def step_table(rows: list[Solution], tokenizer) -> Steps:
@@ -358,7 +366,7 @@ def score_pool(cfg: EvaluateConfig, problems: list[pools.Problem]):
     """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
     verifiers = {}
     for path in cfg.checkpoint:
-        verifier = load_verifier(path, cfg.which, cfg.format, cfg.dtype)
+        verifier = load_verifier(path, cfg.which, cfg.format, cfg.dtype, cfg.reference)
         name = new_name(cfg, verifier, problems)
         rows = [(problem.problem, c.steps) for problem in problems for c in problem.candidates]
         scores = iter(score_solutions(verifier, rows, batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens))
@@ -417,7 +425,7 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
         raise InputError("input: task=score needs a file of solutions or a pool, input=FILE")
     if len(cfg.checkpoint) > 1:
         raise InputError(f"checkpoint: task=score takes one verifier, got {len(cfg.checkpoint)}")
-    verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype)
+    verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
     pool = None
     first_row = next(iter(solutions.read_rows(cfg.input)), (0, {}))[1]
     if "candidates" in first_row:
@@ -443,13 +451,20 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
         pools.write_pool(written[-1], pools.with_scores(pool, name, nested))
     print(f"verifier    {verifier.name}", *(f"scores      {path}" for path in written), sep="\n")
     ranked = rank(rows, scores)
+    if verifier.format.score != "probability":  # only probabilities multiply
+        ranked = [{name: x for name, x in r.items() if name != "product"} for r in ranked]
     print_ranking(ranked)
     if wanted is None:
         wanted = [r["id"] for r in ranked[: cfg.figures]]
     place = {row[0]: i for i, row in enumerate(rows)}
     figures = [
         plots.solution_figure(
-            *rows[place[i]], scores[place[i]], cfg.threshold, folder / "figures", verifier.name
+            *rows[place[i]],
+            scores[place[i]],
+            cfg.threshold,
+            folder / "figures",
+            verifier.name,
+            verifier.range,
         )
         for i in wanted
     ]
@@ -494,15 +509,17 @@ def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
     cli.print_counts(counts)
     if cfg.scores_file:
         n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
-        scores = read_scores(cfg.scores_file, n_steps, cfg.scores_unit)
+        scores = benchmarks.stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)
         about = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
     else:
         if len(cfg.checkpoint) > 1:
             raise InputError(f"checkpoint: task={cfg.task} takes one verifier, got {len(cfg.checkpoint)}")
-        verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype)
+        verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
         texts = [(row.solution.problem, row.solution.steps) for row in rows]
-        scores = score_solutions(verifier, texts, batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens)
-        write_scores(folder / "scores.jsonl", [row.solution.id for row in rows], scores)
+        found = score_solutions(verifier, texts, batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens)
+        write_scores(folder / "scores.jsonl", [row.solution.id for row in rows], found)
+        unit = "logit" if verifier.format.score == "log_ratio" else verifier.format.score
+        scores = [benchmarks.PROBABILITY_OF[unit](score_T.astype(np.float64)) for score_T in found]
         about = describe(verifier)
     if cfg.task == "processbench":
         results = benchmarks.processbench(rows, scores, cfg.threshold, cfg.threshold_split, cfg.seed)

@@ -118,7 +118,7 @@ def use_compilation_cache():
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):
     """A frozen dataclass from a config node: unknown, missing and wrongly typed keys raise InputError with their name.
 
-    Nested dataclasses are parsed in turn; an int is accepted where a float is declared, and nothing else is converted.
+    A key may be missing where the dataclass has a default. Nested dataclasses are parsed in turn; an int is accepted where a float is declared, and nothing else is converted.
     Sections named in `elsewhere` are left to another call.
     """
     try:
@@ -139,9 +139,11 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):
         raise InputError(
             f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else "")
         )
-    for missing in (name for name in hints if name not in values):
-        raise InputError(f"{dot}{missing}: missing key, expected {type_name(hints[missing])}")
-    return cls(**{name: _value(values[name], hint, f"{dot}{name}") for name, hint in hints.items()})
+    for field in dataclasses.fields(cls):
+        if field.name not in values and field.default is dataclasses.MISSING:
+            expected = type_name(hints[field.name])
+            raise InputError(f"{dot}{field.name}: missing key, expected {expected}")
+    return cls(**{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 
 def _value(value, hint, key: str):

@@ -6,16 +6,19 @@ As a command, exports a run: python -m prm_jax.hf checkpoint=RUN to=FOLDER
 """
 
 import dataclasses
+import functools
 import json
+import math
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from omegaconf import OmegaConf
 
 from prm_jax import InputError, cli
-from prm_jax.model import HEADS, PRM, ModelConfig, choose_dtype
+from prm_jax.model import FAMILIES, HEADS, PRM, ModelConfig, choose_dtype
 
 EMBEDDED = Path(__file__).parent / "assets" / "base"
 
@@ -29,17 +32,34 @@ LAYER = {
     "b_q": ("layers.{}.self_attn.q_proj.bias", False),
     "b_k": ("layers.{}.self_attn.k_proj.bias", False),
     "b_v": ("layers.{}.self_attn.v_proj.bias", False),
+    "norm_q": ("layers.{}.self_attn.q_norm.weight", False),
+    "norm_k": ("layers.{}.self_attn.k_norm.weight", False),
     "w_o": ("layers.{}.self_attn.o_proj.weight", True),
+    "b_o": ("layers.{}.self_attn.o_proj.bias", False),
     "norm_ffn": ("layers.{}.post_attention_layernorm.weight", False),
     "w_gate": ("layers.{}.mlp.gate_proj.weight", True),
     "w_up": ("layers.{}.mlp.up_proj.weight", True),
     "w_down": ("layers.{}.mlp.down_proj.weight", True),
+    "b_gate": ("layers.{}.mlp.gate_proj.bias", False),
+    "b_up": ("layers.{}.mlp.up_proj.bias", False),
+    "b_down": ("layers.{}.mlp.down_proj.bias", False),
 }
-# Outside the backbone, never prefixed. `score` is TRL's and transformers' token-classification head.
+# Outside the backbone, never prefixed; {} is the name of the step head's last layer, one of the keys below.
 HEAD = {
     "unembed": ("lm_head.weight", True),
-    "w_head": ("score.weight", True),
-    "b_head": ("score.bias", False),
+    "w_mlp_head": ("score.0.weight", True),
+    "b_mlp_head": ("score.0.bias", False),
+    "w_head": ("{}.weight", True),
+    "b_head": ("{}.bias", False),
+}
+# The last layer of a step head -> the formats of the systems that keep it there. `score` is also transformers' own
+# token-classification head. Without any of the others the vocabulary projection may be the head, or may be none.
+FORMATS = {
+    "score": ("trl", "pure", "plain"),
+    "score.2": ("qwen_prm",),
+    "v_head.summary": ("skywork",),
+    "score_head": ("reasoneval",),
+    "lm_head": ("math_shepherd", "rlhflow", "openr_psa", "eurus_implicit"),
 }
 
 
@@ -73,45 +93,82 @@ def read_config(folder: Path) -> dict:
         config = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
-    if config.get("model_type") != "qwen2":
-        raise InputError(f"{path}: model_type: got {config.get('model_type')!r}, expected 'qwen2'")
-    if config.get("use_sliding_window"):
+    if not isinstance(config, dict):
+        raise InputError(f"{path}: expected an object with named fields")
+    if config.get("model_type") not in FAMILIES:
+        code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
         raise InputError(
-            f"{path}: use_sliding_window: got true, expected false (sliding windows are not supported)"
+            f"{path}: model_type: got {config.get('model_type')!r}, expected {', '.join(FAMILIES)}{code}"
         )
     return config
 
 
 def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:
-    """Our ModelConfig of a Hugging Face config; `changes` sets the fields that the config does not fix."""
+    """Our ModelConfig of a Hugging Face config; `changes` sets the fields that the config does not fix.
+
+    Raises InputError where the config asks for something that the transformer of model.py does not compute.
+    """
 
     def need(key):
         if key not in config:
             raise InputError(f"{where}: {key}: missing")
         return config[key]
 
-    rope = config.get("rope_parameters") or {
-        "rope_theta": config.get("rope_theta", 10_000.0)
-    }  # moved in transformers 5
-    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
-        raise InputError(f"{where}: rope_parameters: got {rope}, expected rope_type 'default'")
-    shape = {
-        "vocab": need("vocab_size"),
-        "dim": need("hidden_size"),
-        "layers": need("num_hidden_layers"),
-        "heads": need("num_attention_heads"),
-        "kv_heads": config.get("num_key_value_heads") or need("num_attention_heads"),
-        "head_dim": config.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
-        "ffn": need("intermediate_size"),
-        "rope_theta": float(rope["rope_theta"]),
-        "norm_eps": float(need("rms_norm_eps")),
-        "qkv_bias": True,
-        "tied": bool(config.get("tie_word_embeddings", False)),
-    }
+    def only(key, allowed, found):
+        if found != allowed:
+            raise InputError(f"{where}: {key}: got {found!r}, expected {allowed!r}")
+
+    family = need("model_type")
+    only("hidden_act", "silu", config.get("hidden_act", "silu"))
+    only("quantization_config", None, config.get("quantization_config"))
+    only("use_sliding_window", False, bool(config.get("use_sliding_window")))
+    # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise InputError(f"{where}: rope_type: got {kind!r}, expected 'default' or 'llama3'")
+    only(
+        "partial_rotary_factor",
+        1.0,
+        rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)),
+    )
+    window = config.get("sliding_window", 4096) if family == "mistral" else None
+    layer_types = set(config.get("layer_types") or ())
+    if len(layer_types) > 1:
+        raise InputError(f"{where}: layer_types: got {sorted(layer_types)}, expected one kind for all layers")
+    biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     try:
+        shape = {
+            "family": family,
+            "vocab": need("vocab_size"),
+            "dim": need("hidden_size"),
+            "layers": need("num_hidden_layers"),
+            "heads": need("num_attention_heads"),
+            "kv_heads": config.get("num_key_value_heads") or need("num_attention_heads"),
+            "head_dim": config.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
+            "ffn": need("intermediate_size"),
+            "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+            "rope_llama3": tuple(float(rope[key]) for key in LLAMA3) if kind == "llama3" else None,
+            "norm_eps": float(need("rms_norm_eps")),
+            "qkv_bias": family == "qwen2" or biased,
+            "o_bias": biased,
+            "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
+            "qk_norm": family == "qwen3",
+            "window": None if layer_types == {"full_attention"} else window,
+            "tied": bool(config.get("tie_word_embeddings", False)),
+        }
         return ModelConfig(**(shape | changes))
+    except KeyError as error:
+        raise InputError(
+            f"{where}: rope_parameters: {error} is missing, which rope_type llama3 needs"
+        ) from error
     except AssertionError as error:
         raise InputError(f"{where}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: a field of the wrong type ({error})") from error
+
+
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,137 +215,277 @@ class ModelChoice:
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of a model of ours, inverse of `model_config`."""
-    architecture = "Qwen2ForCausalLM" if cfg.head == "none" else "Qwen2ForTokenClassification"
+    family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}[cfg.family]
+    # Qwen's own PRM class is code beside its checkpoints; its tensor names and this config are what loads there.
+    kind = {"none": "CausalLM", "mlp": "ProcessRewardModel"}.get(cfg.head, "TokenClassification")
     labels = {
         "scalar": ["good"],
         "binary": ["bad", "good"],
+        "mlp": ["bad", "good"],
         "ternary": ["bad", "neutral", "good"],
         "none": [],
     }[cfg.head]
-    return {
-        "architectures": [architecture],
-        "model_type": "qwen2",
-        "vocab_size": cfg.vocab,
-        "hidden_size": cfg.dim,
-        "num_hidden_layers": cfg.layers,
-        "num_attention_heads": cfg.heads,
-        "num_key_value_heads": cfg.kv_heads,
-        "head_dim": cfg.head_dim,
-        "intermediate_size": cfg.ffn,
-        "hidden_act": "silu",
-        "rms_norm_eps": cfg.norm_eps,
-        "rope_theta": cfg.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": cfg.rope_theta},
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": cfg.tied,
-        "use_sliding_window": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "dtype": "float32",
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    } | ({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {})
+    rope = {"rope_type": "default"}
+    if cfg.rope_llama3 is not None:
+        rope = {"rope_type": "llama3"} | dict(zip(LLAMA3, cfg.rope_llama3, strict=True))
+    own = {  # what only this family's config has
+        "qwen2": {"use_sliding_window": False},
+        "qwen3": {"use_sliding_window": False, "attention_bias": cfg.qkv_bias},
+        "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
+        "mistral": {"sliding_window": cfg.window},
+    }[cfg.family]
+    return (
+        {
+            "architectures": [f"{family}For{kind}"],
+            "model_type": cfg.family,
+            "vocab_size": cfg.vocab,
+            "hidden_size": cfg.dim,
+            "num_hidden_layers": cfg.layers,
+            "num_attention_heads": cfg.heads,
+            "num_key_value_heads": cfg.kv_heads,
+            "head_dim": cfg.head_dim,
+            "intermediate_size": cfg.ffn,
+            "hidden_act": "silu",
+            "rms_norm_eps": cfg.norm_eps,
+            "rope_theta": cfg.rope_theta,
+            "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
+            "max_position_embeddings": 32_768,
+            "tie_word_embeddings": cfg.tied,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "dtype": "float32",
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        | own
+        | ({"rope_scaling": rope} if cfg.rope_llama3 is not None else {})  # for transformers 4
+        | ({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {})
+    )
 
 
-def open_tensors(folder: Path):
-    """{tensor name: function that reads it as numpy}, over model.safetensors or all shards of the index."""
-    from safetensors import SafetensorError, safe_open
+STORED = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(jnp.bfloat16),
+}
 
+
+@dataclasses.dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies in a safetensors file. Read when asked for, and not mapped: mapped pages count as memory."""
+
+    path: Path
+    name: str
+    kind: str  # the format's name of the type, such as BF16
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the file
+
+    @property
+    def dtype(self) -> np.dtype:
+        if self.kind not in STORED:
+            raise InputError(
+                f"{self.path}: tensor {self.name}: has type {self.kind}, expected {', '.join(STORED)}"
+            )
+        return STORED[self.kind]
+
+    def read(self, row: int | None = None) -> np.ndarray:
+        """The whole tensor, or one row of a matrix."""
+        shape = self.shape if row is None else self.shape[1:]
+        skip = 0 if row is None else row * math.prod(shape) * self.dtype.itemsize
+        x = np.fromfile(self.path, self.dtype, math.prod(shape), offset=self.offset + skip)
+        return x.reshape(shape)
+
+
+def open_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """{tensor name: where it lies}, over model.safetensors or all shards of the index; reads the headers alone."""
     index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{index}: expected JSON with a weight_map ({error})") from error
-    else:
-        names = ["model.safetensors"]
-    readers = {}
+        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+            raise InputError(f"{index}: weight_map: expected names of files beside it")
+    tensors = {}
     for name in names:
         path = folder / name
         if not path.exists():
-            pickles = [p.name for p in (*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth"))]
-            hint = f"; {pickles[0]} is a pickle and is not read: convert it to safetensors" if pickles else ""
-            raise InputError(f"{path}: no such file{hint}")
-        try:
-            file = safe_open(path, framework="numpy")
-        except SafetensorError as error:
-            raise InputError(f"{path}: not a whole safetensors file ({error})") from error
-        readers |= {key: (lambda file=file, key=key: file.get_tensor(key)) for key in file.offset_keys()}
-    return readers
+            raise InputError(f"{path}: no such file{why_no_weights(folder)}")
+        tensors |= read_header(path)
+    return tensors
 
 
-def detect_head(tensors, where: str) -> str:
-    """The step head of a checkpoint by its tensors: `score.weight` of 1, 2 or 3 rows, else none."""
-    if "score.weight" not in tensors:
-        return "none"
-    C = tensors["score.weight"]().shape[0]
-    heads = {size: head for head, size in HEADS.items() if size}
+def why_no_weights(folder: Path) -> str:
+    """What a folder holds in place of safetensors, and what to do about it."""
+    if (folder / "adapter_config.json").exists():
+        return "; the folder holds an adapter (LoRA): merge it into its base model and save that"
+    pickles = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
+    if pickles or (folder / "pytorch_model.bin.index.json").exists():
+        return (
+            f"; {pickles[0] if pickles else 'its weights'} is a pickle, which can run code when it is read, and is "
+            "not read: where you trust it, convert it once with torch.load(FILE, weights_only=True) and "
+            "safetensors.torch.save_file(TENSORS, 'model.safetensors')"
+        )
+    return ""
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The table at the start of a safetensors file: 8 bytes of its length, JSON, then the data."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        text = file.read(length) if 8 + length <= size else b""
+    try:
+        table = json.loads(text)
+        table.pop("__metadata__", None)
+        found = {
+            name: StoredTensor(path, name, x["dtype"], tuple(x["shape"]), 8 + length + x["data_offsets"][0])
+            for name, x in table.items()
+        }
+        end = 8 + length + max((x["data_offsets"][1] for x in table.values()), default=0)
+        for x in found.values():
+            begin, stop = table[x.name]["data_offsets"]
+            if x.kind in STORED and stop - begin != math.prod(x.shape) * x.dtype.itemsize:
+                raise ValueError(f"tensor {x.name} takes {stop - begin} bytes for shape {x.shape}")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"{path}: not a whole safetensors file ({error})") from error
+    if end > size:
+        raise InputError(f"{path}: not a whole safetensors file (has {size} bytes, its tensors need {end})")
+    return found
+
+
+def find_head(tensors, where: str) -> tuple[str, str]:
+    """(kind of step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
+
+    Raises InputError on several heads, on a part of one, and on a head that no known system uses.
+    """
+    found = [name for name in FORMATS if name != "lm_head" and f"{name}.weight" in tensors]
+    if len(found) > 1:
+        raise InputError(f"{where}: has several step heads, {' and '.join(found)}; expected one")
+    backbone = ("model.", "lm_head.", *(top.split(".")[0] + "." for top, _ in TOP.values()), "layers.")
+    if not found:
+        others = sorted(name for name in tensors if not name.startswith(backbone))
+        if others:
+            known = ", ".join(f"{name}.weight" for name in FORMATS)
+            raise InputError(
+                f"{where}: its step head is incomplete or unknown ({', '.join(others[:3])}); known: {known}"
+            )
+        return "none", "lm_head"
+    (layer,) = found
+    C = tensors[f"{layer}.weight"].shape[0]
+    if layer == "score.2":
+        if C != 2:
+            raise InputError(
+                f"{where}: score.2.weight: has {C} outputs, expected 2 (bad, good): an outcome model?"
+            )
+        return "mlp", layer
+    heads = {1: "scalar", 2: "binary", 3: "ternary"}
     if C not in heads:
         raise InputError(
-            f"{where}: score.weight: has {C} outputs, expected 1 (scalar), 2 (binary) or 3 (ternary)"
+            f"{where}: {layer}.weight: has {C} outputs, expected 1 (scalar), 2 (binary) or 3 (ternary)"
         )
-    return heads[C]
+    return heads[C], layer
 
 
-def load(folder: Path, cfg: ModelConfig, new_head: bool = False, seed: int = 0, dtype=np.float32) -> PRM:
-    """A model of shape `cfg` with the weights of a checkpoint folder, as arrays of `dtype`.
+def load(
+    folder: Path,
+    cfg: ModelConfig,
+    new_head: bool = False,
+    seed: int = 0,
+    dtype=np.float32,
+    verdicts: tuple[int, int] | None = None,
+) -> PRM:
+    """A model of shape `cfg` with the weights of a checkpoint folder, as arrays of `dtype` (None: as they are stored).
 
-    A step head that the checkpoint lacks is started at random only where `new_head` says so. Missing, wrongly shaped and
-    unknown tensors raise; the language-model head may go unused, nothing else.
+    A step head that the checkpoint lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a
+    bad and of a good token, the binary head is these two rows of the vocabulary projection: their softmax is the score of
+    a PRM that answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the
+    language-model head may go unused, nothing else. Needs little more memory than the model.
     """
     tensors = open_tensors(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
-    unused = set(tensors) - {"lm_head.weight"}
+    unused = {
+        name for name in tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
+    }
+    layer = find_head(tensors, str(folder))[1] if cfg.head != "none" and verdicts is None else "score"
+    layer = {"lm_head": "score.2" if cfg.head == "mlp" else "score"}.get(
+        layer, layer
+    )  # of a head still to be started
 
-    def read(name, transposed, shape, key):
-        if name not in tensors:
-            raise InputError(f"{folder}: tensor {name} is missing ({key})")
-        unused.discard(name)
-        x = tensors[name]()
-        x = np.ascontiguousarray(x.T if transposed else x)
-        if x.shape != shape:
-            raise InputError(f"{folder}: tensor {name}: has shape {x.shape}, expected {shape} ({key})")
-        return x.astype(dtype)
+    def read(names, transposed, shape, key):
+        """The tensors `names`, one a layer, as one array on the device."""
+        for name in names:
+            if name not in tensors:
+                raise InputError(f"{folder}: tensor {name} is missing ({key})")
+            unused.discard(name)
+            found = tensors[name].shape[::-1] if transposed else tensors[name].shape
+            if found != shape[-len(found) :]:
+                raise InputError(
+                    f"{folder}: tensor {name}: has shape {found}, expected {shape[-len(found) :]} ({key})"
+                )
+        kinds = [tensors[name].dtype for name in names]
+        out = aligned(shape, np.dtype(dtype or functools.reduce(jnp.promote_types, kinds)))
+        parts = out if len(shape) > len(found) else out[None]
+        for part, name in zip(parts, names, strict=True):
+            x = tensors[name].read()
+            if x.dtype == part.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
+                x, part = x.view(np.uint16), part.view(np.uint16)
+            part[...] = x.T if transposed else x
+        return jax.block_until_ready(jax.device_put(out))
 
     abstract = jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))
     state = nnx.state(abstract).to_pure_dict()
-    loaded = {key: read(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
-    loaded["blocks"] = {
-        key: np.stack(
-            [
-                read(prefix + LAYER[key][0].format(i), LAYER[key][1], x.shape[1:], key)
-                for i in range(cfg.layers)
-            ]
-        )
-        for key, x in state["blocks"].items()
-    }
+    loaded = {key: read([prefix + TOP[key][0]], TOP[key][1], state[key].shape, key) for key in TOP}
     for key in HEAD.keys() & state.keys():
-        name, transposed = HEAD[key]
-        if key in ("w_head", "b_head") and new_head and "score.weight" not in tensors:
-            loaded[key] = new_parameter(key, state[key].shape, seed).astype(dtype)
-        elif key == "w_head" and name not in tensors:
+        name, transposed = HEAD[key][0].format(layer), HEAD[key][1]
+        is_head, has_head = key != "unembed", f"{layer}.weight" in tensors
+        if key == "w_head" and verdicts is not None:
+            rows = tensors.get(f"{prefix}embed_tokens.weight" if cfg.tied else "lm_head.weight")
+            if rows is None or rows.shape != (cfg.vocab, cfg.dim):
+                raise InputError(f"{folder}: tensor lm_head.weight: expected shape {(cfg.vocab, cfg.dim)}")
+            loaded[key] = jnp.asarray(
+                np.stack([rows.read(i) for i in verdicts], 1).astype(dtype or rows.dtype)
+            )
+        elif is_head and new_head and not has_head:
+            loaded[key] = jnp.asarray(new_parameter(key, state[key].shape, seed).astype(dtype or np.float32))
+        elif key == "w_head" and not has_head:
             raise InputError(
                 f"{folder}: has no step head ({name}); set model.new_head=true to start one at random"
             )
-        elif key == "b_head" and name not in tensors:
-            loaded[key] = np.zeros(state[key].shape, dtype)  # transformers' classification heads have no bias
+        elif key == "b_head" and name not in tensors:  # a classification head may have none
+            loaded[key] = jnp.zeros(state[key].shape, dtype or loaded["embed"].dtype)
         else:
-            loaded[key] = read(name, transposed, state[key].shape, key)
+            loaded[key] = read([name], transposed, state[key].shape, key)
+    loaded["blocks"] = {
+        key: read([prefix + LAYER[key][0].format(i) for i in range(cfg.layers)], LAYER[key][1], x.shape, key)
+        for key, x in state["blocks"].items()
+    }
     if cfg.head == "none":
-        unused -= {"score.weight", "score.bias"}
+        unused = {name for name in unused if not name.startswith(tuple(f"{head}." for head in FORMATS))}
     if unused:
         listed = ", ".join(sorted(unused)[:3])
-        raise InputError(f"{folder}: {len(unused)} tensors have no place in a Qwen2 PRM: {listed} ...")
-    nnx.update(abstract, jax.tree.map(jnp.asarray, loaded))
+        raise InputError(f"{folder}: {len(unused)} tensors have no place in a {cfg.family} PRM: {listed} ...")
+    nnx.update(abstract, loaded)
     return abstract
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins at a multiple of 64 bytes: JAX on CPU takes it over without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    at = -raw.ctypes.data % 64
+    return raw[at : at + size].view(dtype).reshape(shape)
 
 
 def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """A fresh step-head parameter, distributed as in `PRM.__init__`."""
-    if key == "b_head":
+    if key.startswith("b_"):
         return np.zeros(shape, np.float32)
-    return 0.02 * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    scale = shape[0] ** -0.5 if key == "w_mlp_head" else 0.02
+    return scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
@@ -314,7 +511,7 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
             put("model." + name.format(i), transposed, x)
     for key, (name, transposed) in HEAD.items():
         if key in state:
-            put(name, transposed, state[key])
+            put(name.format("score.2" if model.cfg.head == "mlp" else "score"), transposed, state[key])
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(
         json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"
@@ -326,6 +523,11 @@ def load_tokenizer(folder: str | Path):
     """The tokenizer of a checkpoint folder; never runs code that came with it."""
     from transformers import AutoTokenizer
 
+    if (Path(folder) / "tokenizer.model").exists() and not (Path(folder) / "tokenizer.json").exists():
+        raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
+            f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
+            "save the tokenizer once with AutoTokenizer of transformers 4"
+        )
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -343,6 +545,62 @@ class ExportConfig:
     which: str
 
 
+def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict) -> str:
+    """README.md of an exported run: what it scores and how, the data, the numbers, and the code that made them."""
+    section = lambda node: "```yaml\n" + OmegaConf.to_yaml(node, resolve=True).strip() + "\n```"
+    use = (
+        "`AutoModelForTokenClassification.from_pretrained` of transformers loads it; read the logits at the marks."
+        if cfg.head != "mlp"
+        else "It has the layout of Qwen2.5-Math-PRM (`Qwen2ForProcessRewardModel`: score.0, ReLU, score.2)."
+    )
+    if config.objective == "lm":
+        use = "A language model without a step head; `AutoModelForCausalLM.from_pretrained` loads it."
+    meaning = {
+        "correctness": "the step, and all before it, are right",
+        "value": "the completer that made the labels would reach the right answer from here",
+    }[config.data.label_kind]
+    numbers = {k: v for k, v in summary.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in numbers.items())
+    versions = "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", cli.versions()).items())
+    base = (
+        f"base_model: {config.init}\n"
+        if config.init.count("/") == 1 and not Path(config.init).exists()
+        else ""
+    )
+    return f"""---
+library_name: transformers
+pipeline_tag: {"text-generation" if config.objective == "lm" else "token-classification"}
+tags: [process-reward-model, prm_jax]
+{base}---
+# {name}
+
+A process reward model (objective {config.objective}, step head {cfg.head}), trained with prm_jax. {use}
+
+A label says: {meaning} ({config.data.label_kind} labels).
+
+## Format of its input
+
+{section(config.format)}
+
+## Data
+
+{section(config.data)}
+
+## Metrics
+
+Of the run, on its validation split where the name begins with eval; this is step {step}.
+{"" if summary.get("finished") else "The run had not finished."}
+
+| number | value |
+|---|---|
+{metrics}
+
+## Made with
+
+{versions}
+"""
+
+
 @cli.command("hf")
 def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
@@ -358,6 +616,10 @@ def main(cfg):
         "objective": config.objective,
     }
     save(Path(cfg.to), model, tokenizer, **notes)
+    path = run / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    card = model_card(Path(cfg.to).name, step, model.cfg, config, summary)
+    (Path(cfg.to) / "README.md").write_text(card)
     size = sum(path.stat().st_size for path in Path(cfg.to).iterdir())
     print(f"exported    step {step} of {run} to {cfg.to}, {size / 2**20:.2f} MiB")
 

@@ -1,4 +1,4 @@
-"""A decoder-only transformer (Qwen2 family) and the heads that turn its hidden states at step marks into P(step good).
+"""A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral) and the heads that read its hidden states at step marks.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size, V vocabulary,
 T step marks, C head outputs. Parameters of the blocks carry a leading layer axis.
@@ -13,7 +13,8 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 
-HEADS = {"none": 0, "scalar": 1, "binary": 2, "ternary": 3}  # head -> C, its number of logits
+HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +32,18 @@ class ModelConfig:
     norm_eps: float
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
+    family: str = (
+        "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
+    )
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False  # Qwen3: queries and keys are normed, head by head, before the rotation
+    window: int | None = None  # Mistral: a query sees its own and the window - 1 tokens before it
+    rope_llama3: tuple[float, float, float, int] | None = (
+        None  # factor, low and high frequency factor, old length
+    )
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
-    head: str = "none"  # step head: none, scalar, binary, ternary
+    head: str = "none"  # step head: none, scalar, binary, mlp, ternary
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
     remat: bool = False  # recompute each block in the backward pass: far less memory, a third more arithmetic
@@ -42,6 +53,8 @@ class ModelConfig:
         assert self.heads % self.kv_heads == 0, (
             f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         )
+        assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
+        assert self.window is None or self.window > 0, f"sliding_window: got {self.window}, expected above 0"
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
 
 
@@ -76,6 +89,20 @@ def rms_norm(x_BLD, gain_D, eps):
     return (x32_BLD * scale_BL1 * gain_D[...]).astype(x_BLD.dtype)
 
 
+def rope_frequencies(cfg: ModelConfig):
+    """Radians a position for each pair of features, freq_k.
+
+    Llama 3.1 divides the low frequencies by a factor, keeps the high ones, and blends between the two by how many
+    wavelengths fit into the length that the model was first trained at.
+    """
+    freq_k = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2) / cfg.head_dim)
+    if cfg.rope_llama3 is not None:
+        factor, low, high, length = cfg.rope_llama3
+        keep_k = jnp.clip((length * freq_k / (2 * jnp.pi) - low) / (high - low), 0, 1)
+        freq_k *= keep_k + (1 - keep_k) / factor
+    return freq_k
+
+
 def rotate(x_BLHK, cos_BL1k, sin_BL1k):
     """Rotary position embedding; feature j pairs with feature j + K/2, as in the Hugging Face checkpoints."""
     a_BLHk, b_BLHk = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
@@ -98,11 +125,17 @@ class Block(nnx.Module):
         self.b_q = nnx.Param(jnp.zeros(H * K)) if cfg.qkv_bias else None
         self.b_k = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
         self.b_v = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
+        self.norm_q = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
+        self.norm_k = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
         self.w_o = normal(rngs, (H * K, D), (H * K) ** -0.5)
+        self.b_o = nnx.Param(jnp.zeros(D)) if cfg.o_bias else None
         self.norm_ffn = nnx.Param(jnp.ones(D))
         self.w_gate = normal(rngs, (D, F), D**-0.5)
         self.w_up = normal(rngs, (D, F), D**-0.5)
         self.w_down = normal(rngs, (F, D), F**-0.5)
+        self.b_gate = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
+        self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
+        self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
 
     def __call__(self, x_BLD, cos_BL1k, sin_BL1k, until_BL):
         cfg = self.cfg
@@ -111,12 +144,16 @@ class Block(nnx.Module):
         q_BLHK = linear(h_BLD, self.w_q, self.b_q).reshape(B, L, cfg.heads, cfg.head_dim)
         k_BLGK = linear(h_BLD, self.w_k, self.b_k).reshape(B, L, cfg.kv_heads, cfg.head_dim)
         v_BLGK = linear(h_BLD, self.w_v, self.b_v).reshape(B, L, cfg.kv_heads, cfg.head_dim)
+        if cfg.qk_norm:
+            q_BLHK = rms_norm(q_BLHK, self.norm_q, cfg.norm_eps)
+            k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
         q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
         o_BLHK = attend(q_BLHK, k_BLGK, v_BLGK, until_BL)
-        x_BLD += linear(o_BLHK.reshape(B, L, -1), self.w_o)
+        x_BLD += linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o)
 
         h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
-        x_BLD += linear(jax.nn.silu(linear(h_BLD, self.w_gate)) * linear(h_BLD, self.w_up), self.w_down)
+        gate_BLF = jax.nn.silu(linear(h_BLD, self.w_gate, self.b_gate))
+        x_BLD += linear(gate_BLF * linear(h_BLD, self.w_up, self.b_up), self.w_down, self.b_down)
         return x_BLD
 
 
@@ -132,14 +169,17 @@ class PRM(nnx.Module):
             normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
         )
         C = HEADS[cfg.head]
+        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), cfg.dim**-0.5) if cfg.head == "mlp" else None
+        self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim)) if cfg.head == "mlp" else None
         self.w_head = normal(rngs, (cfg.dim, C), 0.02) if C else None
         self.b_head = nnx.Param(jnp.zeros(C)) if C else None
 
     def __call__(self, ids_BL, pos_BL, until_BL):
         """Hidden states after the final norm, x_BLD. `until_BL`: last position that sees each token (attention.py)."""
         cfg = self.cfg
-        K = cfg.head_dim
-        angle_BL1k = pos_BL[:, :, None, None] * cfg.rope_theta ** (-jnp.arange(0, K, 2) / K)
+        if cfg.window is not None:
+            until_BL = jnp.minimum(until_BL, jnp.arange(until_BL.shape[1]) + cfg.window - 1)
+        angle_BL1k = pos_BL[:, :, None, None] * rope_frequencies(cfg)
         cos_BL1k, sin_BL1k = jnp.cos(angle_BL1k), jnp.sin(angle_BL1k)
 
         def layer(x_BLD, block):
@@ -156,6 +196,8 @@ class PRM(nnx.Module):
         if k_dropout is not None and self.cfg.head_dropout > 0:
             keep = 1 - self.cfg.head_dropout
             x_BTD = jnp.where(jax.random.bernoulli(k_dropout, keep, x_BTD.shape), x_BTD / keep, 0)
+        if self.cfg.head == "mlp":
+            x_BTD = jax.nn.relu(linear(x_BTD, self.w_mlp_head, self.b_mlp_head))
         return linear(x_BTD, self.w_head, self.b_head)
 
     def vocab_logits(self, x_BLD):
@@ -163,17 +205,32 @@ class PRM(nnx.Module):
         w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
         return linear(x_BLD, w_DV.astype(x_BLD.dtype)).astype(jnp.float32)
 
+    def next_logprobs(self, x_BLD, ids_BL):
+        """log p of each following token in nats, logp_BL; the last of a row has none and is meaningless.
+
+        A few hundred tokens at a time, because logits of a whole batch over a large vocabulary do not fit.
+        """
+        target_BL = jnp.roll(ids_BL, -1, axis=1)
+
+        def one(token):
+            x_D, target = token
+            logit_V = self.vocab_logits(x_D[None, None])[0, 0]
+            return logit_V[target] - jax.nn.logsumexp(logit_V)
+
+        tokens = x_BLD.reshape(-1, x_BLD.shape[-1]), target_BL.reshape(-1)
+        return jax.lax.map(one, tokens, batch_size=min(256, target_BL.size)).reshape(target_BL.shape)
+
 
 def good_logit(logit_BTC, head: str):
     """The step head's C logits as one: the log-odds that the step is good, logit_BT.
 
-    scalar: the logit itself. binary: class 1 is good (TRL, Qwen). ternary: classes are the ratings -1, 0, +1 and
+    scalar: the logit itself. binary and mlp: class 1 is good (TRL, Qwen). ternary: classes are the ratings -1, 0, +1 and
     P(good) = P(0) + P(+1), neutral counted as good (Lightman et al. 2023, appendix F).
     """
     match head:
         case "scalar":
             return logit_BTC[..., 0]
-        case "binary":
+        case "binary" | "mlp":
             return logit_BTC[..., 1] - logit_BTC[..., 0]
         case "ternary":
             return jnp.logaddexp(logit_BTC[..., 1], logit_BTC[..., 2]) - logit_BTC[..., 0]

@@ -89,23 +89,38 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
     return [save(figure, folder / "steps.png")]
 
 
-def solution_figure(name, problem, steps, score_T, threshold: float, folder: Path, verifier: str) -> Path:
-    """One solution: a bar for every step's P(good), coloured by it, the weakest step marked."""
+def solution_figure(
+    name, problem, steps, score_T, threshold: float, folder: Path, verifier: str, bounds=(0.0, 1.0)
+) -> Path:
+    """One solution: a bar for every step's score, coloured by it, the weakest step marked.
+
+    `bounds` is the range of the scores: where it is infinite the figure ends at the extremes of this solution, 0 included.
+    """
+    is_probability, score_T = bounds == (0.0, 1.0), np.asarray(score_T)
+    low = bounds[0] if np.isfinite(bounds[0]) else min(0.0, score_T.min())
+    high = bounds[1] if np.isfinite(bounds[1]) else max(0.0, score_T.max())
+    high = high if high > low else low + 1.0
     wrapped = [
         plain(textwrap.shorten(f"{t + 1}. {step}", 90, placeholder=" ...")) for t, step in enumerate(steps)
     ]
     figure, axes = plt.subplots(figsize=(9, 1.3 + 0.32 * len(steps)), layout="constrained")
     weakest = int(np.argmin(score_T))
-    axes.barh(
-        range(len(steps)), score_T, color=BAD_TO_GOOD(np.asarray(score_T)), edgecolor="none", height=0.7
-    )
-    axes.barh([weakest], [1], color="none", edgecolor="black", height=0.86, linewidth=1.2)
+    color_T = BAD_TO_GOOD((score_T - low) / (high - low))
+    axes.barh(range(len(steps)), score_T, color=color_T, edgecolor="none", height=0.7)
+    axes.barh([weakest], [high - low], left=low, color="none", edgecolor="black", height=0.86, linewidth=1.2)
     for t, score in enumerate(score_T):
         mark = "  ← weakest" if t == weakest else ""
-        axes.text(1.02, t, f"{score:.3f}{mark}", va="center", fontweight="bold" if t == weakest else "normal")
+        axes.text(
+            high + 0.02 * (high - low),
+            t,
+            f"{score:.3f}{mark}",
+            va="center",
+            fontweight="bold" if t == weakest else "normal",
+        )
     axes.axvline(threshold, color=GREY, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(steps)), wrapped)
-    axes.set(xlim=(0, 1), xlabel=f"P(step good), threshold {threshold:g}")
+    meaning = "P(step good)" if is_probability else "step score"
+    axes.set(xlim=(low, high), xlabel=f"{meaning}, threshold {threshold:g}")
     axes.invert_yaxis()
     axes.set_title(plain(textwrap.fill(textwrap.shorten(problem, 220, placeholder=" ..."), 100)), loc="left")
     figure.text(0, -0.02, plain(f"{name}; {verifier}"), fontsize=6.5, color=GREY, va="top")

@@ -1,12 +1,12 @@
-"""Step scores for many solutions: text in, one P(step good) a step out. Training, evaluation and search all score here.
+"""Step scores for many solutions: text in, one score a step out, mostly P(step good). Training, evaluation and search all score here.
 
 Dimension key: B rows, L tokens, T step marks.
 """
 
 import dataclasses
-import functools
+import itertools
 import json
-import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, checkpoint, cli, hf
-from prm_jax.batches import Example, eval_batches, row_marks
-from prm_jax.formats import Format, encode
+from prm_jax.batches import lay_out, longest_first, make_units, plan_units
+from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
-from prm_jax.rows import field, read_rows, row_place, wrong
+
+CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,65 +31,171 @@ class Verifier:
     label_kind: str  # what its scores mean: correctness or value
     objective: str  # prm, or orm: an outcome model read at every step
     name: str  # folder and step, for results and figures
+    reference: PRM | None = None  # of an implicit PRM: the model that its log-ratios are taken against
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Lowest and highest score; [0, 1] where scores are probabilities."""
+        return SCORES[self.format.score]
 
 
-def load_verifier(path: str | Path, which: str, fmt: Format, dtype: str) -> Verifier:
-    """A run folder of ours, or a Hugging Face folder or hub name with a step head (read with the format `fmt`)."""
+def load_verifier(
+    path: str | Path, which: str, fmt: Format, dtype: str, reference: str | None = None
+) -> Verifier:
+    """A run folder of ours, or a Hugging Face folder or hub name of a released PRM.
+
+    A run and our own exports bring their format; other checkpoints are read with `fmt`, or, where that is `auto`, with the
+    one format that their step head belongs to. `reference` is the second model of an implicit PRM.
+    """
     folder = Path(path)
-    if not (folder / "checkpoints").is_dir():
-        folder = hf.locate(str(path))
-        config = hf.read_config(folder)
-        head = hf.detect_head(hf.open_tensors(folder), str(folder))
-        if head == "none":
-            raise InputError(f"{folder}: has no step head (score.weight), so it cannot score steps")
-        model = hf.load(folder, hf.model_config(config, str(folder / "config.json"), head=head, dtype=dtype))
-        notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
-        fmt = cli.parse(notes["format"], Format, "format") if "format" in notes else fmt
-        kind, objective = notes.get("label_kind", "correctness"), notes.get("objective", "prm")
-        return Verifier(model, hf.load_tokenizer(folder), fmt, kind, objective, str(path))
-    model, tokenizer, run, step = checkpoint.load_run(folder, which, dtype)
-    if run.objective == "lm":
-        raise InputError(f"{folder}: was trained with objective=lm, so it cannot score steps")
-    fmt = cli.parse(run.format, Format, "format")
-    return Verifier(model, tokenizer, fmt, run.data.label_kind, run.objective, f"{folder} step {step}")
+    if (folder / "checkpoints").is_dir():
+        model, tokenizer, run, step = checkpoint.load_run(folder, which, dtype)
+        if run.objective == "lm":
+            raise InputError(f"{folder}: was trained with objective=lm, so it cannot score steps")
+        fmt = cli.parse(run.format, Format, "format")
+        return Verifier(model, tokenizer, fmt, run.data.label_kind, run.objective, f"{folder} step {step}")
+    folder = hf.locate(str(path))
+    config, where = hf.read_config(folder), str(folder / "config.json")
+    kind, layer = hf.find_head(hf.open_tensors(folder), str(folder))
+    notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
+    if "format" in notes:
+        fmt = cli.parse(notes["format"], Format, "format")
+    elif fmt.name == "auto":
+        fits = hf.FORMATS[layer]
+        if len(fits) > 1:
+            lacks = "has no step head" if kind == "none" else f"has the step head {layer}.weight ({kind})"
+            raise InputError(
+                f"{folder}: {lacks}; say which convention it follows: format={' or format='.join(fits)}"
+            )
+        fmt = read_format(fits[0])
+    expected = {"tokens": "none", "implicit": "none"}.get(fmt.head, fmt.head)
+    if kind != expected if fmt.head else kind == "none":
+        has = (
+            f"has the step head {layer}.weight ({kind})"
+            if kind != "none"
+            else "has no step head (score.weight)"
+        )
+        fits = " or format=".join(hf.FORMATS[layer])
+        raise InputError(
+            f"{folder}: {has}, but format={fmt.name} reads {fmt.head or 'one'}; expected format={fits}"
+        )
+    if (fmt.head == "implicit") != (reference is not None):
+        raise InputError(
+            f"reference: format={fmt.name} scores by the log-ratio of two models, so name the second: reference=FOLDER"
+            if fmt.head == "implicit"
+            else f"reference: format={fmt.name} uses one model alone, expected null"
+        )
+    tokenizer = hf.load_tokenizer(folder)
+    if fmt.head == "implicit":
+        cfg = hf.model_config(config, where, lm_head=True, dtype=dtype)
+        second = hf.locate(reference)
+        other = hf.model_config(
+            hf.read_config(second), str(second / "config.json"), lm_head=True, dtype=dtype
+        )
+        if other.vocab < len(tokenizer):
+            raise InputError(f"{second}: has {other.vocab} tokens, but {folder} writes in {len(tokenizer)}")
+        pair = [hf.load(f, c, dtype=None) for f, c in ((folder, cfg), (second, other))]
+        return Verifier(pair[0], tokenizer, fmt, "value", "prm", str(path), pair[1])
+    cfg = hf.model_config(config, where, head="binary" if fmt.head == "tokens" else kind, dtype=dtype)
+    model = hf.load(folder, cfg, dtype=None, verdicts=verdicts(fmt, tokenizer))
+    label_kind, objective = notes.get("label_kind", "correctness"), notes.get("objective", "prm")
+    return Verifier(model, tokenizer, fmt, label_kind, objective, str(path))
 
 
-@functools.partial(jax.jit, static_argnames="head")
-def step_scores(model: PRM, batch, head: str):
-    """P(good) at every mark slot of a packed batch, score_BT in [0, 1]."""
+@jax.jit
+def good_probability(model: PRM, batch):
+    """P(good) at every token of a packed batch, p_BL in [0, 1]; it is a score where the token is a mark."""
     x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-    return jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, batch["mark"]), head))
+    everywhere_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
+    return jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, everywhere_BL), model.cfg.head))
 
 
-def score_solutions(verifier: Verifier, rows, *, batch_rows: int, row_tokens: int) -> list[np.ndarray]:
+@jax.jit
+def log_ratio(policy: PRM, reference: PRM, batch):
+    """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024)."""
+    logp_BL = [
+        model.next_logprobs(model(batch["ids"], batch["pos"], batch["until"]), batch["ids"])
+        for model in (policy, reference)
+    ]
+    return logp_BL[0] - logp_BL[1]
+
+
+def read_scores(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
+    """Step scores of one solution, score_T, from the values at its tokens, in the range that the format states."""
+    if verifier.format.score == "log_ratio":  # summed over each step's tokens; value l is about token l + 1
+        sum_L = np.concatenate([[0.0], np.cumsum(value_L, dtype=np.float64)])
+        before_T = np.append(encoded.start - 1, encoded.mark_T[:-1])
+        return (verifier.format.beta * (sum_L[encoded.mark_T] - sum_L[before_T])).astype(np.float32)
+    p_T = value_L[encoded.mark_T]
+    return 2 * p_T - 1 if verifier.format.score == "difference" else p_T
+
+
+def score_stream(
+    verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int, total: int | None = None
+) -> Iterator[np.ndarray]:
     """Step scores of (problem, steps) rows, in their order: one float32 array a row, a score a step.
 
-    Rows that repeat are scored once. Rows are packed longest first. A score depends on its own solution alone, whatever shares the row or the batch. A
-    solution longer than `row_tokens` widens the rows of this call to the next multiple of it.
+    Reads CHUNK rows at a time, so memory does not grow with the stream. Within a chunk a row that repeats is scored once,
+    and a prefix that several solutions share (the problem, first steps) is computed once. A score depends on its own
+    solution alone, whatever shares the row or the batch. A solution longer than `row_tokens` widens the rows of its
+    chunk to the next power of two times it. `total` is for the progress bar.
     """
-    rows = [(problem, tuple(steps)) for problem, steps in rows]
-    distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
-    encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
-    unlabelled = [np.full(len(e.mark_T), np.nan, np.float32) for e in encoded]
-    examples = [
-        Example(e.ids_L, e.mark_T, nan_T, nan_T, e.start)
-        for e, nan_T in zip(encoded, unlabelled, strict=True)
-    ]
-    if not examples:
-        return []
-    row_tokens *= -(-max(len(e.ids_L) for e in examples) // row_tokens)
-    scores: list[np.ndarray] = unlabelled  # each is replaced below
-    bar = cli.progress("scoring", len(examples), "solution")
-    for batch, packs in eval_batches(examples, row_tokens, row_marks(examples, row_tokens), batch_rows):
-        device_batch = {k: jnp.asarray(batch[k]) for k in ("ids", "pos", "until", "mark")}
-        score_BT = np.asarray(step_scores(verifier.model, device_batch, verifier.model.cfg.head))
-        for row, pack in enumerate(packs):
-            ends = np.cumsum([len(examples[i].mark_T) for i in pack])
-            for i, part in zip(pack, np.split(score_BT[row], ends)[: len(pack)], strict=True):
-                scores[i] = part
-        bar.update(sum(map(len, packs)))
-    bar.close()
-    return [scores[distinct[row]] for row in rows]
+    rows = iter(rows)
+    with cli.progress("scoring", total, "solution") as bar:
+        while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
+            distinct = {row: i for i, row in enumerate(dict.fromkeys(chunk))}
+            encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
+            scores = score_encoded(verifier, encoded, batch_rows, row_tokens)
+            yield from (scores[distinct[row]] for row in chunk)
+            bar.update(len(chunk))
+
+
+def score_encoded(
+    verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int
+) -> list[np.ndarray]:
+    """`score_stream` of one chunk: packed rows, few shapes (widths and row counts are powers of two)."""
+    row_tokens = next(
+        n for k in itertools.count() if (n := row_tokens << k) >= max(len(e.ids_L) for e in encoded)
+    )
+    share = verifier.format.score != "log_ratio"  # in a tree the next token is not the next place
+    units = make_units(encoded, row_tokens, row_tokens, share)
+    packs = plan_units(units, longest_first(units), row_tokens, row_tokens)
+    scores: list[np.ndarray] = [None] * len(encoded)
+
+    def finish(pending):
+        value_BL, layouts = pending
+        for value_L, (pack, places) in zip(np.asarray(value_BL), layouts, strict=False):
+            for i, place_L in zip(pack, places, strict=True):
+                scores[i] = read_scores(verifier, value_L[place_L], encoded[i])
+
+    pending = None
+    for at in range(0, len(packs), batch_rows):
+        here = packs[at : at + batch_rows]
+        B = min(batch_rows, 1 << (len(here) - 1).bit_length())
+        batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
+        batch["until"] = np.full((B, row_tokens), row_tokens, np.int32)
+        layouts = []
+        for b, pack in enumerate(here):
+            *arrays, places = lay_out([encoded[i].ids_L for i in pack], share)
+            for name, x_n in zip(("ids", "pos", "until"), arrays, strict=True):
+                batch[name][b, : len(x_n)] = x_n
+            layouts.append((pack, places))
+        if verifier.format.score == "log_ratio":
+            value_BL = log_ratio(verifier.model, verifier.reference, batch)
+        else:
+            value_BL = good_probability(verifier.model, batch)
+        if pending:  # read one batch late, while the device computes the next
+            finish(pending)
+        pending = value_BL, layouts
+    finish(pending)
+    return scores
+
+
+def score_solutions(
+    verifier: Verifier, rows: Sequence, *, batch_rows: int, row_tokens: int
+) -> list[np.ndarray]:
+    """`score_stream` of a list of rows, as a list."""
+    return list(score_stream(verifier, rows, batch_rows=batch_rows, row_tokens=row_tokens, total=len(rows)))
 
 
 def write_scores(path: Path, ids: list[str], scores: list[np.ndarray]):
@@ -96,42 +203,3 @@ def write_scores(path: Path, ids: list[str], scores: list[np.ndarray]):
     with path.open("w") as file:
         for i, score_T in zip(ids, scores, strict=True):
             file.write(json.dumps({"id": i, "scores": [float(s) for s in score_T]}) + "\n")
-
-
-def read_scores(path, n_steps: dict[str, int], unit: str) -> list[np.ndarray]:
-    """Stored step scores of the solutions {id: number of steps}, in that order, as P(good): float64, one array a solution.
-
-    The file has one row {id, scores} a solution, in any order; unit=logit takes unbounded scores and gives their
-    sigmoid. Raises InputError naming file, line and id.
-    """
-    scores, line_of = {}, {}
-    for number, row in read_rows(path):
-        where = row_place(path, number)
-        try:
-            i = field(row, "id", str)
-            where += f": id {i!r}"
-            if i in line_of:
-                raise InputError(f"is the id of {row_place(path, line_of[i])} too")
-            if i not in n_steps:
-                raise InputError(
-                    f"no solution has it, expected one of {len(n_steps)} such as {next(iter(n_steps))!r}"
-                )
-            found = field(row, "scores", list)
-            if len(found) != n_steps[i]:
-                raise InputError(f"scores: found {len(found)}, expected {n_steps[i]}, one a step")
-            for t, score in enumerate(found):
-                if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                    raise wrong(f"scores[{t}]", score, "a finite number")
-                if unit == "probability" and not 0 <= score <= 1:
-                    hint = "a probability in [0, 1]; scores_unit=logit takes unbounded scores"
-                    raise wrong(f"scores[{t}]", score, hint)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        scores[i], line_of[i] = np.array(found, np.float64), number
-    if missing := [i for i in n_steps if i not in scores]:
-        more = f" and {len(missing) - 1} more ids" if len(missing) > 1 else ""
-        raise InputError(
-            f"{path}: no row has the id {missing[0]!r}{more}, expected one for each of {len(n_steps)} solutions"
-        )
-    in_order = (scores[i] for i in n_steps)
-    return [np.exp(-np.logaddexp(0, -score_T)) if unit == "logit" else score_T for score_T in in_order]

@@ -82,7 +82,7 @@ def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimize
 
 def trained(freeze_backbone: bool):
     """The NNX filter of the parameters that train."""
-    is_head = lambda path, _: path[0] in ("w_head", "b_head")
+    is_head = lambda path, _: path[0].endswith("_head")
     return nnx.All(nnx.Param, is_head) if freeze_backbone else nnx.Param
 
 

@@ -94,5 +94,5 @@ def test_wrong_marks_raise():
 def test_separator_without_tokens_raises(small):
     with pytest.raises(InputError, match="format.separator"):
         Format("plain", "")
-    with pytest.raises(InputError, match="format.name"):
-        Format("plian", "\n")
+    with pytest.raises(InputError, match="format.tokenized"):
+        Format("other", "\n", tokenized="sideways")

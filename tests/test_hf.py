@@ -1,18 +1,23 @@
 """Checkpoints in and out: float32 parity with transformers' PyTorch Qwen2, shards, heads, clear errors."""
 
+import copy
 import dataclasses
 import json
+import math
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TINY
+from conftest import ROOT, TINY
 from flax import nnx
 
 from prm_jax import InputError, hf
 from prm_jax.formats import train_tokenizer
-from prm_jax.model import PRM
+from prm_jax.model import PRM, good_logit
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +25,17 @@ def tokenizer():
     return train_tokenizer(["7 + 5 = 2"], 280)
 
 
-def torch_model(folder, head, **changes):
-    """A tiny random Qwen2 saved by transformers; every weight is random, biases and norms too."""
+def torch_model(head=0, family="qwen2", **changes):
+    """A tiny random model of transformers; every weight is random, biases and norms too."""
     torch = pytest.importorskip("torch")
-    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, Qwen2Config
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
 
-    config = Qwen2Config(
-        vocab_size=96, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, rope_theta=50_000.0, rms_norm_eps=1e-5, num_labels=head or 2, **changes,
-    )  # fmt: skip
+    shape = {
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rope_theta": 50_000.0, "rms_norm_eps": 1e-5,
+        "num_labels": head or 2, "tie_word_embeddings": False, "attn_implementation": "eager",
+    }  # fmt: skip
+    config = AutoConfig.for_model(family, **copy.deepcopy(shape | changes))  # which writes into them
     torch.manual_seed(0)
     model = (AutoModelForTokenClassification if head else AutoModelForCausalLM).from_config(config)
     with torch.no_grad():
@@ -42,33 +49,127 @@ def run(model, ids):
     return model(jnp.asarray(ids), jnp.tile(jnp.arange(L), (len(ids), 1)), jnp.full(ids.shape, L - 1))
 
 
-@pytest.mark.parametrize("tied, shard", [(True, "5GB"), (False, "5GB"), (False, "20KB")])
-def test_hidden_states_and_next_token_logits_equal_pytorch(tmp_path, rng, tied, shard):
+# Old length 64 puts the frequencies of 8 pairs on both sides of, and between, the two bounds of Llama 3.1's rule.
+LLAMA31 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+BACKBONES = {
+    "qwen2": {},
+    "qwen2 tied, one group": {"tie_word_embeddings": True, "num_key_value_heads": 1},
+    "qwen3": {"head_dim": 16},
+    "qwen3 tied, biases": {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 8},
+    "llama 3.1": {"rope_scaling": LLAMA31, "num_attention_heads": 2},
+    "llama biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 4},
+    "mistral window": {"sliding_window": 4, "head_dim": 16},
+    "mistral full": {"sliding_window": None, "tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_path, rng, name):
     import torch
 
-    theirs = torch_model(tmp_path, 0, tie_word_embeddings=tied)
-    theirs.save_pretrained(tmp_path, max_shard_size=shard)
-    assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "20KB")
+    theirs = torch_model(family=name.split()[0], **BACKBONES[name])
+    theirs.save_pretrained(tmp_path)
     cfg = hf.model_config(hf.read_config(tmp_path), lm_head=True)
     ours = hf.load(tmp_path, cfg)
-    ids = rng.integers(0, 96, (2, 11))
-    with torch.no_grad():
-        out = theirs(torch.tensor(ids), output_hidden_states=True)
-    x_BLD = run(ours, ids)
-    np.testing.assert_allclose(x_BLD, out.hidden_states[-1], rtol=1e-4, atol=1e-4)
-    logit_BLV = out.logits.numpy()
-    np.testing.assert_allclose(ours.vocab_logits(x_BLD), logit_BLV, atol=1e-4 * np.abs(logit_BLV).max())
+    lengths = (11, 6, 9)
+    rows = [rng.integers(1, 96, n) for n in lengths]
+
+    def theirs_padded(side):
+        ids, mask = np.zeros((3, 12), int), np.zeros((3, 12), int)
+        for b, row in enumerate(rows):
+            at = 12 - len(row) if side == "left" else 0
+            ids[b, at : at + len(row)], mask[b, at : at + len(row)] = row, 1
+        with torch.no_grad():
+            out = theirs(
+                torch.tensor(ids),
+                attention_mask=torch.tensor(mask),
+                position_ids=torch.tensor(np.maximum(mask.cumsum(1) - 1, 0)),
+                output_hidden_states=True,
+            )
+        return [x.numpy()[mask == 1] for x in (out.hidden_states[-1], out.logits)]
+
+    ids, pos, until = np.zeros((4, 32), int), np.zeros((4, 32), int), np.full((4, 32), 32)
+    places = [(0, 0), (1, 0), (2, 0), (3, 0), (3, 11), (3, 17)]  # alone in rows 0 to 2, packed in row 3
+    for (b, at), row in zip(places, rows * 2, strict=True):
+        here = np.s_[b, at : at + len(row)]
+        ids[here], pos[here], until[here] = row, np.arange(len(row)), at + len(row) - 1
+    x_BLD = ours(*map(jnp.asarray, (ids, pos, until)))
+    logit_BLV = ours.vocab_logits(x_BLD)
+    for side in ("left", "right"):
+        for found, expected in zip((x_BLD, logit_BLV), theirs_padded(side), strict=True):
+            scale = np.abs(expected).max()
+            for chosen in (places[:3], places[3:]):
+                mine = np.concatenate(
+                    [found[b, at : at + n] for (b, at), n in zip(chosen, lengths, strict=True)]
+                )
+                np.testing.assert_allclose(mine, expected, atol=1e-4 * scale, rtol=0)
 
 
-@pytest.mark.parametrize("head", ["scalar", "binary", "ternary"])
-def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, head, tokenizer):
+def test_both_layouts_of_the_rotary_settings_read_alike():
+    old = {
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "intermediate_size": 8, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    new = old | {"rope_parameters": LLAMA31 | {"rope_theta": 5e5}}
+    old |= {"rope_theta": 5e5, "rope_scaling": LLAMA31}
+    assert hf.model_config(old) == hf.model_config(new)
+    assert hf.model_config(old).rope_llama3 == (8.0, 1.0, 4.0, 64.0)
+    assert hf.model_config(old | {"rope_scaling": None}).rope_theta == 5e5
+    for changes, pattern in (
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type: got 'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'low_freq_factor' is missing"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: got"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: got"),
+        ({"rms_norm_eps": "small"}, "a field of the wrong type"),
+        ({"num_key_value_heads": 3}, "is no multiple of kv_heads 3"),
+    ):
+        with pytest.raises(InputError, match=pattern):
+            hf.model_config(old | changes)
+
+
+def test_window_hides_what_is_farther_back(rng):
+    """Token 9 of a window of 4 reads tokens 6 to 9 in one layer: earlier ones have exactly no influence."""
+    model = PRM(dataclasses.replace(TINY, layers=1, window=4), rngs=nnx.Rngs(0))
+    L = 12
+
+    def hidden(embed_LD):
+        copy = jax.tree.map(lambda x: x, model)
+        copy.embed = nnx.Param(embed_LD)
+        return copy(jnp.arange(L)[None], jnp.arange(L)[None], jnp.full((1, L), L - 1))[0, 9].sum()
+
+    grad_L = jnp.abs(jax.grad(hidden)(model.embed[...][:L])).sum(-1)
+    assert np.flatnonzero(grad_L).tolist() == [6, 7, 8, 9]
+
+
+def test_shards_read_as_one_file(tmp_path):
+    theirs = torch_model()
+    theirs.save_pretrained(tmp_path / "one")
+    theirs.save_pretrained(tmp_path / "many", max_shard_size="20KB")
+    assert (tmp_path / "many" / "model.safetensors.index.json").exists()
+    cfg = hf.model_config(hf.read_config(tmp_path / "one"), lm_head=True)
+    models = [hf.load(tmp_path / name, cfg) for name in ("one", "many")]
+    for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in models), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "head, family",
+    [("scalar", "qwen2"), ("ternary", "qwen2")]
+    + [("binary", f) for f in ("qwen2", "qwen3", "llama", "mistral")],
+)
+def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, head, family, tokenizer):
     import torch
     from transformers import AutoModelForTokenClassification
 
     size = {"scalar": 1, "binary": 2, "ternary": 3}[head]
-    theirs = torch_model(tmp_path, size)
+    changes = {"llama": {"rope_scaling": LLAMA31}, "mistral": {"sliding_window": 4}}.get(family, {})
+    theirs = torch_model(size, family, **changes)
     theirs.save_pretrained(tmp_path)
-    assert hf.detect_head(hf.open_tensors(tmp_path), "x") == head
+    assert hf.find_head(hf.open_tensors(tmp_path), "x") == (head, "score")
     ours = hf.load(tmp_path, hf.model_config(hf.read_config(tmp_path), head=head))
     ids, marks = rng.integers(0, 96, (2, 9)), np.array([[2, 8], [4, 5]])
     with torch.no_grad():
@@ -79,12 +180,55 @@ def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, 
 
     hf.save(tmp_path / "out", ours, tokenizer)
     again = AutoModelForTokenClassification.from_pretrained(tmp_path / "out").eval()
+    assert type(again) is type(theirs) and again.config.id2label == dict(enumerate(LABELS[head]))
     with torch.no_grad():
         np.testing.assert_allclose(again(torch.tensor(ids)).logits.numpy(), logit_BLC, atol=1e-4)
 
 
+LABELS = {"scalar": ["good"], "binary": ["bad", "good"], "ternary": ["bad", "neutral", "good"]}
+
+
+def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, tokenizer):
+    """Qwen's own class: Qwen2Model and score = Linear, ReLU, Linear, every tensor of the file in its place."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, Qwen2Model
+
+    ours = PRM(dataclasses.replace(TINY, head="mlp", tied=False), rngs=nnx.Rngs(0))
+    ours.w_mlp_head[...] = ours.w_mlp_head[...] * 20
+    hf.save(tmp_path, ours, tokenizer)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert config.architectures == ["Qwen2ForProcessRewardModel"]
+
+    class QwenPRM(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            D = config.hidden_size
+            self.model = Qwen2Model(config)
+            self.score = torch.nn.Sequential(torch.nn.Linear(D, D), torch.nn.ReLU(), torch.nn.Linear(D, 2))
+
+    theirs = QwenPRM().eval()
+    theirs.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    ids = rng.integers(0, 64, (2, 9))
+    with torch.no_grad():
+        expected = theirs.score(theirs.model(torch.tensor(ids)).last_hidden_state).softmax(-1)[..., 1]
+    logit_BTC = ours.step_logits(run(ours, ids), jnp.tile(jnp.arange(9), (2, 1)))
+    found = jax.nn.sigmoid(good_logit(logit_BTC, "mlp"))
+    assert np.ptp(found) > 0.02
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def test_round_trip_is_exact(tmp_path, tokenizer):
-    for cfg in (TINY, dataclasses.replace(TINY, tied=False, lm_head=True, head="none")):
+    no_bias = {"qkv_bias": False, "tied": False}
+    for changes in (
+        {},
+        {"tied": False, "lm_head": True, "head": "none"},
+        {"family": "qwen3", "qk_norm": True, "head": "mlp", **no_bias},
+        {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_llama3": (8.0, 1.0, 4.0, 64.0)},
+        {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
+        {"family": "mistral", "window": None, "head": "binary", **no_bias},
+    ):
+        cfg = dataclasses.replace(TINY, **changes)
         model = PRM(cfg, rngs=nnx.Rngs(0))
         hf.save(tmp_path, model, tokenizer)
         read = hf.model_config(hf.read_config(tmp_path), head=cfg.head, lm_head=cfg.lm_head)
@@ -124,7 +268,7 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     write(num_hidden_layers=1)
     refuses("tensors have no place")
     write(model_type="gpt2")
-    refuses("model_type: got 'gpt2', expected 'qwen2'")
+    refuses("model_type: got 'gpt2', expected qwen2, qwen3")
     (tmp_path / "config.json").write_text("{")
     refuses("config.json: line 1: not JSON")
     write()
@@ -132,5 +276,141 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     refuses("not a whole safetensors file")
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    refuses("pytorch_model.bin is a pickle and is not read")
+    refuses("pytorch_model.bin is a pickle, which can run code.*convert it")
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "adapter_config.json")
+    refuses("holds an adapter .LoRA.: merge it")
     refuses("no such folder", lambda: hf.locate("./nowhere"))
+    write(model_type="reward", auto_map={"AutoModel": "modeling.Reward"})
+    refuses("model_type: got 'reward', expected .* own Python code, auto_map, is never run")
+    write(model_type=["qwen2"], vocab_size="many")
+    refuses("model_type: got")
+    (tmp_path / "config.json").write_text("[]")
+    refuses("expected an object")
+    (tmp_path / "tokenizer.model").touch()
+    (tmp_path / "tokenizer.json").unlink()
+    refuses("tokenizer.model but no tokenizer.json", lambda: hf.load_tokenizer(tmp_path))
+
+
+def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
+    cfg = dataclasses.replace(TINY, head="none")
+    hf.save(tmp_path, PRM(cfg, rngs=nnx.Rngs(0)), tokenizer)
+    weights, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
+    whole = weights.read_bytes()
+    n = int.from_bytes(whole[:8], "little")
+    table = json.loads(whole[8 : 8 + n])
+
+    def refuses(pattern, **changes):
+        text = json.dumps(table | changes).encode()
+        weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + n :])
+        with pytest.raises(InputError, match=pattern) as caught:
+            hf.load(tmp_path, cfg)
+        assert "\n" not in str(caught.value)
+
+    norm = table["model.norm.weight"]
+    begin, end = norm["data_offsets"]
+    refuses("model.norm.weight takes 128 bytes", **{"model.norm.weight": norm | {"shape": [31]}})
+    refuses("has type I8, expected F64, F32", **{"model.norm.weight": norm | {"dtype": "I8"}})
+    refuses("not a whole", **{"model.norm.weight": norm | {"data_offsets": [begin + 10**6, end + 10**6]}})
+    refuses("not a whole", **{"model.norm.weight": {"dtype": "F32"}})
+    refuses("not a whole", **{"model.norm.weight": 5})
+    refuses(
+        "unknown .surprise.: known: score.weight|tensors have no place|no place in a qwen2 PRM: surprise",
+        surprise=norm,
+    )
+    for wrong in (b"", whole[:5], (10**9).to_bytes(8, "little") + whole[8:], whole[: 8 + n + 100]):
+        weights.write_bytes(wrong)
+        with pytest.raises(InputError, match="not a whole safetensors file"):
+            hf.load(tmp_path, cfg)
+    for content, pattern in (
+        ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
+        ('{"weight_map": {"a": "../other/model.safetensors"}}', "weight_map: expected names of files beside"),
+        ('{"weight_map": 3}', "expected JSON with a weight_map"),
+        ("{", "expected JSON with a weight_map"),
+    ):
+        index.write_text(content)
+        with pytest.raises(InputError, match=pattern):
+            hf.load(tmp_path, cfg)
+
+
+def test_a_stored_dtype_is_kept_and_means_the_same(tmp_path, rng, tokenizer):
+    """bfloat16 weights stay bfloat16 and compute in float32 exactly as their float32 copies do."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
+    low = {k: v.to(torch.bfloat16) for k, v in load_file(tmp_path / "model.safetensors").items()}
+    save_file(low, tmp_path / "model.safetensors")
+    kept, wide = (hf.load(tmp_path, TINY, dtype=dtype) for dtype in (None, np.float32))
+    assert {x.dtype for x in jax.tree.leaves(nnx.state(kept))} == {jnp.dtype("bfloat16")}
+    ids = rng.integers(0, 64, (1, 6))
+    np.testing.assert_array_equal(run(kept, ids), run(wide, ids))
+    np.testing.assert_array_equal(
+        wide.blocks.w_q[...][0], low["model.layers.0.self_attn.q_proj.weight"].float().T
+    )
+
+
+MEASURE = """
+import json, sys, time
+from pathlib import Path
+import jax
+import numpy as np
+from prm_jax import hf
+
+status = lambda key: next(
+    int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
+)
+folder = Path(sys.argv[1])
+jax.block_until_ready(jax.numpy.zeros(8) + 1)
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+before, start = status("VmRSS"), time.perf_counter()
+model = hf.load(folder, hf.model_config(hf.read_config(folder), head="binary"), dtype=None)
+seconds = time.perf_counter() - start
+dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(model)})
+size = sum(x.nbytes for x in jax.tree.leaves(model))
+print(json.dumps([size, (status("VmHWM") - before) * 1024, seconds, dtypes]))
+"""
+
+
+@pytest.mark.slow
+def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
+    """A bfloat16 checkpoint of Qwen2.5-0.5B's shape in 3 shards: its dtype kept, the peak below 1.3 times its size."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        pytest.skip("the peak of a process's memory can be measured on Linux only")
+    config = {
+        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "num_hidden_layers": 24,
+        "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    cfg = hf.model_config(config, head="binary")
+    shapes = nnx.state(jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))).to_pure_dict()
+    names = {"model." + name: shapes[key].shape for key, (name, _) in hf.TOP.items()}
+    for key, x in shapes["blocks"].items():
+        name, transposed = hf.LAYER[key]
+        shape = x.shape[:0:-1] if transposed else x.shape[1:]
+        names |= {"model." + name.format(i): shape for i in range(24)}
+    names |= {"score.weight": (2, 896), "score.bias": (2,)}
+    noise = torch.randn(1_000_003).to(torch.bfloat16)
+    shards = [f"model-{i}-of-3.safetensors" for i in (1, 2, 3)]
+    weight_map = {name: shards[i % 3] for i, name in enumerate(names)}
+    for shard in shards:
+        chosen = {name: names[name] for name in names if weight_map[name] == shard}
+        save_file(
+            {
+                name: noise.repeat(-(-math.prod(shape) // len(noise)))[: math.prod(shape)].reshape(shape)
+                for name, shape in chosen.items()
+            },
+            tmp_path / shard,
+        )
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    done = subprocess.run(  # noqa: PLW1510
+        [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    size, peak, seconds, dtypes = json.loads(done.stdout)
+    print(f"{size / 2**20:.0f} MiB, peak {peak / size:.3f} of it, {seconds:.1f} s")
+    assert size == sum(map(math.prod, names.values())) * 2 > 0.98e9 and dtypes == ["bfloat16"]
+    assert peak < 1.3 * size

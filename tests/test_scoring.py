@@ -8,10 +8,10 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax import InputError, hf
+from prm_jax import InputError, hf, scoring
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.model import PRM
-from prm_jax.scoring import Verifier, load_verifier, score_solutions, write_scores
+from prm_jax.scoring import Verifier, load_verifier, score_solutions, score_stream, write_scores
 
 PLAIN = Format("plain", "\n")
 
@@ -41,6 +41,20 @@ def test_scores_do_not_depend_on_batch_order_padding_or_neighbours(verifier, rng
         np.testing.assert_allclose(score_T, together[i], atol=1e-5)
     for mine, theirs in zip(alone, together, strict=False):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch):
+    """Candidates of one problem, some with common first steps, scored as a tree, in small chunks, and each alone."""
+    trunk = random_rows(rng, 3)
+    rows = [(p, (*steps[:k], *more)) for p, steps in trunk for k in (1, 2) for _, more in random_rows(rng, 4)]
+    rows += rows[:3]
+    together = score_solutions(verifier, rows, batch_rows=4, row_tokens=256)
+    monkeypatch.setattr(scoring, "CHUNK", 7)
+    stream = score_stream(verifier, iter(rows), batch_rows=4, row_tokens=256)
+    for row, mine, chunked in zip(rows, together, stream, strict=True):
+        (alone,) = score_solutions(verifier, [row], batch_rows=1, row_tokens=256)
+        np.testing.assert_allclose(mine, alone, atol=1e-5)
+        np.testing.assert_allclose(chunked, alone, atol=1e-5)
 
 
 def test_a_score_never_sees_what_follows(verifier, rng):

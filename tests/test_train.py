@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -14,7 +15,9 @@ from conftest import ROOT, call, run, start
 import evaluate
 import train
 from prm_jax import cli
+from prm_jax.formats import read_format
 from prm_jax.pools import read_pool
+from prm_jax.scoring import load_verifier, score_solutions
 from prm_jax.solutions import Solution, write_jsonl
 
 SMALL = [
@@ -53,6 +56,37 @@ def finished(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("work")
     out, _ = run("train.py", *SMALL, "hydra.run.dir=runs/train/whole", cwd=cwd)
     return cwd, out
+
+
+def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
+    cwd, _ = finished
+    command = [sys.executable, "-m", "prm_jax.hf", "checkpoint=runs/train/whole", "to=out/my-prm"]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "exported    step" in done.stdout, done.stderr
+    rows = [("Modulo 10: start with 7, add 5.", ("7 + 5 = 2", "2 + 2 = 5"))]
+    ours, theirs = (
+        load_verifier(cwd / name, "best", read_format("auto"), "float32")
+        for name in ("runs/train/whole", "out/my-prm")
+    )
+    assert ours.format == theirs.format and theirs.label_kind == "correctness"
+    for a, b in zip(
+        *(score_solutions(v, rows, batch_rows=1, row_tokens=128) for v in (ours, theirs)), strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    card = (cwd / "out/my-prm/README.md").read_text()
+    summary = json.loads((cwd / "runs/train/whole/summary.json").read_text())
+    for text in (
+        "name: arithmetic", "separator:", f"| eval_loss | {summary['eval_loss']:.6g} |", summary["versions"]["commit"],
+        "# my-prm", "step head scalar", "AutoModelForTokenClassification",
+    ):  # fmt: skip
+        assert text in card, text
 
 
 def test_run_folder_and_its_evaluation(finished):

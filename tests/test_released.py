@@ -1,0 +1,557 @@
+"""Released PRMs, the whole path: text -> ids -> score, against references written from the authors' own code.
+
+Each reference below says what it follows. The weights are random and tiny; the tokenizers are the real ones where the data
+folder has them. The literal ids were worked out from the authors' rules, piece by piece, and not by running prm_jax.
+"""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+from conftest import real_data
+
+from prm_jax import InputError, hf
+from prm_jax.formats import encode, read_format, verdicts
+from prm_jax.scoring import load_verifier, score_solutions
+
+torch = pytest.importorskip("torch")
+
+SHAPE = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "tie_word_embeddings": False, "attn_implementation": "eager",
+}  # fmt: skip
+FORTY = tuple(f"Take {n} and add {n * n}: {n + n * n}." for n in range(40))
+CONVERSATIONS = [
+    ("What is 1 + 1?", ("It is 2.",)),
+    ("Janet has 3 boxes of 4 pens.\nHow many pens?", ("3 * 4 = 12.", "The answer is: \\boxed{12}")),
+    ("Count.", FORTY),
+    ("naïve 数学 → ∑?", ("two\nlines\n\nhere", "$x^2$ ∑ 数", "end")),
+]
+WITH_EMPTY = ("Go on.", ("", "then", "", ""))
+
+
+# ---------------------------------------------------------------- tokenizers
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """Qwen2.5's tokenizer, with id 151651 under the name that the Qwen PRMs give it."""
+    source, folder = real_data("tokenizers/qwen2.5"), tmp_path_factory.mktemp("qwen")
+    for path in source.glob("*.*"):
+        if path.suffix in (".json", ".txt") and path.name != "SOURCE.txt":
+            folder.joinpath(path.name).write_text(path.read_text().replace("<|quad_end|>", "<extra_0>"))
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    return hf.load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory):
+    """Mistral's SentencePiece model as the tokenizer.json that transformers 4 made of it and that the checkpoints hold."""
+    spm = pytest.importorskip("sentencepiece")
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    pieces = spm.SentencePieceProcessor(model_file=str(real_data("tokenizers/mistral/tokenizer.model.v1")))
+    vocab = {pieces.id_to_piece(i): i for i in range(len(pieces))}
+    merges = []
+    for piece, i in vocab.items():
+        pairs = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
+        pairs = [p for p in pairs if p[0] in vocab and p[1] in vocab]
+        merges += [(-pieces.get_score(i), p) for p in sorted(pairs, key=lambda p: (vocab[p[0]], vocab[p[1]]))]
+    merges = [pair for _, pair in sorted(merges, key=lambda m: m[0])]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    special = [AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
+    tokenizer.add_special_tokens(special)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    folder = tmp_path_factory.mktemp("mistral")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "LlamaTokenizer",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": True}))
+    (folder / "config.json").write_text('{"model_type": "mistral"}')
+    loaded = hf.load_tokenizer(folder)
+    assert loaded.encode("+ -") == [1, 648, 387] and loaded.encode("ки") == [1, 12902]  # the card's own check
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def reasoneval_tokenizer(mistral):
+    mistral.pad_token = "<s>"  # which the authors' indices for the 7B model imply
+    yield mistral
+    mistral.pad_token = None
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """Bytes in Llama 3's order, two line breaks as 271, and Llama 3.1's special tokens at their ids."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import PreTrainedTokenizerFast
+
+    characters = sorted(
+        ByteLevel.alphabet(), key=ord
+    )  # ! is 0, + is 10, - is 12; blanks and the like come last
+    vocab = {c: i for i, c in enumerate(characters)} | {"ĊĊ": 271}
+    vocab |= {f"unused {i}": i for i in range(256, 128_000) if i != 271}
+    tokenizer = Tokenizer(models.BPE(vocab, [("Ċ", "Ċ")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    names = {128000: "begin_of_text", 128006: "start_header_id", 128007: "end_header_id", 128009: "eot_id"}
+    tokens = [f"<|{names.get(i, f'reserved_{i}')}|>" for i in range(128_000, 128_010)]
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in tokens])
+    folder = tmp_path_factory.mktemp("llama")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=tokens[0], eos_token=tokens[9])
+    fast.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return hf.load_tokenizer(folder)
+
+
+# ---------------------------------------------------------------- references, in PyTorch
+
+
+def plain_ids(tok, text):
+    return tok(text, add_special_tokens=False)["input_ids"]
+
+
+def trl(tok, problem, steps, separator="\n"):
+    """trl.experimental.prm PRMTrainer.tokenize_row: prompt, completions + separator ids, label on the last separator id."""
+    sep, ids, marks = plain_ids(tok, separator), plain_ids(tok, problem), []
+    for step in steps:
+        ids = ids + plain_ids(tok, step) + sep
+        marks.append(len(ids) - 1)
+    return ([tok.bos_token_id] if tok.bos_token_id is not None else []) + ids, marks
+
+
+def skywork(tok, problem, steps):
+    """SkyworkAI/skywork-o1-prm-inference model_utils/io_utils.py prepare_input; this tokenizer has no bos token to put first.
+
+    Of its flags, one a line, those of the last line of each step.
+    """
+    ids, flags = tok.encode(problem + "\n"), []
+    newline = tok.encode("\n")[-1]
+    for step in steps:
+        for line in step.split("\n"):
+            ids = ids + (tok.encode(line) if line != "" else []) + [newline]
+        flags.append(len(ids) - 1)
+    return ids, flags
+
+
+def qwen_prm(tok, problem, steps):
+    """Model card: chat template with the system prompt, steps joined and ended by <extra_0>, all ids of it."""
+    system = "Please reason step by step, and put your final answer within \\boxed{}."
+    messages = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": problem},
+        {"role": "assistant", "content": "<extra_0>".join(steps) + "<extra_0>"},
+    ]
+    ids = tok.encode(tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
+    return ids, [i for i, token in enumerate(ids) if token == tok.encode("<extra_0>")[0]]
+
+
+def math_shepherd(tok, problem, steps):
+    """Model card: f"{question} {output}", every step ended by " ки"; marks where the id is 12902."""
+    ids = tok.encode(
+        f"{problem} " + "\n".join(f"Step {n}: {s}".strip() + " ки" for n, s in enumerate(steps, 1))
+    )
+    return ids, [i for i, token in enumerate(ids) if token == 12902]
+
+
+def openr_psa(tok, problem, steps):
+    """openr reason/inference/rm_call.py replace_step_tag and prm/infer_fns.py: marks where the id is 76325."""
+    tag = "\n\n\n\n\n"
+    ids = tok.encode(f"{problem} " + f" {tag}".join(step.strip() for step in steps) + f" {tag}")
+    return ids, [i for i, token in enumerate(ids) if token == tok.encode(f" {tag}")[-1]]
+
+
+def llama31(messages):
+    """Llama 3.1's chat template without a system message: its dated system block, contents trimmed."""
+    text = "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n"
+    text += "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n<|eot_id|>"
+    for role, content in messages:
+        text += f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+    return text
+
+
+def rlhflow(tok, problem, steps):
+    """math-rm/prm_evaluate.py: a dialogue for each step, read at its third last token; (the last one's ids, those marks)."""
+    messages, marks = [], []
+    for t, step in enumerate(steps):
+        messages += [("user", f"{problem} {step.strip()}" if t == 0 else step.strip()), ("assistant", "+")]
+        ids = plain_ids(tok, llama31(messages))
+        marks.append(len(ids) - 3)
+    return ids, marks
+
+
+def reasoneval(tok, problem, steps):
+    """ReasonEval codes/examples.py, the 7B branch, index arithmetic as it stands there."""
+    sep = tok.pad_token
+    text = f"Question:\n{problem}\nAnswer:\nLet's think step by step.\n" + sep
+    raw = tok(text + "".join(step + sep for step in steps))["input_ids"]
+    labelled, ids, seen = [], [], 0
+    for i, token in enumerate(raw):
+        if token == tok(sep)["input_ids"][-1]:
+            labelled.append(i - 1 - seen)
+            seen += 1
+        else:
+            ids.append(token)
+    return [1] + ids, labelled[2:]
+
+
+def eurus_implicit(tok, problem, steps):
+    """ImplicitPRM eval/processbench.py build_item_tensors, ends of steps as indices of the shifted log-probabilities."""
+    system = "Please reason step by step, and put your final answer within \\boxed{}."
+    answers = [f"Step {n}: {step}" for n, step in enumerate(steps, 1)]
+
+    def conversation(n):
+        answer = "\n\n".join(answers[:n])
+        messages = [("system", system), ("user", problem), ("assistant", answer)]
+        return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+
+    ends = []
+    for n in range(len(answers) + 1):
+        text = conversation(n).strip() + ("\n\n" if 0 < n < len(answers) else "")
+        ends.append(len(plain_ids(tok, text)) - 2)
+    return plain_ids(tok, conversation(len(answers))), ends
+
+
+def ternary_score(logit_TC):
+    return logit_TC.softmax(-1)[:, 1:].sum(-1)
+
+
+def second_class(logit_TC):
+    return logit_TC.softmax(-1)[:, 1]
+
+
+def difference(logit_TC):
+    return logit_TC.softmax(-1)[:, 1] - logit_TC.softmax(-1)[:, 0]
+
+
+# format -> (tokenizer fixture, model_type, tensors of the head as {name: shape}, ids and marks, logits at marks -> score)
+D = SHAPE["hidden_size"]
+LINEAR2 = {"score.weight": (2, D), "score.bias": (2,)}
+MLP = {"score.0.weight": (D, D), "score.0.bias": (D,), "score.2.weight": (2, D), "score.2.bias": (2,)}
+SYSTEMS = {
+    "trl": ("qwen", "qwen2", LINEAR2, trl, second_class),
+    "pure": ("qwen", "qwen2", LINEAR2, trl, difference),
+    "qwen_prm": ("qwen", "qwen2", MLP, qwen_prm, second_class),
+    "skywork": ("qwen", "qwen2", {"v_head.summary.weight": (1, D), "v_head.summary.bias": (1,)}, skywork,
+                lambda logit_TC: logit_TC.sigmoid()[:, 0]),
+    "reasoneval": ("reasoneval_tokenizer", "mistral", {"score_head.weight": (3, D), "score_head.bias": (3,)}, reasoneval,
+                   ternary_score),
+    "math_shepherd": ("mistral", "mistral", {}, math_shepherd, lambda v: v[:, [648, 387]].softmax(-1)[:, 0]),
+    "rlhflow": ("llama", "llama", {}, rlhflow, lambda v: v[:, [10, 12]].softmax(-1)[:, 0]),
+    "openr_psa": ("qwen", "qwen2", {}, openr_psa, lambda v: v[:, [488, 481]].softmax(-1)[:, 0]),
+}  # fmt: skip
+NO_EMPTY = ("openr_psa", "reasoneval")  # whose authors drop blank steps, or have no token to read them at
+
+
+# ---------------------------------------------------------------- literal ids
+
+ONE, TWO, ODD = ("1+1?", ("2.",)), ("1+1?", ("One.", "Two.")), ("A\nB", ("x\ny", "", "z "))
+ODD_W = ("A\nB", ("x\ny", "w", "z "))
+# <|im_start|>system \n Please reason step by step , and put your final answer within \ boxed {}. <|im_end|> \n <|im_start|>user \n
+SYSTEM = [151644, 8948, 198, 5501, 2874, 3019, 553, 3019, 11, 323, 2182, 697, 1590, 4226, 2878, 1124, 79075, 46391,
+          151645, 198, 151644, 872, 198]  # fmt: skip
+REPLY, STOP = (
+    [151645, 198, 151644, 77091, 198],
+    [151645, 198],
+)  # <|im_end|> \n <|im_start|>assistant \n and <|im_end|> \n
+# <s> ▁Question : \n ... \n An swer : \n Let ' s ▁think ▁step ▁by ▁step . \n
+QUESTION = [1, 22478, 28747, 13]
+ANSWER = [13, 2820, 16981, 28747, 13, 8779, 28742, 28713, 1073, 3707, 486, 3707, 28723, 13]
+
+
+def in_bytes(text):
+    """Ids of Llama 3's byte tokens: ! to ~ are 0 to 93, a blank is 220, a line break 198."""
+    return [{" ": 220, "\n": 198}.get(c, ord(c) - 33) for c in text]
+
+
+# header = <|start_header_id|> role <|end_header_id|> \n\n
+USER, ASSISTANT = ([128006, *in_bytes(role), 128007, 271] for role in ("user", "assistant"))
+DATED = [
+    128000, 128006, *in_bytes("system"), 128007, 271,
+    *in_bytes("Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024"), 271, 128009,
+]  # fmt: skip
+PLUS = [128009, *ASSISTANT, 10, 128009]
+LITERALS = {
+    # 1 + 1 ?, then 2 . \n: the separator's id comes after the full stop and is not fused with it (that would be 624)
+    "trl": [
+        (ONE, [16, 10, 16, 30, 17, 13, 198], [6]),
+        (TWO, [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198], [6, 9]),
+        (ODD, [32, 198, 33, 87, 198, 88, 198, 198, 89, 220, 198], [6, 7, 10]),
+    ],
+    # the problem's line break is tokenised with it: ?\n is 5267
+    "skywork": [
+        (ONE, [16, 10, 16, 5267, 17, 13, 198], [6]),
+        (TWO, [16, 10, 16, 5267, 3966, 13, 198, 11613, 13, 198], [6, 9]),
+        (ODD, [32, 198, 33, 198, 87, 198, 88, 198, 198, 89, 220, 198], [7, 8, 11]),
+    ],
+    "qwen_prm": [
+        (ONE, [*SYSTEM, 16, 10, 16, 30, *REPLY, 17, 13, 151651, *STOP], [34]),
+        (TWO, [*SYSTEM, 16, 10, 16, 30, *REPLY, 3966, 13, 151651, 11613, 13, 151651, *STOP], [34, 37]),
+        (ODD, [*SYSTEM, 32, 198, 33, *REPLY, 87, 198, 88, 151651, 151651, 89, 220, 151651, *STOP], [34, 35, 38]),
+    ],
+    # a blank belongs to the word after it: ▁One is 3776
+    "openr_psa": [
+        (ONE, [16, 10, 16, 30, 220, 17, 13, 76325], [7]),
+        (TWO, [16, 10, 16, 30, 3776, 13, 76325, 11613, 13, 76325], [6, 9]),
+        (ODD_W, [32, 198, 33, 856, 198, 88, 76325, 86, 76325, 89, 76325], [6, 8, 10]),
+    ],
+    # Step ▁ 1 : ...; .\n\n fuses to 382. A step that is not the last ends two tokens after its line breaks where they
+    # fused, one where they did not: <|im_end|> and \n\n stand at its end when it is counted. The last ends at <|im_end|>.
+    "eurus_implicit": [
+        (ONE, [*SYSTEM, 16, 10, 16, 30, *REPLY, 8304, 220, 16, 25, 220, 17, 13, *STOP], [39]),
+        (TWO, [*SYSTEM, 16, 10, 16, 30, *REPLY, 8304, 220, 16, 25, 3776, 382, 8304, 220, 17, 25, 9043, 13, *STOP],
+         [39, 44]),
+        (("A\nB", ("x\ny", "z")), [*SYSTEM, 32, 198, 33, *REPLY, 8304, 220, 16, 25, 856, 198, 88, 271, 8304, 220, 17, 25,
+                                   1147, *STOP], [39, 44]),
+    ],
+    # ▁ 1 + 1 ? ▁Step ▁ 1 : ... ▁ки \n Step ▁ 2 : ...
+    "math_shepherd": [
+        (ONE, [1, 28705, 28740, 28806, 28740, 28804, 7268, 28705, 28740, 28747, 28705, 28750, 28723, 12902], [13]),
+        (TWO, [1, 28705, 28740, 28806, 28740, 28804, 7268, 28705, 28740, 28747, 2387, 28723, 12902, 13,
+               9977, 28705, 28750, 28747, 6005, 28723, 12902], [12, 20]),
+        (ODD, [1, 330, 13, 28760, 7268, 28705, 28740, 28747, 1318, 13, 28724, 12902, 13,
+               9977, 28705, 28750, 28747, 12902, 13, 9977, 28705, 28770, 28747, 686, 12902], [11, 17, 24]),
+    ],
+    # read one token before the step's last, as the authors' indices for the 7B model do
+    "reasoneval": [
+        (ONE, [*QUESTION, 28740, 28806, 28740, 28804, *ANSWER, 28705, 28750, 28723], [23]),
+        (TWO, [*QUESTION, 28740, 28806, 28740, 28804, *ANSWER, 2387, 28723, 6005, 28723], [22, 24]),
+        (ODD_W, [*QUESTION, 28741, 13, 28760, *ANSWER, 1318, 13, 28724, 275, 686, 28705], [22, 23, 25]),
+    ],
+    # read at the 271 that closes the assistant's header, two before the end of its turn
+    "rlhflow": [
+        (ONE, [*DATED, *USER, *in_bytes("1+1? 2."), *PLUS], [99]),
+        (TWO, [*DATED, *USER, *in_bytes("1+1? One."), *PLUS, *USER, *in_bytes("Two."), *PLUS], [101, 127]),
+        (ODD, [*DATED, *USER, *in_bytes("A\nB x\ny"), *PLUS, *USER, *PLUS, *USER, *in_bytes("z"), *PLUS],
+         [99, 121, 144]),
+    ],
+}  # fmt: skip
+TOKENIZERS = {name: system[0] for name, system in SYSTEMS.items()} | {"eurus_implicit": "qwen"}
+
+
+@pytest.mark.parametrize("name", LITERALS)
+def test_literal_ids(request, name):
+    tokenizer = request.getfixturevalue(TOKENIZERS[name])
+    rows, ids, marks = zip(*LITERALS[name], strict=True)
+    for e, ids_L, mark_T in zip(encode(read_format(name), tokenizer, rows), ids, marks, strict=True):
+        assert e.ids_L.tolist() == ids_L
+        assert e.mark_T.tolist() == mark_T
+
+
+def test_pure_reads_as_trl(qwen):
+    rows = [row for row, _, _ in LITERALS["trl"]]
+    for a, b in zip(*(encode(read_format(name), qwen, rows) for name in ("pure", "trl")), strict=True):
+        assert a.ids_L.tolist() == b.ids_L.tolist() and a.mark_T.tolist() == b.mark_T.tolist()
+
+
+def make_checkpoint(folder, family, tokenizer, head, seed=0):
+    """A random checkpoint as released ones are laid out; returns a function from ids to the head's logits, logit_LC."""
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, **SHAPE, vocab_size=-(-len(tokenizer) // 64) * 64)
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    tensors = {name: torch.randn(shape) for name, shape in head.items()}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.normal_(1.0 if "norm" in name else 0.0, 0.3 if "embed" in name or "norm" in name else 0.8)
+    state = model.state_dict()
+    if head and "v_head.summary.weight" not in head:  # only Skywork keeps the unused lm_head
+        state.pop("lm_head.weight")
+    folder.mkdir(exist_ok=True)
+    save_file({k: v.contiguous() for k, v in (state | tensors).items()}, folder / "model.safetensors")
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+
+    @torch.no_grad()
+    def logits(ids):
+        out = model(torch.tensor([ids]), output_hidden_states=True)
+        x_LD = out.hidden_states[-1][0]
+        if not head:
+            return out.logits[0]
+        if "score.0.weight" in head:
+            x_LD = torch.relu(x_LD @ tensors["score.0.weight"].T + tensors["score.0.bias"])
+        last = next(name for name in list(head)[::-1] if name.endswith("weight"))
+        return x_LD @ tensors[last].T + tensors[last.replace("weight", "bias")]
+
+    return logits
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
+    fixture, family, head, reference, score = SYSTEMS[name]
+    tokenizer = request.getfixturevalue(fixture)
+    logits = make_checkpoint(tmp_path, family, tokenizer, head)
+    verifier = load_verifier(tmp_path, "best", read_format(name), "float32")
+    rows = CONVERSATIONS + ([] if name in NO_EMPTY else [WITH_EMPTY])
+    encoded = encode(verifier.format, verifier.tokenizer, rows)
+    found = score_solutions(verifier, rows, batch_rows=2, row_tokens=2048 if name == "rlhflow" else 1024)
+    low, high = verifier.range
+    for row, e, score_T in zip(rows, encoded, found, strict=True):
+        ids, marks = reference(tokenizer, *row)
+        assert e.ids_L.tolist() == ids
+        assert e.mark_T.tolist() == marks and len(marks) == len(row[1])
+        np.testing.assert_allclose(score_T, score(logits(ids)[marks]), atol=1e-4)
+        assert (low <= score_T).all() and (score_T <= high).all()
+    assert np.ptp(np.concatenate(found)) > 0.2
+
+
+def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
+    """The authors run a dialogue a step and read logits[-3]; no token sees a later one, so one pass is the same."""
+    logits = make_checkpoint(tmp_path, "llama", llama, {})
+    verifier = load_verifier(tmp_path, "best", read_format("rlhflow"), "float32")
+    problem, steps = CONVERSATIONS[1][0], (*CONVERSATIONS[1][1], "So 12.")
+    (found,) = score_solutions(verifier, [(problem, steps)], batch_rows=2, row_tokens=2048)
+    for t in range(3):
+        ids, _ = rlhflow(llama, problem, steps[: t + 1])
+        assert ids[-4:] == [128007, 271, 10, 128009]
+        np.testing.assert_allclose(found[t], logits(ids)[-3, [10, 12]].softmax(-1)[0], atol=1e-4)
+
+
+def test_implicit_scores_equal_the_authors(tmp_path, qwen):
+    """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first response token on."""
+    models = [
+        make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))
+    ]
+    fmt = read_format("eurus_implicit")
+    verifier = load_verifier(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref"))
+    rows = [*CONVERSATIONS, WITH_EMPTY]
+    found = score_solutions(verifier, rows, batch_rows=2, row_tokens=1024)
+    for row, e, score_T in zip(rows, encode(fmt, qwen, rows), found, strict=True):
+        ids, ends = eurus_implicit(qwen, *row)
+        assert e.ids_L.tolist() == ids and e.mark_T.tolist() == [end + 1 for end in ends[1:]]
+        assert e.start == ends[0] + 1
+        logp = [m(ids)[:-1].log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0] for m in models]
+        ratio = fmt.beta * (logp[0] - logp[1])
+        ratio[: ends[0]] = 0
+        running = ratio.cumsum(0)[ends[1:]].numpy()
+        scale = np.abs(running).max()
+        assert scale > 0.001
+        np.testing.assert_allclose(np.cumsum(score_T), running, atol=1e-4 * scale)
+    assert verifier.range == (-math.inf, math.inf)
+    with pytest.raises(InputError, match="reference: format=eurus_implicit .* reference=FOLDER"):
+        load_verifier(tmp_path / "policy", "best", fmt, "float32")
+    with pytest.raises(InputError, match="reference: format=openr_psa uses one model"):
+        load_verifier(tmp_path / "policy", "best", read_format("openr_psa"), "float32", "x")
+
+
+def test_exact_zeros_are_scores(tmp_path, qwen):
+    """The Qwen card's function keeps the non-zero entries alone, which loses a step of probability 0 and shifts the rest."""
+    from safetensors.torch import load_file, save_file
+
+    make_checkpoint(tmp_path, "qwen2", qwen, MLP)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["score.2.bias"] = torch.tensor([900.0, -900.0])
+    save_file(tensors, path)
+    verifier = load_verifier(tmp_path, "best", read_format("auto"), "float32")
+    found = score_solutions(verifier, CONVERSATIONS, batch_rows=2, row_tokens=1024)
+    assert [len(s) for s in found] == [1, 2, 40, 3] and all((s == 0).all() for s in found)
+
+
+@pytest.mark.parametrize("name", ["trl", "skywork"])
+def test_the_mark_inside_a_step_makes_no_mark_where_steps_are_tokenised_apart(qwen, name):
+    rows = [("Q\nA", ("one\ntwo\n", "\n", "three"))]
+    (e,) = encode(read_format(name), qwen, rows)
+    ids, marks = SYSTEMS[name][3](qwen, *rows[0])
+    assert e.ids_L.tolist() == ids and e.mark_T.tolist() == marks and len(marks) == 3
+
+
+@pytest.mark.parametrize(
+    "name, fixture, text",
+    [
+        ("qwen_prm", "qwen", "so <extra_0> it is"),
+        ("math_shepherd", "mistral", "мои ки тут"),
+        ("openr_psa", "qwen", "a \n\n\n\n\nb"),
+        ("reasoneval", "reasoneval_tokenizer", "a<s>b"),
+    ],
+)
+def test_the_mark_inside_a_text_is_refused_where_all_is_tokenised_together(request, name, fixture, text):
+    tokenizer, fmt = request.getfixturevalue(fixture), read_format(name)
+    with pytest.raises(InputError, match=f"step 2 contains .* format={name} reads as a mark"):
+        encode(fmt, tokenizer, [("Q", ("one", text))])
+    with pytest.raises(InputError, match="the problem contains"):
+        encode(fmt, tokenizer, [(text, ("one",))])
+
+
+def test_a_fused_mark_is_refused(mistral):
+    import dataclasses
+
+    glued = dataclasses.replace(read_format("math_shepherd"), separator="ки", strip=False)
+    with pytest.raises(InputError, match="step 1: its mark 'ки' is no token of its own"):
+        encode(glued, mistral, [("Q?", ("Рук", "2"))])
+
+
+def test_a_tokenizer_without_the_mark_is_refused():
+    """Stock Qwen2.5 splits <extra_0> into pieces: the scores would be read at its last bracket."""
+    stock = hf.load_tokenizer(real_data("tokenizers/qwen2.5"))
+    assert len(stock.encode("<extra_0>")) == 5
+    with pytest.raises(InputError, match="step 1: its mark '<extra_0>' is no token of its own"):
+        encode(read_format("qwen_prm"), stock, CONVERSATIONS[:1])
+
+
+def test_steps_with_a_number_keep_it(mistral):
+    fmt = read_format("math_shepherd")
+    (bare, numbered) = encode(fmt, mistral, [("Q", ("a", "b")), ("Q", ("Step 1: a", " step 2: b "))])
+    assert mistral.decode(bare.ids_L) == "<s> Q Step 1: a ки\nStep 2: b ки"
+    assert mistral.decode(numbered.ids_L) == "<s> Q Step 1: a ки\nstep 2: b ки"
+
+
+def test_empty_steps_that_the_authors_do_not_score(qwen, reasoneval_tokenizer):
+    (e,) = encode(read_format("openr_psa"), qwen, [WITH_EMPTY])
+    assert (e.ids_L[e.mark_T] == 76325).all() and len(e.mark_T) == 4
+    with pytest.raises(InputError, match="4 step marks .* for 4 steps"):
+        encode(read_format("reasoneval"), reasoneval_tokenizer, [WITH_EMPTY])
+
+
+def test_verdict_tokens(qwen, mistral, llama):
+    assert verdicts(read_format("math_shepherd"), mistral) == (387, 648)
+    assert verdicts(read_format("openr_psa"), qwen) == (481, 488)
+    assert verdicts(read_format("rlhflow"), llama) == (12, 10)
+    assert verdicts(read_format("trl"), qwen) is None
+
+
+def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, qwen):
+    auto = read_format("auto")
+
+    def load(head, fmt=auto, folder=tmp_path / "x"):
+        shutil.rmtree(folder, ignore_errors=True)
+        make_checkpoint(folder, "qwen2", qwen, head)
+        return load_verifier(folder, "best", fmt, "float32").format.name
+
+    assert load(MLP) == "qwen_prm"
+    assert load(SYSTEMS["skywork"][2]) == "skywork"
+    assert load({"score_head.weight": (3, D)}) == "reasoneval"
+    for head, pattern in (
+        (LINEAR2, r"score.weight \(binary\); say .* format=trl or format=pure or format=plain"),
+        ({}, "no step head; say .* format=math_shepherd or format=rlhflow or format=openr_psa"),
+        (MLP | LINEAR2, "several step heads, score and score.2"),
+        ({"score.0.weight": (D, D)}, "incomplete or unknown .score.0.weight.; known: score.weight"),
+        ({"value_head.weight": (1, D)}, "incomplete or unknown .value_head.weight."),
+        ({"score.weight": (7, D)}, "has 7 outputs"),
+        ({k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}, "has 1 outputs.*outcome model"),
+        ({k: v for k, v in MLP.items() if k != "score.2.bias"} | {"score.2.biases": (2,)}, "score.2.biases"),
+    ):
+        with pytest.raises(InputError, match=pattern) as caught:
+            load(head)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="format=trl reads binary; expected format=qwen_prm"):
+        load(MLP, read_format("trl"))
+    with pytest.raises(
+        InputError, match="no step head.*format=plain reads one; expected format=math_shepherd"
+    ):
+        load({}, read_format("plain"))
+    with pytest.raises(InputError, match="format=openr_psa reads tokens; expected format=trl"):
+        load(LINEAR2, read_format("openr_psa"))
