@@ -37,7 +37,7 @@ from prm_jax.data import ArithmeticData, data_config, load_splits
 from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
-from prm_jax.scoring import Verifier, as_probability, load_verifier, read_scores, score_into, stored_scores
+from prm_jax.scoring import Verifier, load_verifier, score_into, stored_scores
 from prm_jax.solutions import Solution
 
 BENCHMARKS = ("processbench", "prmbench")
@@ -519,15 +519,16 @@ def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
     cli.print_counts(counts)
     if cfg.scores_file:
         n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
-        scores = read_scores(cfg.scores_file, n_steps, cfg.scores_unit)
+        scores = benchmarks.stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)
         about = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
     else:
         if len(cfg.checkpoint) > 1:
             raise InputError(f"checkpoint: task={cfg.task} takes one verifier, got {len(cfg.checkpoint)}")
         verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
         texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
-        scores = score_rows(cfg, verifier, texts, len(rows), folder / "scores.jsonl")
-        scores = [as_probability(score_T, verifier.format.score) for score_T in scores]
+        unit = "logit" if verifier.format.score == "log_ratio" else verifier.format.score
+        found = score_rows(cfg, verifier, texts, len(rows), folder / "scores.jsonl")
+        scores = [benchmarks.PROBABILITY_OF[unit](score_T.astype(np.float64)) for score_T in found]
         about = describe(verifier)
     if cfg.task == "processbench":
         results = benchmarks.processbench(rows, scores, cfg.threshold, cfg.threshold_split, cfg.seed)

@@ -1,11 +1,13 @@
 """ProcessBench and PRMBench: their rows and a verifier's step scores in, the benchmarks' own numbers out.
 
-A score is P(step good) in [0, 1]; a step scored below the threshold is predicted bad, one at it good. (PRMBench's own
-adapters call a step at the threshold bad.) Shares and F1 lie in [0, 1]; the published tables give them in per cent.
+A score is P(step good) in [0, 1], other units are brought there first; a step scored below the threshold is predicted bad,
+one at it good. (PRMBench's own adapters call a step at the threshold bad.) Shares and F1 lie in [0, 1]; the published tables
+give them in per cent.
 """
 
 import collections
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.metrics import bootstrap_interval, f1, first_error_f1, predict_first_error, prm_score
-from prm_jax.rows import field, load_hub, optional, read_rows, row_place
+from prm_jax.rows import field, load_hub, optional, read_rows, row_place, wrong
 from prm_jax.solutions import AS_IN_FILE, Solution, first_error, load
 
 # F1 in per cent on gsm8k, math, olympiadbench, omnimath. GenPRM: majority of 8 critiques.
@@ -122,6 +124,50 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
             place_of[solution.id] = here
             rows.append(Row(solution, group, problem))
     return rows, dict(counts)
+
+
+# What a score in each unit is as P(good); the threshold of 0.5 is PURE's 0, and ImplicitPRM's on the sigmoid.
+PROBABILITY_OF = {
+    "probability": lambda score: score,
+    "difference": lambda score: (score + 1) / 2,  # P(good) - P(bad)
+    "logit": lambda score: np.exp(-np.logaddexp(0, -score)),
+}
+
+
+def stored_scores(path, n_steps: dict[str, int], unit: str) -> list[np.ndarray]:
+    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64, one array each.
+
+    The file has one row {id, scores} a solution, in any order. Raises InputError naming file, line and id.
+    """
+    low, high = {"probability": (0, 1), "difference": (-1, 1), "logit": (-math.inf, math.inf)}[unit]
+    scores, line_of = {}, {}
+    for number, row in read_rows(path):
+        where = row_place(path, number)
+        try:
+            i = field(row, "id", str)
+            where += f": id {i!r}"
+            if i in line_of:
+                raise InputError(f"is the id of {row_place(path, line_of[i])} too")
+            if i not in n_steps:
+                example = next(iter(n_steps))
+                raise InputError(f"no solution has it, expected one of {len(n_steps)} such as {example!r}")
+            found = field(row, "scores", list)
+            if len(found) != n_steps[i]:
+                raise InputError(f"scores: found {len(found)}, expected {n_steps[i]}, one a step")
+            for t, score in enumerate(found):
+                if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                    raise wrong(f"scores[{t}]", score, "a finite number")
+                if not low <= score <= high:
+                    expected = f"a {unit} in [{low}, {high}]; scores_unit=logit takes unbounded scores"
+                    raise wrong(f"scores[{t}]", score, expected)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+        scores[i], line_of[i] = np.array(found, np.float64), number
+    if missing := [i for i in n_steps if i not in scores]:
+        more = f" and {len(missing) - 1} more ids" if len(missing) > 1 else ""
+        expected = f"expected one for each of {len(n_steps)} solutions"
+        raise InputError(f"{path}: no row has the id {missing[0]!r}{more}, {expected}")
+    return [PROBABILITY_OF[unit](scores[i]) for i in n_steps]
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:

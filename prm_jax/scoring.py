@@ -7,7 +7,6 @@ import collections
 import dataclasses
 import itertools
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from prm_jax import InputError, checkpoint, cli, hf
 from prm_jax.batches import lay_out, longest_first, make_units, plan_units
 from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
-from prm_jax.rows import field, read_rows, row_place, wrong
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
@@ -245,54 +243,3 @@ def stored_scores(path: Path) -> Iterator[np.ndarray]:
     with path.open() as file:
         for line in file:
             yield np.array(json.loads(line)["scores"], np.float32)
-
-
-def read_scores(path, n_steps: dict[str, int], unit: str) -> list[np.ndarray]:
-    """Stored step scores of the solutions {id: number of steps}, in that order, as P(good): float64, one array a solution.
-
-    The file has one row {id, scores} a solution, in any order; of `unit` probability, difference (P(good) - P(bad)) or
-    logit (unbounded). Raises InputError naming file, line and id.
-    """
-    scores, line_of = {}, {}
-    for number, row in read_rows(path):
-        where = row_place(path, number)
-        try:
-            i = field(row, "id", str)
-            where += f": id {i!r}"
-            if i in line_of:
-                raise InputError(f"is the id of {row_place(path, line_of[i])} too")
-            if i not in n_steps:
-                raise InputError(
-                    f"no solution has it, expected one of {len(n_steps)} such as {next(iter(n_steps))!r}"
-                )
-            found = field(row, "scores", list)
-            if len(found) != n_steps[i]:
-                raise InputError(f"scores: found {len(found)}, expected {n_steps[i]}, one a step")
-            for t, score in enumerate(found):
-                if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                    raise wrong(f"scores[{t}]", score, "a finite number")
-                low, high = SCORES.get(unit, (-math.inf, math.inf))
-                if not low <= score <= high:
-                    hint = f"a {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores"
-                    raise wrong(f"scores[{t}]", score, hint)
-        except InputError as error:
-            raise InputError(f"{where}: {error}") from None
-        scores[i], line_of[i] = np.array(found, np.float64), number
-    if missing := [i for i in n_steps if i not in scores]:
-        more = f" and {len(missing) - 1} more ids" if len(missing) > 1 else ""
-        raise InputError(
-            f"{path}: no row has the id {missing[0]!r}{more}, expected one for each of {len(n_steps)} solutions"
-        )
-    return [as_probability(scores[i], unit) for i in n_steps]
-
-
-def as_probability(score_T: np.ndarray, unit: str) -> np.ndarray:
-    """P(good) of scores that are probabilities, differences P(good) - P(bad), or logits (an implicit PRM's log-ratios)."""
-    match unit:
-        case "probability":
-            return score_T
-        case "difference":
-            return (score_T + 1) / 2
-        case "logit" | "log_ratio":
-            return np.exp(-np.logaddexp(0, -score_T))
-    raise ValueError(f"unit {unit!r}")

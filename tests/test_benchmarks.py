@@ -11,10 +11,9 @@ from flax import nnx
 
 import evaluate
 from prm_jax import InputError, benchmarks, hf, plots
-from prm_jax.benchmarks import Row, Source
+from prm_jax.benchmarks import Row, Source, stored_scores
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
-from prm_jax.scoring import read_scores
 from prm_jax.solutions import Solution
 
 
@@ -259,11 +258,14 @@ def test_bad_rows_name_the_place(tmp_path):
 
 def test_scores_come_back_in_the_order_of_the_rows(tmp_path):
     path = write(tmp_path / "s.jsonl", {"id": "b", "scores": [0, -800.5]}, {"id": "a", "scores": [2.0]})
-    (a, b) = read_scores(path, {"a": 1, "b": 2}, "logit")
+    (a, b) = stored_scores(path, {"a": 1, "b": 2}, "logit")
     np.testing.assert_allclose(a, [1 / (1 + np.exp(-2.0))])
     np.testing.assert_array_equal(b, [0.5, 0.0])
+    assert stored_scores(
+        write(tmp_path / "d.jsonl", {"id": "a", "scores": [-1, 0.5]}), {"a": 2}, "difference"
+    )[0].tolist() == [0.0, 0.75]
     plain = write(tmp_path / "p.jsonl", {"id": "a", "scores": [0.0, 1.0]})
-    assert read_scores(plain, {"a": 2}, "probability")[0].tolist() == [0.0, 1.0]
+    assert stored_scores(plain, {"a": 2}, "probability")[0].tolist() == [0.0, 1.0]
 
 
 GOOD = {"id": "a", "scores": [0.1, 0.2]}
@@ -301,7 +303,7 @@ GOOD = {"id": "a", "scores": [0.1, 0.2]}
 def test_bad_scores_name_file_line_and_id(second, message, tmp_path):
     path = write(tmp_path / "s.jsonl", GOOD, *second)
     with pytest.raises(InputError) as caught:
-        read_scores(path, {"a": 2, "b": 1}, "probability")
+        stored_scores(path, {"a": 2, "b": 1}, "probability")
     assert str(caught.value).startswith(message.format(path=path)) and "\n" not in str(caught.value)
 
 
@@ -311,7 +313,10 @@ def test_bad_scores_name_file_line_and_id(second, message, tmp_path):
 def test_a_checkpoint_from_end_to_end(tmp_path):
     model = PRM(dataclasses.replace(TINY, vocab=320, head="binary"), rngs=nnx.Rngs(0))
     model.w_head[...] = model.w_head[...] * 100  # scores away from 0.5
-    hf.save(tmp_path / "model", model, train_tokenizer(["7 + 5 = 2"], 280), label_kind="value")
+    # P(good) - P(bad), as PURE scores: the threshold is on P(good) all the same.
+    pure = {"name": "pure", "separator": "\n", "head": "binary", "score": "difference"}
+    tokenizer = train_tokenizer(["7 + 5 = 2"], 280)
+    hf.save(tmp_path / "model", model, tokenizer, label_kind="value", format=pure)
     rows = [pb(f"x-{i}", [-1, 0, 1][i % 3], (f"{i} + 1", f"so {i + 1}")) for i in range(12)]
     path = write(tmp_path / "gsm8k.jsonl", *rows)
     out, _ = run(
@@ -333,8 +338,9 @@ def test_a_checkpoint_from_end_to_end(tmp_path):
     ]
     # The scores it wrote give the same numbers without the model.
     read, _ = benchmarks.read("processbench", Source(path, None, "train"))
-    scores = read_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "probability")
-    assert np.ptp(scores) > 0.05
+    scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "difference")
+    assert np.ptp(scores) > 0.05 and results["score"] == {"kind": "difference", "range": [-1, 1]}
+    assert any(min(json.loads(line)["scores"]) < 0 for line in (tmp_path / "out/scores.jsonl").open())
     again = benchmarks.processbench(read, scores, 0.5, "gsm8k")
     assert again["threshold"] == results["threshold"] and again["curve"] == results["curve"]
     for name in ("processbench", "processbench_threshold"):
