@@ -32,6 +32,7 @@ class BatchConfig:
     accumulate: int
     too_long: str
     step_weights: str
+    share_prefixes: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +93,10 @@ def main(cfg):
         raise InputError(
             "data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good"
         )
+    if cfg.batch.share_prefixes and (cfg.objective == "lm" or cfg.loss.lm_weight > 0):
+        raise InputError(
+            "batch.share_prefixes: needs objective prm or orm and loss.lm_weight=0: a shared token has no one next token"
+        )
     if cfg.format.score == "log_ratio":
         raise InputError(
             f"format: {cfg.format.name!r} has no step head to train; it scores by two language models"
@@ -148,16 +153,23 @@ def main(cfg):
 
 def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
     """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
-    marks = row_marks(examples["train"], cfg.batch.tokens)
-    batch_rows = cfg.batch.rows * cfg.batch.accumulate
+    b = cfg.batch
+    marks = row_marks(examples["train"], b.tokens, b.share_prefixes)
+    batch_rows = b.rows * b.accumulate
     source = PackedRows(
-        examples["train"], cfg.steps * batch_rows, cfg.batch.tokens, marks, cfg.batch.step_weights, cfg.seed
+        examples["train"],
+        cfg.steps * batch_rows,
+        b.tokens,
+        marks,
+        b.step_weights,
+        cfg.seed,
+        b.share_prefixes,
     )
+    print(source.summary())
     rows = train_batches(source, batch_rows)
     eval_marks = row_marks(examples["validation"], cfg.batch.tokens)
     held_out = [
-        batch
-        for batch, _ in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)
+        batch for batch in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)
     ]
     schedule = make_schedule(cfg.optimizer, cfg.steps)
     k_dropout = jax.random.key(cfg.seed)

@@ -1,5 +1,8 @@
 """From labelled solutions to packed batches: whole solutions share a row, and the position in the data is one integer.
 
+A row is laid out by `lay_out`: solutions one after another, or, with shared prefixes, as a token tree in which what
+several solutions begin with stands once. Either way one integer a token says who may see it (attention.py).
+
 Dimension key: B rows, L tokens, T step marks (of one solution, or the slots of one row).
 """
 
@@ -89,22 +92,96 @@ def plan_packs(
 
     Only the last `open_packs` unfinished rows are tried, so that planning stays linear in the number of examples.
     """
-    packs, free_tokens, free_marks = [], np.zeros(0, int), np.zeros(0, int)
+    packs, n = [], len(token_counts)
+    free_tokens, free_marks = np.full(n, row_tokens), np.full(n, row_marks)
     for i in order:
-        recent = slice(max(0, len(packs) - open_packs), None)
-        fits = np.flatnonzero(
-            (free_tokens[recent] >= token_counts[i]) & (free_marks[recent] >= mark_counts[i])
-        )
-        if len(fits):
-            k = recent.start + fits[0]
-        else:
-            k = len(packs)
+        recent = slice(max(0, len(packs) - open_packs), len(packs))
+        fits = (free_tokens[recent] >= token_counts[i]) & (free_marks[recent] >= mark_counts[i])
+        k = recent.start + int(fits.argmax()) if fits.any() else len(packs)
+        if k == len(packs):
             packs.append([])
-            free_tokens, free_marks = np.append(free_tokens, row_tokens), np.append(free_marks, row_marks)
         packs[k].append(int(i))
         free_tokens[k] -= token_counts[i]
         free_marks[k] -= mark_counts[i]
     return packs
+
+
+def common_prefix(a_L, b_L) -> int:
+    """Number of tokens that two sequences begin with in common."""
+    n = min(len(a_L), len(b_L))
+    differs = a_L[:n] != b_L[:n]
+    return int(differs.argmax()) if differs.any() else n
+
+
+def depth_first(sequences: list[np.ndarray]) -> list[int]:
+    """Indices in lexicographic order of the token ids, in which sequences with a common prefix are neighbours."""
+    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
+
+
+def lay_out(sequences: list[np.ndarray], share: bool):
+    """(ids_n, pos_n, until_n, places): the tokens of a row, and where those of each sequence stand in it.
+
+    Without `share` one after another; with it as the sequences' prefix tree, depth first: a prefix that several of them
+    begin with stands once. pos counts from the start of each sequence; until is the last place that may see the token,
+    the end of its own sequence, or of the subtree below it.
+    """
+    ids, places, until_n = [], [None] * len(sequences), np.zeros(sum(map(len, sequences)), np.int32)
+    at, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
+    for i in depth_first(sequences) if share else range(len(sequences)):
+        own_L = sequences[i]
+        shared = common_prefix(last_L, own_L) if share else 0
+        until_n[path_L[shared:]] = at - 1  # nothing that follows goes through these tokens
+        path_L = np.concatenate([path_L[:shared], np.arange(at, at + len(own_L) - shared)])
+        ids.append(own_L[shared:])
+        places[i], last_L, at = path_L, own_L, at + len(own_L) - shared
+    until_n[path_L] = at - 1
+    pos_n = np.zeros(at, np.int32)
+    for place_L in places:
+        pos_n[place_L] = np.arange(len(place_L))
+    return np.concatenate(ids) if ids else np.zeros(0, np.int32), pos_n, until_n[:at], places
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """Examples that go into a row together, and what they take of it."""
+
+    indices: list[int]
+    tokens: int
+    marks: int
+
+
+def make_units(examples, row_tokens: int, row_marks: int, share: bool) -> list[Unit]:
+    """Examples one by one; with `share` the neighbours in their prefix tree, as many as a row takes."""
+    if not share:
+        return [Unit([i], len(e.ids_L), len(e.mark_T)) for i, e in enumerate(examples)]
+    units, last_L = [], np.zeros(0, np.int32)
+    for i in depth_first([e.ids_L for e in examples]):
+        ids_L, marks = examples[i].ids_L, len(examples[i].mark_T)
+        shared = common_prefix(last_L, ids_L)
+        # The first word of a template alone is no reason to stand together: that would tie all problems into one unit.
+        together = shared >= examples[i].start and units
+        if (
+            together
+            and units[-1].tokens + len(ids_L) - shared <= row_tokens
+            and units[-1].marks + marks <= row_marks
+        ):
+            old = units[-1]
+            units[-1] = Unit([*old.indices, i], old.tokens + len(ids_L) - shared, old.marks + marks)
+        else:
+            units.append(Unit([i], len(ids_L), marks))
+        last_L = ids_L
+    return units
+
+
+def plan_units(units: list[Unit], order, row_tokens: int, row_marks: int) -> list[list[int]]:
+    """`plan_packs` of whole units: lists of example indices that share a row."""
+    packs = plan_packs([u.tokens for u in units], [u.marks for u in units], order, row_tokens, row_marks)
+    return [[i for k in pack for i in units[k].indices] for pack in packs]
+
+
+def longest_first(units: list[Unit]) -> np.ndarray:
+    """The order that packs most tightly."""
+    return np.argsort([-u.tokens for u in units], kind="stable")
 
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
@@ -117,40 +194,38 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
     raise InputError(f"loss.step_weights: got {scheme!r}, expected uniform or later")
 
 
-def pack_row(examples: list[Example], row_tokens: int, row_marks: int, scheme: str) -> dict[str, np.ndarray]:
+def pack_row(
+    examples: list[Example], row_tokens: int, row_marks: int, scheme: str, share: bool = False
+) -> dict[str, np.ndarray]:
     """One packed row of static shape.
 
-    ids_L, pos_L (restarts in each solution), until_L (last position that may see the token: the end of its solution),
-    next_L (the next token belongs to the same solution's steps: a language-model target), mark_T (position of each step
-    mark), before_T (position of the mark of the step before, or of the prompt's last token), label_T, rating_T (NaN = unlabelled) and weight_T (0 = no step here or no label).
+    ids_L, pos_L, until_L of `lay_out`, next_L (the next token belongs to the same solution's steps: a language-model
+    target; none where prefixes are shared), mark_T (place of each step mark; a shared one stands here once for every
+    solution, so that it weighs as often), label_T, rating_T (NaN = unlabelled) and weight_T (0 = no step or no label).
     """
+    ids_n, pos_n, until_n, places = lay_out([e.ids_L for e in examples], share)
     row = {
         "ids": np.zeros(row_tokens, np.int32),
         "pos": np.zeros(row_tokens, np.int32),
-        "until": np.full(
-            row_tokens, row_tokens, np.int32
-        ),  # padding: past the row's end, which tells it from data
+        # Padding: past the row's end, which tells it from data.
+        "until": np.full(row_tokens, row_tokens, np.int32),
         "next": np.zeros(row_tokens, bool),
         "mark": np.zeros(row_marks, np.int32),
-        "before": np.zeros(row_marks, np.int32),
         "label": np.full(row_marks, np.nan, np.float32),
         "rating": np.full(row_marks, np.nan, np.float32),
         "weight": np.zeros(row_marks, np.float32),
     }
-    at, t = 0, 0
-    for e in examples:
-        n, steps = len(e.ids_L), len(e.mark_T)
-        row["ids"][at : at + n] = e.ids_L
-        row["pos"][at : at + n] = np.arange(n)
-        row["until"][at : at + n] = at + n - 1
-        row["next"][at + max(e.start - 1, 0) : at + n - 1] = True
-        row["mark"][t : t + steps] = at + e.mark_T
-        row["before"][t : t + steps] = at + np.append(e.start - 1, e.mark_T[:-1])
-        row["label"][t : t + steps] = e.label_T
-        row["rating"][t : t + steps] = e.rating_T
+    for name, x_n in (("ids", ids_n), ("pos", pos_n), ("until", until_n)):
+        row[name][: len(x_n)] = x_n
+    t = 0
+    for e, place_L in zip(examples, places, strict=True):
+        own = slice(t, t + len(e.mark_T))
+        row["next"][place_L[max(e.start - 1, 0) : -1]] = not share
+        row["mark"][own] = place_L[e.mark_T]
+        row["label"][own], row["rating"][own] = e.label_T, e.rating_T
         labelled_T = ~np.isnan(e.label_T)
-        row["weight"][t : t + steps][labelled_T] = step_weights(labelled_T.sum(), scheme)
-        at, t = at + n, t + steps
+        row["weight"][own][labelled_T] = step_weights(labelled_T.sum(), scheme)
+        t = own.stop
     return row
 
 
@@ -162,25 +237,40 @@ class PackedRows:
     """
 
     def __init__(
-        self, examples: list[Example], rows: int, row_tokens: int, row_marks: int, scheme: str, seed: int
+        self,
+        examples: list[Example],
+        rows: int,
+        row_tokens: int,
+        row_marks: int,
+        scheme: str,
+        seed: int,
+        share: bool = False,
     ):
-        self.examples, self.rows, self.seed = examples, rows, seed
+        self.examples, self.rows, self.seed, self.share = examples, rows, seed, share
         self.row_tokens, self.row_marks, self.scheme = row_tokens, row_marks, scheme
-        self.tokens = np.array([len(e.ids_L) for e in examples])
-        self.marks = np.array([len(e.mark_T) for e in examples])
+        self.units = make_units(examples, row_tokens, row_marks, share)
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
 
     def __len__(self):
         return self.rows
 
+    def summary(self) -> str:
+        """One line: the shape of the rows, what padding and shared prefixes make of them."""
+        self[0]  # plans the first epoch
+        rows, needed = self.ends[0], sum(unit.tokens for unit in self.units)
+        text = f"batches     rows of {self.row_tokens} tokens, one shape; {1 - needed / (rows * self.row_tokens):.1%} padding"
+        if self.share:
+            text += f"; {sum(len(e.ids_L) for e in self.examples) / needed:.2f} tokens of solutions a computed token"
+        return text
+
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         while len(self.packs) <= i:
-            order = np.random.default_rng([self.seed, len(self.ends)]).permutation(len(self.examples))
-            self.packs += plan_packs(self.tokens, self.marks, order, self.row_tokens, self.row_marks)
+            order = np.random.default_rng([self.seed, len(self.ends)]).permutation(len(self.units))
+            self.packs += plan_units(self.units, order, self.row_tokens, self.row_marks)
             self.ends.append(len(self.packs))
         chosen = [self.examples[k] for k in self.packs[i]]
-        return pack_row(chosen, self.row_tokens, self.row_marks, self.scheme)
+        return pack_row(chosen, self.row_tokens, self.row_marks, self.scheme, self.share)
 
     def epoch(self, i: int) -> float:
         """How many times the data have been read when row i is next."""
@@ -192,9 +282,10 @@ class PackedRows:
         return float(len(self.ends))
 
 
-def row_marks(examples: list[Example], row_tokens: int) -> int:
+def row_marks(examples: list[Example], row_tokens: int, share: bool = False) -> int:
     """Static number of mark slots a row: 1.5 x the average density, or what the solution with most steps needs if more."""
-    marks, tokens = sum(len(e.mark_T) for e in examples), sum(len(e.ids_L) for e in examples)
+    marks = sum(len(e.mark_T) for e in examples)
+    tokens = sum(unit.tokens for unit in make_units(examples, row_tokens, row_tokens, share))
     average = int(np.ceil(1.5 * row_tokens * marks / tokens))
     return -(-max(average, max(len(e.mark_T) for e in examples)) // 8) * 8
 
@@ -210,13 +301,10 @@ def train_batches(source: PackedRows, batch_rows: int):
 def eval_batches(
     examples: list[Example], row_tokens: int, marks: int, batch_rows: int, scheme: str = "uniform"
 ):
-    """All examples once, longest first (tightest packing), the last batch filled with empty rows.
-
-    Yields (batch, packs): `packs[b]` lists the example indices of row b in the order of their marks.
-    """
-    tokens, counts = [len(e.ids_L) for e in examples], [len(e.mark_T) for e in examples]
-    packs = plan_packs(tokens, counts, np.argsort(-np.array(tokens), kind="stable"), row_tokens, marks)
+    """All examples once, longest first (tightest packing), the last batch filled with empty rows."""
+    units = make_units(examples, row_tokens, marks, share=False)
+    packs = plan_units(units, longest_first(units), row_tokens, marks)
     for at in range(0, len(packs), batch_rows):
         here = packs[at : at + batch_rows] + [[]] * (batch_rows - len(packs[at : at + batch_rows]))
         rows = [pack_row([examples[i] for i in pack], row_tokens, marks, scheme) for pack in here]
-        yield {k: np.stack([row[k] for row in rows]) for k in rows[0]}, here
+        yield {k: np.stack([row[k] for row in rows]) for k in rows[0]}

@@ -16,7 +16,7 @@ import numpy as np
 from prm_jax import InputError, metrics, rerank, votes
 from prm_jax.pools import Problem, as_arrays
 
-UNITS = ("probability", "logit")
+UNITS = ("probability", "difference", "logit")  # difference: P(good) - P(bad) in [-1, 1], as PURE scores
 # From the arg max to the reference: solution scores are a few nats apart, seldom below a thousandth.
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
@@ -94,12 +94,14 @@ def log_scores(problems: list[Problem], name: str, unit: str) -> tuple[np.ndarra
     score_PNT, mask_PNT = as_arrays(problems, name)
     if unit == "logit":
         return score_PNT.astype(np.float32), mask_PNT, "logit"
+    if unit == "difference":
+        score_PNT = (score_PNT + 1) / 2
     outside = (score_PNT < 0) | (score_PNT > 1)
     if outside.any():
         p, n, t = np.argwhere(outside)[0]
         raise InputError(
-            f"pool: problem {problems[p].id}: candidates[{n}].step_scores.{name}[{t}]: got {score_PNT[p, n, t]:g},"
-            " expected a probability; scores_unit=logit takes unbounded scores"
+            f"pool: problem {problems[p].id}: candidates[{n}].step_scores.{name}[{t}]: got"
+            f" {problems[p].candidates[n].step_scores[name][t]:g}, expected a {unit}; scores_unit=logit takes unbounded scores"
         )
     with np.errstate(divide="ignore"):
         return (
@@ -274,7 +276,7 @@ def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_
             if how != "sum_logit"
         }
     }
-    if rules.scores_unit == "logit":
+    if rules.scores_unit != "probability":
         return out
     p, y = [], []
     for problem in problems:

@@ -3,9 +3,11 @@
 Dimension key: B rows, L tokens, T step marks.
 """
 
+import collections
 import dataclasses
-import functools
+import itertools
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -13,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, checkpoint, cli, hf
-from prm_jax.batches import Example, eval_batches, row_marks
-from prm_jax.formats import SCORES, Format, encode, read_format, verdicts
+from prm_jax.batches import lay_out, longest_first, make_units, plan_units
+from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
+
+CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,66 +103,143 @@ def load_verifier(
     return Verifier(model, tokenizer, fmt, label_kind, objective, str(path))
 
 
-@functools.partial(jax.jit, static_argnames="head")
-def step_scores(model: PRM, batch, head: str):
-    """P(good) at every mark slot of a packed batch, score_BT in [0, 1]."""
+@jax.jit
+def good_probability(model: PRM, batch):
+    """P(good) at every token of a packed batch, p_BL in [0, 1]; it is a score where the token is a mark."""
     x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-    return jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, batch["mark"]), head))
+    everywhere_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
+    return jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, everywhere_BL), model.cfg.head))
 
 
 @jax.jit
-def step_log_ratios(policy: PRM, reference: PRM, batch):
-    """Sum over each step's tokens of log policy(token) - log reference(token) in nats, ratio_BT (Yuan et al. 2024)."""
-    ratio_BL = 0.0
-    for model, sign in ((policy, 1), (reference, -1)):
-        x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-        ratio_BL += sign * model.next_logprobs(x_BLD, batch["ids"])
-    l_L = jnp.arange(batch["ids"].shape[1]) + 1  # the token that entry l is about
-    is_in_BTL = (l_L > batch["before"][:, :, None]) & (l_L <= batch["mark"][:, :, None])
-    return jnp.where(is_in_BTL, ratio_BL[:, None], 0.0).sum(-1)
+def log_ratio(policy: PRM, reference: PRM, batch):
+    """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024)."""
+    logp_BL = [
+        model.next_logprobs(model(batch["ids"], batch["pos"], batch["until"]), batch["ids"])
+        for model in (policy, reference)
+    ]
+    return logp_BL[0] - logp_BL[1]
 
 
-def batch_scores(verifier: Verifier, batch):
-    """Scores at the mark slots of one packed batch, score_BT, in the range that the format states."""
-    if verifier.format.score == "log_ratio":
-        return verifier.format.beta * step_log_ratios(verifier.model, verifier.reference, batch)
-    p_BT = step_scores(verifier.model, batch, verifier.model.cfg.head)
-    return 2 * p_BT - 1 if verifier.format.score == "difference" else p_BT
+def at_marks(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
+    """Step scores of one solution, score_T, from the values at its tokens, in the range that the format states."""
+    if verifier.format.score == "log_ratio":  # summed over each step's tokens; value l is about token l + 1
+        sum_L = np.concatenate([[0.0], np.cumsum(value_L, dtype=np.float64)])
+        before_T = np.append(encoded.start - 1, encoded.mark_T[:-1])
+        return (verifier.format.beta * (sum_L[encoded.mark_T] - sum_L[before_T])).astype(np.float32)
+    p_T = value_L[encoded.mark_T]
+    return 2 * p_T - 1 if verifier.format.score == "difference" else p_T
 
 
-def score_solutions(verifier: Verifier, rows, *, batch_rows: int, row_tokens: int) -> list[np.ndarray]:
+def score_stream(
+    verifier: Verifier,
+    rows: Iterable,
+    *,
+    batch_rows: int,
+    row_tokens: int,
+    total: int | None = None,
+    done: int = 0,
+) -> Iterator[np.ndarray]:
     """Step scores of (problem, steps) rows, in their order: one float32 array a row, a score a step.
 
-    Rows that repeat are scored once. Rows are packed longest first. A score depends on its own solution alone, whatever shares the row or the batch. A
-    solution longer than `row_tokens` widens the rows of this call to the next multiple of it.
+    Reads CHUNK rows at a time, so memory does not grow with the stream. Within a chunk a row that repeats is scored once,
+    and a prefix that several solutions share (the problem, first steps) is computed once. A score depends on its own
+    solution alone, whatever shares the row or the batch. A solution longer than `row_tokens` widens the rows of its
+    chunk to the next power of two times it. The progress bar goes from `done` to `total`.
     """
-    rows = [(problem, tuple(steps)) for problem, steps in rows]
-    distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
-    encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
-    unlabelled = [np.full(len(e.mark_T), np.nan, np.float32) for e in encoded]
-    examples = [
-        Example(e.ids_L, e.mark_T, nan_T, nan_T, e.start)
-        for e, nan_T in zip(encoded, unlabelled, strict=True)
-    ]
-    if not examples:
-        return []
-    row_tokens *= -(-max(len(e.ids_L) for e in examples) // row_tokens)
-    scores: list[np.ndarray] = unlabelled  # each is replaced below
-    bar = cli.progress("scoring", len(examples), "solution")
-    for batch, packs in eval_batches(examples, row_tokens, row_marks(examples, row_tokens), batch_rows):
-        device_batch = {k: jnp.asarray(batch[k]) for k in ("ids", "pos", "until", "mark", "before")}
-        score_BT = np.asarray(batch_scores(verifier, device_batch))
-        for row, pack in enumerate(packs):
-            ends = np.cumsum([len(examples[i].mark_T) for i in pack])
-            for i, part in zip(pack, np.split(score_BT[row], ends)[: len(pack)], strict=True):
-                scores[i] = part
-        bar.update(sum(map(len, packs)))
-    bar.close()
-    return [scores[distinct[row]] for row in rows]
+    rows = iter(rows)
+    with cli.progress("scoring", total, "solution", done) as bar:
+        while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
+            distinct = {row: i for i, row in enumerate(dict.fromkeys(chunk))}
+            encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
+            scores = score_encoded(verifier, encoded, batch_rows, row_tokens)
+            yield from (scores[distinct[row]] for row in chunk)
+            bar.update(len(chunk))
 
 
-def write_scores(path: Path, ids: list[str], scores: list[np.ndarray]):
-    """A scores file: one JSON object {id, scores} a line."""
-    with path.open("w") as file:
-        for i, score_T in zip(ids, scores, strict=True):
-            file.write(json.dumps({"id": i, "scores": [float(s) for s in score_T]}) + "\n")
+def score_encoded(
+    verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int
+) -> list[np.ndarray]:
+    """`score_stream` of one chunk: packed rows, few shapes (widths and row counts are powers of two)."""
+    row_tokens = next(
+        n for k in itertools.count() if (n := row_tokens << k) >= max(len(e.ids_L) for e in encoded)
+    )
+    share = verifier.format.score != "log_ratio"  # in a tree the next token is not the next place
+    units = make_units(encoded, row_tokens, row_tokens, share)
+    packs = plan_units(units, longest_first(units), row_tokens, row_tokens)
+    scores: list[np.ndarray] = [None] * len(encoded)
+
+    def finish(pending):
+        value_BL, layouts = pending
+        for value_L, (pack, places) in zip(np.asarray(value_BL), layouts, strict=False):
+            for i, place_L in zip(pack, places, strict=True):
+                scores[i] = at_marks(verifier, value_L[place_L], encoded[i])
+
+    pending = None
+    for at in range(0, len(packs), batch_rows):
+        here = packs[at : at + batch_rows]
+        B = min(batch_rows, 1 << (len(here) - 1).bit_length())
+        batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
+        batch["until"] = np.full((B, row_tokens), row_tokens, np.int32)
+        layouts = []
+        for b, pack in enumerate(here):
+            *arrays, places = lay_out([encoded[i].ids_L for i in pack], share)
+            for name, x_n in zip(("ids", "pos", "until"), arrays, strict=True):
+                batch[name][b, : len(x_n)] = x_n
+            layouts.append((pack, places))
+        if verifier.format.score == "log_ratio":
+            value_BL = log_ratio(verifier.model, verifier.reference, batch)
+        else:
+            value_BL = good_probability(verifier.model, batch)
+        if pending:  # read one batch late, while the device computes the next
+            finish(pending)
+        pending = value_BL, layouts
+    finish(pending)
+    return scores
+
+
+def score_solutions(
+    verifier: Verifier, rows: Sequence, *, batch_rows: int, row_tokens: int
+) -> list[np.ndarray]:
+    """`score_stream` of a list of rows, as a list."""
+    return list(score_stream(verifier, rows, batch_rows=batch_rows, row_tokens=row_tokens, total=len(rows)))
+
+
+def score_into(
+    path: Path, verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int, total: int
+):
+    """Appends the step scores of (id, problem, steps) rows to a scores file, one JSON object {id, scores} a line, as they come.
+
+    Rows whose line is there already are not scored again, so an interrupted file is gone on with; a line that was cut off
+    is dropped. Raises InputError where a line belongs to another row.
+    """
+    rows, ids, done = iter(rows), collections.deque(), 0
+    with path.open("a+b") as file:
+        file.seek(0)
+        while (line := file.readline()).endswith(b"\n"):
+            found, row = json.loads(line)["id"], next(rows, (None,))
+            done += 1
+            if found != row[0]:
+                raise InputError(
+                    f"{path} line {done}: id: got {found!r}, expected {row[0]!r}: scores of other input"
+                )
+        file.truncate(file.tell() - len(line))
+
+        def texts():
+            for i, problem, steps in rows:
+                ids.append(i)
+                yield problem, steps
+
+        if done:
+            print(f"scored      {done} of {total} solutions before, in {path}")
+        for score_T in score_stream(
+            verifier, texts(), batch_rows=batch_rows, row_tokens=row_tokens, total=total, done=done
+        ):
+            file.write(json.dumps({"id": ids.popleft(), "scores": score_T.tolist()}).encode() + b"\n")
+
+
+def stored_scores(path: Path) -> Iterator[np.ndarray]:
+    """The scores of a file that `score_into` wrote, row by row."""
+    with path.open() as file:
+        for line in file:
+            yield np.array(json.loads(line)["scores"], np.float32)

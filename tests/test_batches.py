@@ -3,16 +3,21 @@
 import math
 
 import grain
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from prm_jax import InputError
+from prm_jax.attention import visible
 from prm_jax.batches import (
     Example,
     PackedRows,
     cut,
     eval_batches,
+    lay_out,
     make_examples,
+    make_units,
     pack_row,
     plan_packs,
     row_marks,
@@ -21,6 +26,7 @@ from prm_jax.batches import (
 )
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.solutions import Solution
+from prm_jax.training import LossConfig, combine, loss_terms
 
 nan = math.nan
 PLAIN = Format("plain", "\n")
@@ -118,14 +124,86 @@ def test_grain_agrees_that_it_resumes(rng):
 
 def test_eval_batches_cover_everything_once(rng):
     examples = random_examples(rng, 77)
-    seen = []
-    for batch, packs in eval_batches(examples, 32, row_marks(examples, 32), 8):
-        assert batch["ids"].shape == (8, 32)
-        for row, pack in enumerate(packs):
-            labels = np.concatenate([examples[i].label_T for i in pack]) if pack else []
-            np.testing.assert_array_equal(batch["label"][row, : len(labels)], labels)
-            seen += pack
-    assert sorted(seen) == list(range(77))
+    batches = list(eval_batches(examples, 32, row_marks(examples, 32), 8))
+    assert all(batch["ids"].shape == (8, 32) for batch in batches)
+    found = np.concatenate([batch["label"].ravel() for batch in batches])
+    expected = np.concatenate([e.label_T for e in examples])
+    np.testing.assert_array_equal(np.sort(found[~np.isnan(found)]), np.sort(expected))
+    tokens = sum((batch["until"] < 32).sum() for batch in batches)
+    assert tokens == sum(len(e.ids_L) for e in examples)
+
+
+TREE = [  # sequences and what they share: 1 2 | 3 4, 1 2 | 3 | 5, 1 2 | 6, a repeat, and one that shares nothing
+    [1, 2, 3, 4],
+    [1, 2, 6],
+    [1, 2, 3, 5, 5],
+    [1, 2, 3, 4],
+    [9, 2],
+]
+
+
+def test_a_prefix_tree_by_hand():
+    ids_n, pos_n, until_n, places = lay_out([np.array(s) for s in TREE], share=True)
+    assert ids_n.tolist() == [1, 2, 3, 4, 5, 5, 6, 9, 2]
+    assert pos_n.tolist() == [0, 1, 2, 3, 3, 4, 2, 0, 1]
+    assert until_n.tolist() == [6, 6, 5, 3, 5, 5, 6, 8, 8]
+    assert [p.tolist() for p in places] == [[0, 1, 2, 3], [0, 1, 6], [0, 1, 2, 4, 5], [0, 1, 2, 3], [7, 8]]
+
+
+def test_in_a_tree_a_token_sees_its_own_path_alone(rng):
+    sequences = [rng.integers(0, 3, rng.integers(1, 9)) for _ in range(40)]
+    _, pos_n, until_n, places = lay_out(sequences, share=True)
+    sees = np.asarray(visible(np.asarray(until_n)[None]))[0]
+    for place_L in places:
+        for depth, at in enumerate(place_L):
+            assert np.flatnonzero(sees[at]).tolist() == place_L[: depth + 1].tolist() and pos_n[at] == depth
+
+
+def test_units_keep_a_problem_together_and_fit_a_row(rng):
+    prompts = [rng.integers(0, 1000, 5) for _ in range(6)]
+    examples = []
+    for k in range(60):
+        ids = np.concatenate([prompts[k % 6], rng.integers(0, 4, rng.integers(3, 12))])
+        examples.append(Example(ids, np.array([6, len(ids) - 1]), np.ones(2), np.full(2, nan), 5))
+    units = make_units(examples, 40, 8, share=True)
+    assert sorted(i for u in units for i in u.indices) == list(range(60))
+    for unit in units:
+        ids_n, *_ = lay_out([examples[i].ids_L for i in unit.indices], share=True)
+        assert len(ids_n) == unit.tokens <= 40 and 2 * len(unit.indices) == unit.marks <= 8
+        assert len({i % 6 for i in unit.indices}) == 1
+    assert max(len(u.indices) for u in units) == 4
+
+
+def test_shared_prefixes_change_no_loss(tiny_model, rng):
+    """The same solutions as trees and one after another: loss, accuracy and gradients, marks by their multiplicity."""
+    prompts = [rng.integers(0, 64, 6) for _ in range(3)]
+    examples = []
+    for k in range(12):
+        ids = np.concatenate([prompts[k % 3], rng.integers(0, 3, 6)]).astype(np.int32)
+        label_T = rng.random(3).astype(np.float32)
+        examples.append(Example(ids, np.array([7, 9, 11]), label_T, np.full(3, nan, np.float32), 6))
+    examples.append(examples[0])
+
+    def loss_and_gradient(share):
+        row = pack_row(examples, 160, 40, "later", share)
+        batch = {name: jnp.asarray(x)[None] for name, x in row.items()}
+        cfg = LossConfig("prm", 1.5, 0.0)
+        loss = lambda model: combine(loss_terms(model, batch, cfg), batch, cfg)[0]
+        return row, *jax.value_and_grad(loss)(tiny_model)
+
+    (tree, loss, gradient), (row, expected, expected_gradient) = map(loss_and_gradient, (True, False))
+    assert (tree["until"] < 160).sum() < 0.75 * (row["until"] < 160).sum()
+    assert loss == pytest.approx(float(expected), abs=1e-5)
+    for mine, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_the_shared_stream_holds_every_solution_once_an_epoch(rng):
+    examples = random_examples(rng, 50)
+    source = PackedRows(examples, 100, 64, 40, "uniform", 3, share=True)
+    source[0]
+    assert sorted(i for pack in source.packs for i in pack) == list(range(50))
+    assert "padding" in source.summary()
 
 
 def test_targets_of_each_objective():

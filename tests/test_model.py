@@ -1,57 +1,19 @@
 """The transformer: parity with PyTorch, causality, packing, remat, heads."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax.attention import attend, visible
 from prm_jax.model import PRM, good_logit
 
 
 def causal(rng, B, L, vocab=64):
     ids_BL = jnp.asarray(rng.integers(1, vocab, (B, L)))
     return ids_BL, jnp.tile(jnp.arange(L), (B, 1)), jnp.full((B, L), L - 1)
-
-
-def test_visible_is_causal_within_each_solution():
-    until_BL = jnp.array([[1, 1, 3, 3, 5]])  # two solutions of two tokens, one token of padding
-    expected_LM = [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 1, 1, 0],
-        [0, 0, 0, 0, 1],
-    ]
-    np.testing.assert_array_equal(visible(until_BL)[0], np.array(expected_LM, bool))
-
-
-@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (3, 1)])
-def test_attention_equals_naive_einsum_with_gradients(rng, heads, kv_heads):
-    B, L, K = 2, 12, 8
-    q_BLHK = jnp.asarray(rng.standard_normal((B, L, heads, K)), jnp.float32)
-    k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, B, L, kv_heads, K)), jnp.float32)
-    until_BL = jnp.asarray(np.where(np.arange(L) < 5, 4, np.where(np.arange(L) < 9, 8, L)))[None].repeat(B, 0)
-    weight_BLHK = jnp.asarray(rng.standard_normal((B, L, heads, K)), jnp.float32)
-
-    def naive(q_BLHK, k_BLGK, v_BLGK):
-        k_BLHK, v_BLHK = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k_BLGK, v_BLGK))
-        score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK) / math.sqrt(K)
-        score_BHLM = jnp.where(visible(until_BL)[:, None], score_BHLM, -jnp.inf)
-        return jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(score_BHLM, -1), v_BLHK)
-
-    ours = lambda *qkv: attend(*qkv, until_BL)
-    np.testing.assert_allclose(ours(q_BLHK, k_BLGK, v_BLGK), naive(q_BLHK, k_BLGK, v_BLGK), atol=1e-5)
-    loss = lambda f: jax.grad(lambda *qkv: (f(*qkv) * weight_BLHK).sum(), argnums=(0, 1, 2))
-    for mine, theirs in zip(
-        loss(ours)(q_BLHK, k_BLGK, v_BLGK), loss(naive)(q_BLHK, k_BLGK, v_BLGK), strict=True
-    ):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 def test_causality_by_gradient(tiny_model, rng):

@@ -1,4 +1,8 @@
-"""rerank.py against brute force, closed forms, literal arrays and real pools."""
+"""rerank.py against brute force, closed forms, literal arrays and real pools.
+
+Compiling is most of the time of these tests. So most share one shape and one way to call each function; where one is
+compiled in a second way, that is mostly its vmap, held against the same truth.
+"""
 
 import functools
 import itertools
@@ -6,7 +10,6 @@ import math
 from fractions import Fraction
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import real_gold
@@ -15,23 +18,29 @@ from prm_jax import rerank
 from prm_jax.rerank import aggregate, best_of_n, bootstrap, expectation, reweight
 
 INF = np.inf
+P, N, T = 8, 9, 6
+ALL_PN, EVEN_PN = np.ones((P, N), bool), np.ones((P, N))
 
 
-def subsets(N, n):
-    return itertools.combinations(range(N), n)
+def corner(x, shape=(P, N)):
+    """x in the corner of an array of zeros, and the mask of what it fills."""
+    out, mask = np.zeros(shape, x.dtype), np.zeros(shape, bool)
+    place = tuple(slice(size) for size in x.shape)
+    out[place], mask[place] = x, True
+    return out, mask
 
 
 def brute_best_of_n(score_N, gold_N, n):
     """Mean over all n-subsets of the mean gold of the subset's best; nothing to choose counts 0."""
     total = 0.0
-    for drawn in subsets(len(score_N), n):
+    for drawn in itertools.combinations(range(len(score_N)), n):
         top = max(score_N[i] for i in drawn)
         if top > -INF:
             total += np.mean([gold_N[i] for i in drawn if score_N[i] == top])
     return total / math.comb(len(score_N), n)
 
 
-def some_pool(rng, P=6, N=7, dtype=np.float64):
+def some_pool(rng, dtype=np.float64):
     """Integer scores with ties and -inf, gold of any value, a mask."""
     score_PN = rng.integers(0, 4, (P, N)).astype(dtype)
     score_PN[rng.random((P, N)) < 0.2] = -INF
@@ -58,70 +67,99 @@ EXPECTED = {  # worked by hand from STEP_P
 }
 
 
+def aggregated(step_NT, unit):
+    """{how: score_N} of a few solutions of equal length."""
+    step_PNT, mask_PNT = corner(step_NT[None], (P, N, T))
+    score = rerank.aggregate_all(step_PNT, mask_PNT, unit=unit)
+    assert tuple(sorted(score)) == tuple(sorted(rerank.AGGREGATORS))
+    return {how: np.asarray(score_PN)[0, : len(step_NT)] for how, score_PN in score.items()}
+
+
 @pytest.mark.parametrize("unit", ["logit", "logp"])
-@pytest.mark.parametrize("how", rerank.AGGREGATORS)
-def test_aggregators_match_hand_worked_numbers(how, unit, precision):
+def test_aggregators_match_hand_worked_numbers(unit, precision):
     dtype, tol = precision
     step_p = STEP_P.astype(dtype)
     step_T = np.log(step_p) - (np.log1p(-step_p) if unit == "logit" else 0)
-    got = aggregate(step_T[None, None], np.ones((1, 1, 4), bool), how, unit=unit)
-    assert got.dtype == dtype
-    np.testing.assert_allclose(got, [[EXPECTED[how]]], rtol=tol, atol=tol)
+    for how, score_N in aggregated(step_T[None], unit).items():
+        assert score_N.dtype == dtype
+        np.testing.assert_allclose(score_N, [EXPECTED[how]], rtol=tol, atol=tol, err_msg=how)
+
+
+def test_options_and_one_aggregator_alone():
+    """Two pools of eleven problems: more than are aggregated at a time. Problems are no axis that it needs."""
+    rng = np.random.default_rng(2)
+    logit_XPNT, mask_XPNT = (
+        rng.normal(0, 3, (2, 11, 4, 5)).astype(np.float32),
+        rng.random((2, 11, 4, 5)) < 0.7,
+    )
+    mask_XPNT[..., 0] = True
+    options = {"unit": "logit", "clip": 0.1, "decay": 0.5, "temperature": 0.4}
+    p_XPNT = 1 / (1 + np.exp(-logit_XPNT.astype(float)))
+    bound = math.log(9)
+    average = lambda w_XPNT: np.log((w_XPNT * mask_XPNT * p_XPNT).sum(-1) / (w_XPNT * mask_XPNT).sum(-1))
+    expected = {
+        "sum_logit": (np.clip(logit_XPNT.astype(float), -bound, bound) * mask_XPNT).sum(-1),
+        "weighted": average(0.5 ** np.arange(5)),
+        "softmin": average(np.exp(-(2 * p_XPNT - 1) / 0.4)),
+    }
+    run = lambda logit_PNT, mask_PNT: rerank.aggregate_all(logit_PNT, mask_PNT, tuple(expected), **options)
+    got = jax.device_get(jax.vmap(run)(logit_XPNT, mask_XPNT))
+    assert set(got) == set(expected)
+    for how, score_XPN in got.items():
+        np.testing.assert_allclose(score_XPN, expected[how], rtol=1e-5, atol=1e-5, err_msg=how)
+    alone_N = aggregate(logit_XPNT[1, 10], mask_XPNT[1, 10], "softmin", **options)
+    np.testing.assert_allclose(alone_N, got["softmin"][1, 10], rtol=2e-6)
 
 
 def test_e10_order_of_aggregators_and_long_solutions(precision):
     _, tol = precision
     rng = np.random.default_rng(0)
-    logit_PNT = rng.normal(1, 3, (5, 40, 9))
-    mask_PNT = np.arange(9) < rng.integers(1, 10, (5, 40, 1))
-    score = rerank.aggregate_all(logit_PNT, mask_PNT, unit="logit")
+    logit_PNT, size_PN = rng.normal(1, 3, (P, N, T)), rng.integers(1, T, (P, N))
+    place_T = np.arange(T)
+    mask_PNT = place_T < size_PN[..., None]
+    score = jax.device_get(rerank.aggregate_all(logit_PNT, mask_PNT, unit="logit"))
     for lower, higher in itertools.pairwise(["prod", "min", "gmean", "mean", "max"]):
         assert (score[lower] <= score[higher] + tol).all(), (lower, higher)
     assert (score["min"] <= score["softmin"] + tol).all() and (score["softmin"] <= score["mean"] + tol).all()
     # A step with p = 1 at the end leaves prod and min alone, moves mean and last.
-    logp_PNT = np.where(mask_PNT, np.asarray(jax.nn.log_sigmoid(logit_PNT)), 0.0)
-    longer_PNT = np.concatenate([mask_PNT[..., :1], mask_PNT], -1)
-    hows = ("min", "prod", "mean", "last")
-    before = rerank.aggregate_all(logp_PNT, mask_PNT, hows, unit="logp")
-    longer = rerank.aggregate_all(np.pad(logp_PNT, ((0, 0), (0, 0), (0, 1))), longer_PNT, hows, unit="logp")
+    logp_PNT = np.where(mask_PNT, -np.logaddexp(0, -logit_PNT), 0.0)
+    before = jax.device_get(rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp"))
+    longer = rerank.aggregate_all(logp_PNT, place_T <= size_PN[..., None], unit="logp")
+    longer = jax.device_get(longer)
     for how in ("min", "prod"):
         np.testing.assert_allclose(longer[how], before[how], rtol=tol)
     for how in ("mean", "last"):
         assert (longer[how] > before[how]).all(), how
-    long_T = np.full((1, 1, 200), 0.99)
-    got = aggregate(np.log(long_T), long_T > 0, "prod", unit="logp")
-    np.testing.assert_allclose(got, [[200 * math.log(0.99)]], rtol=tol * 10)
+    long_T = np.full(200, 0.99)
+    got = aggregate(np.log(long_T)[None], long_T[None] > 0, "prod", unit="logp")
+    np.testing.assert_allclose(got, [200 * math.log(0.99)], rtol=tol * 10)
 
 
 def test_e14_softmin_is_pures():
     r_T = np.array([0.9, 0.2, 0.8])
     weight_T = np.exp(-r_T / 0.1) / np.exp(-r_T / 0.1).sum()
     np.testing.assert_allclose(weight_T, [0.00091, 0.99662, 0.00247], atol=1e-5)
-    score = aggregate(np.log((1 + r_T) / 2)[None, None], np.ones((1, 1, 3), bool), "softmin", unit="logp")
-    np.testing.assert_allclose(2 * np.exp(score) - 1, [[0.2021]], atol=1e-4)
+    score_N = aggregated(np.log((1 + r_T) / 2)[None], "logp")["softmin"]
+    np.testing.assert_allclose(2 * np.exp(score_N) - 1, [0.2021], atol=1e-4)
 
 
 def test_extreme_steps_stay_finite_ordered_and_precise():
-    """Columns: all steps certain, one doubtful in 1e-6, hopeless, hopeless and worse."""
-    logit_1NT = np.array([[[40.0, 40.0], [40.0, 14.0], [-500.0, -600.0], [-500.0, -700.0]]], np.float32)
+    """Solutions: all steps certain, one doubtful in 1e-6, hopeless, hopeless and worse."""
+    logit_NT = np.array([[40.0, 40.0], [40.0, 14.0], [-500.0, -600.0], [-500.0, -700.0]], np.float32)
+    score = aggregated(logit_NT, "logit")
     for how in set(rerank.AGGREGATORS) - {"last", "sum_logit"}:
-        score_N = aggregate(logit_1NT, np.ones(logit_1NT.shape, bool), how, unit="logit")[0]
-        assert np.isfinite(score_N).all(), how
-        assert score_N[0] >= score_N[1] > score_N[2] >= score_N[3], how
-    mean_N = aggregate(logit_1NT, np.ones(logit_1NT.shape, bool), "mean", unit="logit")[0]
+        assert np.isfinite(score[how]).all(), how
+        assert score[how][0] >= score[how][1] > score[how][2] >= score[how][3], how
     # 1 - p = 8.3e-7 in one of two steps; a mean taken over p itself would be off by a tenth in float32
-    np.testing.assert_allclose(mean_N[1], -0.5 / (1 + math.exp(14)), rtol=1e-5)
-    np.testing.assert_allclose(mean_N[2], -500 - math.log(2), rtol=1e-6)
-    np.testing.assert_array_equal(
-        aggregate(logit_1NT, np.ones(logit_1NT.shape, bool), "sum_logit", unit="logit", clip=0.0)[0],
-        [80, 54, -1100, -1200],
-    )
+    np.testing.assert_allclose(score["mean"][1], -0.5 / (1 + math.exp(14)), rtol=1e-5)
+    np.testing.assert_allclose(score["mean"][2], -500 - math.log(2), rtol=1e-6)
+    plain_N = aggregate(logit_NT, np.ones(logit_NT.shape, bool), "sum_logit", unit="logit", clip=0.0)
+    np.testing.assert_array_equal(plain_N, [80, 54, -1100, -1200])
 
 
 def test_stored_scores_of_zero_and_one_are_not_clipped_but_by_sum_logit():
-    logp_NT = np.log(np.array([[1.0, 1.0], [1.0, 0.5], [1.0, 1e-12]], np.float32))
-    logp_NT = np.concatenate([logp_NT, [[0.0, -INF]]]).astype(np.float32)
-    mask_NT = np.ones((4, 2), bool)
+    with np.errstate(divide="ignore"):
+        logp_NT = np.log(np.array([[1.0, 1.0], [1.0, 0.5], [1.0, 1e-12], [1.0, 0.0]], np.float32))
     half, tiny = math.log(0.5), math.log(1e-12)
     expected = {
         "min": [0, half, tiny, -INF],
@@ -132,51 +170,44 @@ def test_stored_scores_of_zero_and_one_are_not_clipped_but_by_sum_logit():
         "last": [0, half, tiny, -INF],
         "weighted": [0, math.log(1.45 / 1.9), math.log(1 / 1.9), math.log(1 / 1.9)],
     }
+    score = aggregated(logp_NT, "logp")
     for how, score_N in expected.items():
-        np.testing.assert_allclose(
-            aggregate(logp_NT, mask_NT, how, unit="logp"), score_N, rtol=1e-6, err_msg=how
-        )
-    for clip, top in ((1e-6, 13.815510), (1e-3, 6.906755)):
-        got = aggregate(logp_NT, mask_NT, "sum_logit", unit="logp", clip=clip)
-        np.testing.assert_allclose(got, [2 * top, top, 0, 0], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(score[how], score_N, rtol=1e-6, err_msg=how)
+    wide_N = aggregate(logp_NT, np.ones(logp_NT.shape, bool), "sum_logit", unit="logp", clip=1e-3)
+    for score_N, top in ((score["sum_logit"], 13.815510), (wide_N, 6.906755)):
+        np.testing.assert_allclose(score_N, [2 * top, top, 0, 0], rtol=1e-6, atol=1e-6)
 
 
 def test_padding_changes_no_bit_and_empty_is_minus_inf():
     rng = np.random.default_rng(1)
-    logit_PNT = rng.normal(0, 3, (3, 5, 6)).astype(np.float32)
-    mask_PNT = rng.random((3, 5, 6)) < 0.6  # gaps too
+    logit_PNT = rng.normal(0, 3, (P, N, T)).astype(np.float32)
+    mask_PNT = rng.random((P, N, T)) < 0.6  # gaps too
     mask_PNT[1, 2] = False
-    run = lambda x_PNT, mask_PNT: rerank.aggregate_all(x_PNT, mask_PNT, unit="logit")
-    clean = run(np.where(mask_PNT, logit_PNT, 0), mask_PNT)
+    run = lambda x_PNT: jax.device_get(rerank.aggregate_all(x_PNT, mask_PNT, unit="logit"))
+    clean = run(np.where(mask_PNT, logit_PNT, 0))
     for junk in (7.0, -1e30, INF, -INF, np.nan):
-        for how, score_PN in run(np.where(mask_PNT, logit_PNT, np.float32(junk)), mask_PNT).items():
+        for how, score_PN in run(np.where(mask_PNT, logit_PNT, np.float32(junk))).items():
             np.testing.assert_array_equal(score_PN, clean[how], err_msg=f"{how} {junk}")
-    steps_T = logit_PNT[0, 0][mask_PNT[0, 0]]
-    for how, score_PN in run(steps_T[None, None], np.ones((1, 1, len(steps_T)), bool)).items():
-        assert clean[how][1, 2] == -INF and np.isfinite(clean[how]).sum() == 14, how
+    for how, score_N in aggregated(logit_PNT[0, 0][mask_PNT[0, 0]][None], "logit").items():
+        assert clean[how][1, 2] == -INF, how
+        np.testing.assert_array_equal(np.isfinite(clean[how]), mask_PNT.any(-1), err_msg=how)
         if how != "weighted":  # whose weights belong to places in the array, gaps included
-            np.testing.assert_allclose(score_PN[0, 0], clean[how][0, 0], rtol=1e-6, err_msg=how)
-    none = run(np.zeros((2, 3, 0)), np.zeros((2, 3, 0), bool))
-    assert all((score_PN == -INF).all() for score_PN in none.values())
-
-    def total(x_PNT):
-        return sum(
-            jnp.where(mask_PNT.any(-1), score_PN, 0).sum() for score_PN in run(x_PNT, mask_PNT).values()
-        )
-
-    gradient_PNT = jax.jit(jax.grad(total))(np.where(mask_PNT, logit_PNT, np.nan).astype(np.float32))
-    assert np.isfinite(gradient_PNT).all() and (gradient_PNT[~mask_PNT] == 0).all()
-    assert (gradient_PNT[mask_PNT] != 0).all()
+            np.testing.assert_allclose(score_N[0], clean[how][0, 0], rtol=1e-6, err_msg=how)
+    none = rerank.aggregate_all(np.zeros((2, 3, 0)), np.zeros((2, 3, 0), bool), unit="logit")
+    assert all((np.asarray(score_PN) == -INF).all() for score_PN in none.values())
 
 
-def test_aggregate_all_is_each_of_them():
-    rng = np.random.default_rng(2)
-    logit_PNT, mask_PNT = rng.normal(0, 3, (11, 4, 5)).astype(np.float32), rng.random((11, 4, 5)) < 0.7
-    got = rerank.aggregate_all(logit_PNT, mask_PNT, unit="logit", decay=0.5)
-    assert set(got) == set(rerank.AGGREGATORS)
-    for how, score_PN in got.items():
-        one = aggregate(logit_PNT, mask_PNT, how, unit="logit", decay=0.5)
-        np.testing.assert_allclose(score_PN, one, rtol=2e-6, err_msg=how)
+def test_padding_has_no_gradient_and_real_steps_have_one():
+    logit_NT = np.array([[0.5, np.nan, -1.0], [np.nan, np.nan, np.nan]], np.float32)
+    mask_NT = ~np.isnan(logit_NT)
+
+    def total(x_NT):
+        score = [aggregate(x_NT, mask_NT, how, unit="logit") for how in rerank.AGGREGATORS]
+        return sum(score_N[0] for score_N in score)
+
+    gradient_NT = np.asarray(jax.jit(jax.grad(total))(logit_NT))
+    assert np.isfinite(gradient_NT).all()
+    np.testing.assert_array_equal(gradient_NT != 0, mask_NT)
 
 
 def test_unknown_names_raise_with_what_was_expected():
@@ -195,9 +226,9 @@ def test_unknown_names_raise_with_what_was_expected():
 def test_reweight_matches_the_definition(precision):
     dtype, tol = precision
     rng = np.random.default_rng(3)
-    score_PN, ref_PN = rng.normal(0, 2, (6, 9)).astype(dtype), rng.random((6, 9)).astype(dtype)
-    mask_PN = rng.random((6, 9)) < 0.7
-    got = reweight(score_PN, 0.7, ref_PN, mask_PN)
+    score_PN, ref_PN = rng.normal(0, 2, (P, N)).astype(dtype), rng.random((P, N)).astype(dtype)
+    mask_PN = rng.random((P, N)) < 0.7
+    got = jax.device_get(reweight(score_PN, 0.7, ref_PN, mask_PN))
     law_PN = np.where(mask_PN, ref_PN.astype(float), 0)
     law_PN /= law_PN.sum(-1, keepdims=True)
     tilted_PN = law_PN * np.exp(score_PN.astype(float) / 0.7)
@@ -215,12 +246,12 @@ def test_reweight_matches_the_definition(precision):
 def test_e9_identities_by_finite_differences():
     with jax.enable_x64(True):
         rng = np.random.default_rng(4)
-        score_PN, ref_PN = rng.normal(0, 2, (5, 8)), rng.random((5, 8))
-        at = lambda inverse: reweight(score_PN, 1 / inverse, ref_PN)
+        score_PN, ref_PN = rng.normal(0, 2, (P, N)), rng.random((P, N))
+        at = lambda inverse: jax.device_get(reweight(score_PN, 1 / inverse, ref_PN, ALL_PN))
         inverse, step = 1 / 0.7, 1e-5
         here, up, down = at(inverse), at(inverse + step), at(inverse - step)
         mean_P = here.reward_P
-        variance_P = expectation(here.weight_PN, score_PN**2) - mean_P**2
+        variance_P = np.sum(here.weight_PN * score_PN**2, -1) - mean_P**2
         np.testing.assert_allclose(here.kl_P, mean_P * inverse - here.log_z_P, rtol=1e-12)
         np.testing.assert_allclose((up.log_z_P - down.log_z_P) / (2 * step), mean_P, rtol=1e-6)
         np.testing.assert_allclose((up.reward_P - down.reward_P) / (2 * step), variance_P, rtol=1e-6)
@@ -228,66 +259,77 @@ def test_e9_identities_by_finite_differences():
 
 
 def test_reweight_at_the_ends_of_beta():
-    score_PN = np.array([[-1.0, -3.0, -1.0, -INF, -2.0]], np.float32)
-    ref_PN = np.array([[1.0, 2.0, 3.0, 2.0, 2.0]], np.float32)
-    cold, hot = reweight(score_PN, 0.0, ref_PN), reweight(score_PN, INF, ref_PN)
+    score_N = np.array([-1.0, -3.0, -1.0, -INF, -2.0], np.float32)
+    score_PN, mask_PN = corner(score_N[None])
+    ref_PN = corner(np.array([[1.0, 2.0, 3.0, 2.0, 2.0]], np.float32))[0]
+    law = lambda score_PN, beta, ref_PN=ref_PN: jax.tree.map(
+        lambda x: np.asarray(x)[0], reweight(score_PN, beta, ref_PN, mask_PN)
+    )
+    cold, hot = law(score_PN, 0.0), law(score_PN, INF)
     # beta 0: the two maxima in proportion 1 : 3 of ref, KL = log(total ref / theirs), log Z -> -1 / 0
-    np.testing.assert_allclose(cold.weight_PN, [[0.25, 0, 0.75, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(cold.weight_PN[:5], [0.25, 0, 0.75, 0, 0], rtol=1e-6)
     np.testing.assert_allclose(
-        [cold.kl_P[0], cold.log_z_P[0], cold.reward_P[0]], [math.log(10 / 4), -INF, -1], rtol=1e-6
+        [cold.kl_P, cold.log_z_P, cold.reward_P], [math.log(10 / 4), -INF, -1], rtol=1e-6
     )
     # beta inf: ref, but for the candidate of probability 0, which has weight 0 at every finite beta
-    np.testing.assert_allclose(hot.weight_PN, [[1 / 8, 2 / 8, 3 / 8, 0, 2 / 8]], rtol=1e-6)
-    np.testing.assert_allclose([hot.kl_P[0], hot.log_z_P[0]], [math.log(10 / 8), math.log(8 / 10)], rtol=1e-6)
-    assert reweight(score_PN, 1e-6, ref_PN).weight_PN[0, 2] == pytest.approx(0.75)
-    best_is_zero = reweight(score_PN + 1, 0.0, ref_PN)
-    np.testing.assert_allclose(best_is_zero.log_z_P, [math.log(4 / 10)], rtol=1e-6)
-    # equal up to float32's rounding: a tie at 0
-    near_PN = np.array([[-0.3, np.nextafter(np.float32(-0.3), np.float32(0))]], np.float32)
-    np.testing.assert_array_equal(reweight(near_PN, 0.0).weight_PN, [[0.5, 0.5]])
-    near = reweight(near_PN[:, :1], 0.0)  # compared after rounding, reported before
-    np.testing.assert_array_equal(near.reward_P, near_PN[:, 0])
+    np.testing.assert_allclose(hot.weight_PN[:5], [1 / 8, 2 / 8, 3 / 8, 0, 2 / 8], rtol=1e-6)
+    np.testing.assert_allclose([hot.kl_P, hot.log_z_P], [math.log(10 / 8), math.log(8 / 10)], rtol=1e-6)
+    assert law(score_PN, 1e-6).weight_PN[2] == pytest.approx(0.75)
+    np.testing.assert_allclose(law(score_PN + 1, 0.0).log_z_P, math.log(4 / 10), rtol=1e-6)
+    # equal up to float32's rounding: a tie at 0, compared after rounding, reported before
+    score_PN[0, :5] = [-0.3, np.nextafter(np.float32(-0.3), np.float32(0)), -INF, -INF, -INF]
+    near = law(score_PN, 0.0, np.ones_like(ref_PN))
+    np.testing.assert_array_equal(near.weight_PN[:5], [0.5, 0.5, 0, 0, 0])
+    score_PN[0, 1] = -INF
+    assert law(score_PN, 0.0).reward_P == np.float32(-0.3)
 
 
 def test_reweight_where_nothing_can_win():
     """Rows: all masked, all -inf, ref 0 on the only real candidate, one candidate left."""
-    score_PN = np.array([[1.0, 2.0], [-INF, -INF], [3.0, -INF], [-5000.0, np.nan]], np.float32)
-    mask_PN = np.array([[False, False], [True, True], [True, True], [True, False]])
-    ref_PN = np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], np.float32)
+    score_PN = corner(np.array([[1.0, 2.0], [-INF, -INF], [3.0, -INF], [-5000.0, np.nan]], np.float32))[0]
+    mask_PN = corner(np.array([[False, False], [True, True], [True, True], [True, False]]))[0]
+    ref_PN = corner(np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], np.float32))[0]
     for beta in (0.0, 0.3, INF):
-        law = reweight(score_PN, beta, ref_PN, mask_PN)
-        np.testing.assert_array_equal(law.weight_PN, [[0, 0], [0, 0], [0, 0], [1, 0]])
+        law = jax.tree.map(lambda x: np.asarray(x)[:4], reweight(score_PN, beta, ref_PN, mask_PN))
+        np.testing.assert_array_equal(law.weight_PN[:, :2], [[0, 0], [0, 0], [0, 0], [1, 0]])
+        np.testing.assert_array_equal(law.weight_PN[:, 2:], 0)
         np.testing.assert_array_equal(law.kl_P, [0, 0, 0, 0])
         np.testing.assert_array_equal(law.reward_P, [-INF, -INF, -INF, -5000])
         assert (law.log_z_P[:3] == -INF).all()
-        np.testing.assert_array_equal(expectation(law.weight_PN, np.ones((4, 2))), [0, 0, 0, 1])
+        np.testing.assert_array_equal(expectation(law.weight_PN, np.ones((4, N))), [0, 0, 0, 1])
 
 
 def test_reweight_over_a_beta_grid_is_a_loop_and_huge_scores_do_not_overflow():
+    """By default the reference is even and nothing is masked."""
     rng = np.random.default_rng(5)
-    score_PN = rng.normal(0, 1e4, (4, 6)).astype(np.float32)
+    score_PN = rng.normal(0, 1e4, (P, N)).astype(np.float32)
     betas = np.array([0.0, 1e-3, 0.7, 1e3, INF], np.float32)
-    grid = jax.vmap(lambda beta: reweight(score_PN, beta))(betas)
+    grid = jax.device_get(jax.vmap(lambda beta: reweight(score_PN, beta))(betas))
     for i, beta in enumerate(betas):
-        one = reweight(score_PN, beta)
+        one = jax.device_get(reweight(score_PN, float(beta), EVEN_PN, ALL_PN))
         for a, b in zip(grid, one):
             np.testing.assert_allclose(a[i], b, rtol=1e-5)
         assert np.isfinite(one.weight_PN).all() and np.isfinite(one.kl_P).all() and (one.kl_P >= 0).all()
     assert (np.diff(grid.kl_P, axis=0) <= 1e-5).all() and (np.diff(grid.reward_P, axis=0) <= 1e-2).all()
-    np.testing.assert_allclose(grid.kl_P[0], math.log(6), rtol=1e-6)
+    np.testing.assert_allclose(grid.kl_P[0], math.log(N), rtol=1e-6)
     np.testing.assert_allclose(grid.kl_P[-1], 0, atol=1e-6)
 
 
 # Best-of-n
 
 
+def curve(score_PN, gold_PN, mask_PN=ALL_PN):
+    """best_of_n at every size; the sizes next to 1..N are nan."""
+    curve_Pn = np.asarray(best_of_n(score_PN, gold_PN, mask_PN, np.arange(N + 2)))
+    assert np.isnan(curve_Pn[:, [0, -1]]).all()
+    return curve_Pn[:, 1:-1]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_e1_best_of_n_equals_the_mean_over_all_subsets(seed, precision):
     dtype, tol = precision
-    rng = np.random.default_rng(seed)
-    N = 9
-    score_PN, gold_PN, mask_PN = some_pool(rng, 5, N, dtype)
-    curve_Pn = best_of_n(score_PN, gold_PN, mask_PN)
+    score_PN, gold_PN, mask_PN = some_pool(np.random.default_rng(seed), dtype)
+    curve_Pn = curve(score_PN, gold_PN, mask_PN)
     hidden_PN = np.where(mask_PN, score_PN, -INF)
     expected = [[brute_best_of_n(s, g, n) for n in range(1, N + 1)] for s, g in zip(hidden_PN, gold_PN)]
     np.testing.assert_allclose(curve_Pn, expected, rtol=0, atol=tol)
@@ -295,43 +337,44 @@ def test_e1_best_of_n_equals_the_mean_over_all_subsets(seed, precision):
 
 def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
     _, tol = precision
-    right_PN = np.random.default_rng(0).random((6, 10)) < np.arange(6)[:, None] / 5
-    expected = [
-        [1 - math.comb(10 - c, n) / math.comb(10, n) for n in range(1, 11)] for c in right_PN.sum(-1).tolist()
-    ]
-    np.testing.assert_allclose(rerank.pass_at_n(right_PN), expected, atol=tol)
-    np.testing.assert_allclose(best_of_n(right_PN, right_PN), expected, atol=tol)
+    pass_at = lambda c, M, n: 1 - math.comb(M - c, n) / math.comb(M, n)
+    right_P = [0, 1, 2, 3, 5, 6, 8, 9]
+    right_PN = np.random.default_rng(0).permuted(np.arange(N) < np.array(right_P)[:, None], axis=-1)
+    expected_Pn = [[pass_at(c, N, n) for n in range(1, N + 1)] for c in right_P]
+    np.testing.assert_allclose(curve(1.0 * right_PN, 1.0 * right_PN), expected_Pn, atol=tol)
 
-
-def test_pass_at_n_without_the_bias_of_drawing_with_replacement():
-    """p = .02, M = 64: averaged over c ~ Binomial(64, p), pass@n is 1 - (1 - p)^n; the plug-in gives .250, .400, .559."""
-    right_PN = np.arange(64) < np.arange(65)[:, None]
-    chance_P = np.array([math.comb(64, c) * 0.02**c * 0.98 ** (64 - c) for c in range(65)])
-    got_n = chance_P @ np.asarray(rerank.pass_at_n(right_PN, size_n=np.array([16, 32, 64])))
-    np.testing.assert_allclose(got_n, [0.276, 0.476, 0.726], atol=5e-4)
-    np.testing.assert_allclose(got_n, 1 - 0.98 ** np.array([16, 32, 64]), atol=1e-6)
+    M, size_n = 64, [1, 2, 16, 32, 64]
+    all_Pn = np.asarray(rerank.pass_at_n(np.arange(M) < np.arange(M + 1)[:, None], size_n=np.array(size_n)))
+    expected_Pn = [[pass_at(c, M, n) for n in size_n] for c in range(M + 1)]
+    np.testing.assert_allclose(all_Pn, expected_Pn, atol=tol)
+    # Averaged over c ~ Binomial(64, .02) it is 1 - .98^n, without bias; the plug-in gives .250, .400, .559.
+    chance_P = np.array([math.comb(M, c) * 0.02**c * 0.98 ** (M - c) for c in range(M + 1)])
+    np.testing.assert_allclose((chance_P @ all_Pn)[2:], [0.276, 0.476, 0.726], atol=5e-4)
+    np.testing.assert_allclose(chance_P @ all_Pn, 1 - 0.98 ** np.array(size_n), atol=tol)
 
 
 def test_e3_ends_of_the_curve_and_permutations(precision):
     _, tol = precision
     rng = np.random.default_rng(6)
-    score_PN, gold_PN, _ = some_pool(rng, 5, 9)
+    score_PN, gold_PN, _ = some_pool(rng)
     score_PN[:, 0] = 1.0  # at least one that can win
     gold_PN = np.where(score_PN > -INF, gold_PN, 0.0)
-    curve_Pn = best_of_n(score_PN, gold_PN)
+    curve_Pn = curve(score_PN, gold_PN)
     np.testing.assert_allclose(curve_Pn[:, 0], gold_PN.mean(-1), atol=tol)
     top_PN = score_PN == score_PN.max(-1, keepdims=True)
     np.testing.assert_allclose(curve_Pn[:, -1], (gold_PN * top_PN).sum(-1) / top_PN.sum(-1), atol=tol)
-    shuffle_N = rng.permutation(9)
-    np.testing.assert_allclose(best_of_n(score_PN[:, shuffle_N], gold_PN[:, shuffle_N]), curve_Pn, atol=tol)
+    shuffle_N = rng.permutation(N)
+    shuffled_Pn = curve(score_PN[:, shuffle_N], gold_PN[:, shuffle_N])
+    np.testing.assert_allclose(shuffled_Pn, curve_Pn, atol=tol)
 
 
 def test_ties_first_is_the_lowest_index_in_every_subset():
-    rng = np.random.default_rng(7)
-    score_PN, gold_PN, _ = some_pool(rng, 4, 8)
-    unique_PN = score_PN - 1e-3 * np.arange(8)  # the same order, ties broken by index
-    expected = [[brute_best_of_n(s, g, n) for n in range(1, 9)] for s, g in zip(unique_PN, gold_PN)]
-    np.testing.assert_allclose(best_of_n(score_PN, gold_PN, ties="first"), expected, atol=1e-6)
+    score_PN, gold_PN, _ = some_pool(np.random.default_rng(7))
+    unique_PN = score_PN - 1e-3 * np.arange(N)  # the same order, ties broken by index
+    expected = [[brute_best_of_n(s, g, n) for n in range(1, N + 1)] for s, g in zip(unique_PN, gold_PN)]
+    pools = (score_PN.reshape(2, P // 2, N), gold_PN.reshape(2, P // 2, N))
+    curve_XPn = jax.vmap(functools.partial(best_of_n, ties="first"))(*pools)
+    np.testing.assert_allclose(np.reshape(curve_XPn, (P, N)), expected, atol=1e-6)
 
 
 def test_what_ties_and_what_does_not():
@@ -344,9 +387,13 @@ def test_what_ties_and_what_does_not():
         "products of half-precision scores": ([np.log(a) + np.log(c), 2 * np.log(b)], False),
         "neighbours in half precision": ([np.log(a), np.log(half(1.0))], False),
         "-inf and the lowest": ([-INF, -1e38], False),
+        "a last bit kept": ([-1.0, -1 - 2.0**-16], False),
+        "a first bit rounded off": ([-1.0, -1 - 2.0**-18], True),
     }
-    for name, (score_N, ties) in pairs.items():
-        share = best_of_n(np.array([score_N], np.float32), np.array([[1.0, 0.0]]))[0, 1]
+    score_PN, mask_PN = corner(np.array([scores for scores, _ in pairs.values()], np.float32))
+    first_PN = np.broadcast_to(np.arange(N) == 0, (P, N)).astype(float)
+    share_P = curve(score_PN, first_PN, mask_PN)[:, -1]
+    for share, (name, (_, ties)) in zip(share_P, pairs.items()):
         assert (share == 0.5) == ties, name
 
 
@@ -355,29 +402,30 @@ def test_order_is_a_stable_sort_of_any_float():
     score_PN = (rng.choice([-1, 1], (5, 300)) * 10.0 ** rng.integers(-37, 38, (5, 300))).astype(np.float32)
     score_PN[:, ::7] = rng.choice(np.array([0.0, -0.0, -INF, INF, 1.0], np.float32), score_PN[:, ::7].shape)
     score_PN = np.asarray(rerank.round_score(score_PN))
-    for N in (1, 2, 300):
-        expected = np.argsort(-score_PN[:, :N], -1, kind="stable")
-        np.testing.assert_array_equal(jax.jit(rerank._best_first)(score_PN[:, :N]), expected)
+    for size in (1, 2, 300):
+        expected = np.argsort(-score_PN[:, :size], -1, kind="stable")
+        np.testing.assert_array_equal(jax.jit(rerank._best_first)(score_PN[:, :size]), expected)
 
 
-def test_edge_sizes_and_nan():
-    score_PN, gold_PN = np.array([[2.0, 1.0], [np.nan, 1.0], [-INF, -INF]]), np.ones((3, 2))
-    got = np.asarray(best_of_n(score_PN, gold_PN, size_n=np.array([0, 1, 2, 3])))
-    assert np.isnan(got[:, [0, 3]]).all()  # sizes outside 1..N
-    np.testing.assert_array_equal(got[:, 1:3], [[1, 1], [np.nan, np.nan], [0, 0]])
-    np.testing.assert_array_equal(best_of_n(score_PN[:1, :1], gold_PN[:1, :1]), [[1]])
-    soft_Pn = rerank.soft_best_of_n(
-        jax.random.key(0), score_PN, gold_PN, 1.0, size_n=np.array([0, 3]), draws=2
-    )
-    assert np.isnan(soft_Pn).all()
+def test_nan_scores_single_candidates_and_half_precision():
+    score_PN, mask_PN = corner(np.array([[2.0, 1.0], [np.nan, 1.0], [-INF, -INF]]))
+    curve_Pn = curve(score_PN, EVEN_PN, mask_PN)
+    np.testing.assert_allclose(curve_Pn[0, [0, 1, -2, -1]], [2 / 9, 1 - 7 / 9 * 6 / 8, 1, 1], rtol=1e-6)
+    assert np.isnan(curve_Pn[1]).all()
+    np.testing.assert_array_equal(curve_Pn[2], np.zeros(N))
+    np.testing.assert_array_equal(best_of_n(np.ones((1, 1)), np.ones((1, 1))), [[1]])
+    half = jax.ShapeDtypeStruct((1, 1), np.float16)
+    assert jax.eval_shape(best_of_n, half, half).dtype == np.float32
 
 
 def test_rank_weights_against_exact_fractions_at_1860():
     """The sum of all errors of a row bounds the error of any curve with gold within 0..1."""
-    N, sizes = 1860, [1, 2, 10, 50, 500, 1500, 1859, 1860]
-    weight_nN = np.asarray(jax.jit(rerank.rank_weights, static_argnums=1)(np.array(sizes), N), np.float64)
-    for row_N, n in zip(weight_nN, sizes):
-        exact = [float(Fraction(math.comb(N - 1 - rank, n - 1), math.comb(N, n))) for rank in range(N)]
+    size, sizes = 1860, [1, 2, 10, 50, 500, 1500, 1859, 1860]
+    weight_nN = jax.jit(rerank.rank_weights, static_argnums=1)(np.array(sizes), size)
+    for row_N, n in zip(np.asarray(weight_nN, np.float64), sizes):
+        exact = [
+            float(Fraction(math.comb(size - 1 - rank, n - 1), math.comb(size, n))) for rank in range(size)
+        ]
         assert np.abs(row_N - exact).sum() < 3e-7, n
 
 
@@ -385,17 +433,16 @@ def test_curve_at_1860_is_right_to_1e_6_in_float32():
     rng = np.random.default_rng(9)
     score_PN = np.round(rng.normal(size=(3, 1860)), 2).astype(np.float32)  # ties
     gold_PN = rng.random((3, 1860)) < np.array([0.02, 0.5, 0.98])[:, None]
-    single = best_of_n(score_PN, gold_PN)
-    assert single.dtype == np.float32
-    n = np.array([1, 3, 64, 1000, 1860])
+    single_Pn = np.asarray(best_of_n(score_PN, gold_PN))
+    assert single_Pn.dtype == np.float32
     for p in range(3):
         order = np.argsort(-score_PN[p])
         block = {s: gold_PN[p][score_PN[p] == s].mean() for s in set(score_PN[p])}
         gold = np.array([block[s] for s in score_PN[p][order]])
-        for size in n:
+        for size in (1, 3, 64, 1000, 1860):
             hazard = np.minimum(size / (1860 - np.arange(1860)), 1)
             weight = hazard * np.concatenate([[1], np.cumprod(1 - hazard)[:-1]])
-            assert abs(single[p, size - 1] - weight @ gold) < 1e-6
+            assert abs(single_Pn[p, size - 1] - weight @ gold) < 1e-6
 
 
 def normal_cdf(x):
@@ -403,28 +450,29 @@ def normal_cdf(x):
 
 
 @pytest.mark.parametrize(
-    ("d", "q", "N", "truth"),
+    ("d", "q", "truth"),
     [
-        (1.0, 0.00, 64, [0.5000, 0.6301, 0.7352, 0.8115, 0.8639, 0.8996, 0.9242]),
-        (1.5, 0.02, 128, [0.5000, 0.6696, 0.7921, 0.8444, 0.8326, 0.7663, 0.6502, 0.4939]),
+        (1.0, 0.00, [0.5000, 0.6301, 0.7352, 0.8115, 0.8639, 0.8996, 0.9242]),
+        (1.5, 0.02, [0.5000, 0.6696, 0.7921, 0.8444, 0.8326, 0.7663, 0.6502, 0.4939]),
     ],
     ids=["E5", "E6"],
 )
-def test_e5_e6_closed_form_truths(d, q, N, truth):
+def test_e5_e6_closed_form_truths(d, q, truth):
     """Right ~ N(d, 1); wrong ~ N(0, 1), a share q of them ~ N(4, 1); success .5."""
-    size_n = 2 ** np.arange(len(truth))
+    size_n, K = 2 ** np.arange(8), len(truth)
     s = np.linspace(-9, 13, 20001)
     density = lambda m: np.exp(-0.5 * (s - m) ** 2) / math.sqrt(2 * math.pi)
     below = 0.5 * normal_cdf(s - d) + 0.5 * ((1 - q) * normal_cdf(s) + q * normal_cdf(s - 4))
     integral_n = [np.trapezoid(n * 0.5 * density(d) * below ** (n - 1), s) for n in size_n]
-    np.testing.assert_allclose(integral_n, truth, atol=6e-5)
+    np.testing.assert_allclose(integral_n[:K], truth, atol=6e-5)
     rng = np.random.default_rng(10)
-    P, M = 3000, 2 * N
-    right_PN = rng.random((P, M)) < 0.5
-    wrong_PN = rng.normal(size=(P, M)) + 4 * (rng.random((P, M)) < q)
-    curve_Pn = best_of_n(np.where(right_PN, rng.normal(d, 1, (P, M)), wrong_PN), right_PN, size_n=size_n)
-    error_n = curve_Pn.std(0) / math.sqrt(P)
-    assert (np.abs(curve_Pn.mean(0) - np.array(truth)) < 4 * error_n + 1e-4).all()
+    problems, pool = 3000, 256
+    right_PN = rng.random((problems, pool)) < 0.5
+    wrong_PN = rng.normal(size=right_PN.shape) + 4 * (rng.random(right_PN.shape) < q)
+    score_PN = np.where(right_PN, rng.normal(d, 1, right_PN.shape), wrong_PN)
+    curve_Pn = np.asarray(best_of_n(score_PN, right_PN, size_n=size_n))[:, :K]
+    error_n = curve_Pn.std(0) / math.sqrt(problems)
+    assert (np.abs(curve_Pn.mean(0) - truth) < 4 * error_n + 1e-4).all()
     if q:
         assert curve_Pn.mean(0).argmax() == 3  # peaks at n = 8, then over-optimises
 
@@ -432,38 +480,45 @@ def test_e5_e6_closed_form_truths(d, q, N, truth):
 def test_e7_band_is_the_standard_deviation_of_shuffles():
     """OpenAI's protocol: shuffle, take the first n, arg max; 400 trials. Its mean is the curve, its std the band."""
     rng = np.random.default_rng(11)
-    P, N, n, trials = 100, 32, 8, 400
+    n, trials = 4, 400
     score_PN, gold_PN = rng.normal(size=(P, N)), rng.random((P, N)) < 0.4
     order_SPN = rng.permuted(np.tile(np.arange(N), (trials, P, 1)), axis=-1)[..., :n]
     drawn_SPN = np.take_along_axis(np.broadcast_to(score_PN, (trials, P, N)), order_SPN, -1)
     winner_SP = np.take_along_axis(order_SPN, drawn_SPN.argmax(-1)[..., None], -1)
     rate_S = np.take_along_axis(np.broadcast_to(gold_PN, (trials, P, N)), winner_SP, -1).mean((1, 2))
-    curve_P1 = best_of_n(score_PN, gold_PN, size_n=np.array([n]))
-    band = float(rerank.subset_band(curve_P1)[0])
+    curve_Pn = curve(score_PN, 1.0 * gold_PN)
+    band = float(np.asarray(rerank.subset_band(curve_Pn))[n - 1])
     assert 0.9 < rate_S.std() / band < 1.1
-    assert abs(rate_S.mean() - curve_P1.mean()) < 4 * band / math.sqrt(trials)
-    assert float(rerank.subset_band(np.array([[0.0, 0.5], [1.0, 0.5]]))[1]) == pytest.approx(
-        math.sqrt(0.5) / 2
-    )
+    assert abs(rate_S.mean() - curve_Pn[:, n - 1].mean()) < 4 * band / math.sqrt(trials)
+    by_hand_n = rerank.subset_band(np.array([[0.0, 0.5], [1.0, 0.5]]))
+    np.testing.assert_allclose(by_hand_n, [0, math.sqrt(0.5) / 2], rtol=1e-6)
+
+
+def laws(score_PN, size_n, ref_PN, mask_PN):
+    """law_nPN of best_of_n_law in the corner of one shape."""
+    shape = (3, 1000)
+    score, ref, mask = (corner(x, shape)[0] for x in (score_PN, ref_PN, mask_PN))
+    law = lambda n: rerank.best_of_n_law(score, n, ref, mask)
+    return np.asarray(jax.vmap(law)(np.array(size_n)))[:, :, : score_PN.shape[1]]
 
 
 def test_e8_exact_kl_of_best_of_n(precision):
     _, tol = precision
-    for outcomes, n, kl, bound in (
-        (2, 256, 0.6931, 4.549),
-        (10, 16, 1.733, 1.835),
-        (1000, 256, 4.546, 4.549),
-    ):
-        ref_PN = np.full((1, outcomes), 1 / outcomes)
-        law_PN = rerank.best_of_n_law(np.arange(outcomes)[None] * 1.0, n)
-        exact = (np.arange(1, outcomes + 1) / outcomes) ** n - (np.arange(outcomes) / outcomes) ** n
-        np.testing.assert_allclose(law_PN[0], exact, atol=tol)
-        got = float(rerank.kl_divergence(law_PN, ref_PN)[0])
-        assert got == pytest.approx(kl, abs=6e-4) and got <= float(rerank.best_of_n_kl_bound(n)) + tol
-        assert float(rerank.best_of_n_kl_bound(n)) == pytest.approx(bound, abs=6e-4)
+    cases = ((2, 256, 0.6931, 4.549), (10, 16, 1.733, 1.835), (1000, 256, 4.546, 4.549))
+    score_PN, outcomes_P1 = np.tile(np.arange(1000.0), (3, 1)), np.array([[k] for k, *_ in cases])
+    mask_PN, size_n = score_PN < outcomes_P1, np.array([n for _, n, *_ in cases])
+    law_nPN = laws(score_PN, size_n, np.ones_like(score_PN), mask_PN)
+    kl_nP = np.asarray(rerank.kl_divergence(law_nPN, mask_PN / outcomes_P1))
+    bound_n = np.asarray(rerank.best_of_n_kl_bound(size_n))
+    for i, (outcomes, n, kl, bound) in enumerate(cases):
+        exact_N = (np.arange(1, outcomes + 1) / outcomes) ** n - (np.arange(outcomes) / outcomes) ** n
+        np.testing.assert_allclose(law_nPN[i, i, :outcomes], exact_N, atol=tol)
+        assert kl_nP[i, i] == pytest.approx(kl, abs=6e-4) and kl_nP[i, i] <= bound_n[i] + tol
+        assert bound_n[i] == pytest.approx(bound, abs=6e-4)
 
 
 def test_best_of_n_law_against_all_draws_with_ties(precision):
+    """Rows: a law of six, the same unnormalised with one masked, all masked."""
     dtype, tol = precision
     score_N = np.array([1.0, 3.0, 1.0, -INF, 3.0, 2.0], dtype)
     ref_N = np.array([0.1, 0.2, 0.1, 0.2, 0.1, 0.3], dtype)
@@ -473,109 +528,90 @@ def test_best_of_n_law_against_all_draws_with_ties(precision):
         if top > -INF:
             tied = score_N == top  # shared in proportion to ref over all outcomes of that score
             law_N += np.prod(ref_N[list(drawn)].astype(float)) * tied * ref_N / ref_N[tied].sum()
-    np.testing.assert_allclose(rerank.best_of_n_law(score_N[None], 3, ref_N[None])[0], law_N, atol=tol)
-    masked = rerank.best_of_n_law(score_N[None], 3, 7 * ref_N[None], (np.arange(6) != 3)[None])[0]
-    assert masked.sum() == pytest.approx(1, abs=tol) and masked[3] == 0
-    np.testing.assert_array_equal(
-        rerank.best_of_n_law(score_N[None], 3, mask_PN=np.zeros((1, 6), bool)), np.zeros((1, 6))
-    )
+    mask_PN = np.stack([np.ones(6, bool), np.arange(6) != 3, np.zeros(6, bool)])
+    law_nPN = laws(np.tile(score_N, (3, 1)), [1, 2, 3], np.stack([ref_N, 7 * ref_N, ref_N]), mask_PN)
+    np.testing.assert_allclose(law_nPN[0, 0], np.where(score_N > -INF, ref_N, 0), atol=tol)
+    np.testing.assert_allclose(law_nPN[2, 0], law_N, atol=tol)
+    assert law_nPN[2, 1].sum() == pytest.approx(1, abs=tol) and law_nPN[2, 1, 3] == 0
+    np.testing.assert_array_equal(law_nPN[:, 2], np.zeros((3, 6)))
+
+
+def test_best_of_n_law_is_even_by_default():
+    np.testing.assert_allclose(rerank.best_of_n_law(np.array([[0.0, 1.0]]), 3), [[1 / 8, 7 / 8]], rtol=1e-6)
 
 
 def test_within_problem_auroc_from_the_curve():
     """Pair-weighted AUROC = 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1))."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(12)
-        right_PN = rng.random((20, 12)) < 0.5
-        score_PN = np.round(rng.normal(size=(20, 12)) + right_PN, 1)
+        right_PN = rng.random((P, N)) < 0.5
+        score_PN = np.round(rng.normal(size=(P, N)) + right_PN, 1)
         pair_PNN = right_PN[:, :, None] & ~right_PN[:, None]
         above_PNN = score_PN[:, :, None] - score_PN[:, None]
         auroc = np.sum(((above_PNN > 0) + 0.5 * (above_PNN == 0)) * pair_PNN) / pair_PNN.sum()
-        size_n = np.array([1, 2])
-        one, two = best_of_n(score_PN, right_PN, size_n=size_n).mean(0)
-        pass_two = rerank.pass_at_n(right_PN, size_n=size_n).mean(0)[1]
-        assert float(0.5 + (two - one) / (2 * (pass_two - one))) == pytest.approx(auroc, abs=1e-12)
+        one, two = curve(score_PN, 1.0 * right_PN).mean(0)[:2]
+        pass_two = np.mean([1 - math.comb(N - c, 2) / math.comb(N, 2) for c in right_PN.sum(-1).tolist()])
+        assert 0.5 + (two - one) / (2 * (pass_two - one)) == pytest.approx(auroc, abs=1e-12)
 
 
 def test_soft_best_of_n():
-    """beta 0 is best-of-n; all N candidates give the reweighted law; the key decides."""
+    """beta 0 is best-of-n; all N candidates give the reweighted law; the key decides; sizes outside 1..N are nan."""
     rng = np.random.default_rng(14)
-    P, N, draws = 40, 12, 300
-    score_PN, gold_PN = rng.normal(size=(P, N)).astype(np.float32), rng.random((P, N)) < 0.4
+    draws, size_n = 1000, np.array([1, 4, N, 0, N + 1])
+    score_PN, gold_PN = rng.normal(size=(P, N)).astype(np.float32), 1.0 * (rng.random((P, N)) < 0.4)
     mask_PN = rng.random((P, N)) < 0.9
-    key, size_n = jax.random.key(0), np.array([1, 4, 12])
-    sample = functools.partial(rerank.soft_best_of_n, mask_PN=mask_PN, size_n=size_n, draws=draws)
-    cold_Pn = sample(key, score_PN, gold_PN, 0.0)
-    exact_Pn = best_of_n(score_PN, gold_PN, mask_PN, size_n)
-    error_n = rerank.subset_band(exact_Pn) / math.sqrt(draws)
+
+    def sample(seed):
+        """Curves at beta 0 and 0.5."""
+        key = jax.random.key(seed)
+        run = lambda beta: rerank.soft_best_of_n(key, score_PN, gold_PN, beta, mask_PN, size_n, draws=draws)
+        curve_bPn = np.asarray(jax.vmap(run)(np.array([0.0, 0.5])))
+        assert np.isnan(curve_bPn[..., 3:]).all()
+        return curve_bPn[..., :3]
+
+    (cold_Pn, soft_Pn), again_bPn, other_bPn = sample(0), sample(0), sample(1)
+    exact_Pn = curve(score_PN, gold_PN, mask_PN)[:, size_n[:3] - 1]
+    error_n = np.asarray(rerank.subset_band(exact_Pn)) / math.sqrt(draws)
     assert (np.abs(cold_Pn.mean(0) - exact_Pn.mean(0)) <= 4 * error_n + 1e-6).all()
-    soft_Pn = sample(key, score_PN, gold_PN, 0.5)
-    law_PN = reweight(score_PN, 0.5, None, mask_PN).weight_PN
-    np.testing.assert_allclose(soft_Pn[:, -1], expectation(law_PN, gold_PN), atol=1e-5)
-    np.testing.assert_array_equal(soft_Pn, sample(key, score_PN, gold_PN, 0.5))
-    assert (soft_Pn != sample(jax.random.key(1), score_PN, gold_PN, 0.5)).any()
+    law_PN = np.asarray(reweight(score_PN, 0.5, EVEN_PN, mask_PN).weight_PN)
+    np.testing.assert_allclose(soft_Pn[:, -1], (law_PN * gold_PN).sum(-1), atol=1e-5)
+    np.testing.assert_array_equal(soft_Pn, again_bPn[1])
+    assert (soft_Pn != other_bPn[1]).any()
 
 
 # Intervals
 
 
-def test_bootstrap_intervals():
+def test_bootstrap_intervals_and_paired_differences():
     rng = np.random.default_rng(15)
-    value_PX = np.stack([rng.normal(0.3, 1, 400), np.zeros(400), rng.random(400) < 0.5], -1)
-    got = bootstrap(jax.random.key(0), value_PX, draws=4000)
+    a_P = rng.random(400) < 0.7
+    b_P = a_P & (rng.random(400) < 0.95)  # b fails on a few more
+    columns = [rng.normal(0.3, 1, 400), np.zeros(400), rng.random(400) < 0.5, a_P, b_P, a_P * 1.0 - b_P]
+    value_PX = np.stack(columns, -1)
+    run = lambda seed: jax.device_get(bootstrap(jax.random.key(seed), value_PX, draws=4000))
+    got, other = run(0), run(1)
     np.testing.assert_allclose(got.mean_X, value_PX.mean(0), rtol=1e-5, atol=1e-7)
-    half_X = 1.96 * value_PX.std(0) / 20
-    np.testing.assert_allclose(got.high_X - got.mean_X, half_X, rtol=0.1)
-    np.testing.assert_allclose(got.mean_X - got.low_X, half_X, rtol=0.1)
+    half_X = 1.96 * value_PX.std(0)[:3] / 20
+    np.testing.assert_allclose((got.high_X - got.mean_X)[:3], half_X, rtol=0.1)
+    np.testing.assert_allclose((got.mean_X - got.low_X)[:3], half_X, rtol=0.1)
     assert got.p_X[1] == 1 and got.p_X[0] < 0.01 and got.p_X[2] == pytest.approx(2 / 4001)
-    # one column alone, another level, another key
-    alone = bootstrap(jax.random.key(0), value_PX[:, 0], draws=4000, level=0.5)
-    np.testing.assert_allclose(alone.high_X - alone.low_X, 2 * 0.6745 * value_PX[:, 0].std() / 20, rtol=0.1)
-    other = bootstrap(jax.random.key(1), value_PX, draws=4000)
-    assert (other.low_X != got.low_X)[0] and (
-        bootstrap(jax.random.key(0), value_PX, draws=4000).low_X == got.low_X
-    ).all()
-
-
-def test_paired_difference_is_sharper_than_two_intervals():
-    rng = np.random.default_rng(16)
-    a_P = rng.random(300) < 0.7
-    b_P = a_P & (rng.random(300) < 0.95)  # b fails on a few more
-    paired = bootstrap(jax.random.key(0), a_P.astype(float) - b_P)
-    alone = bootstrap(jax.random.key(0), a_P)
-    assert paired.low_X > 0 and paired.p_X < 0.01
-    assert paired.high_X - paired.low_X < 0.6 * (alone.high_X - alone.low_X)
-
-
-# Transformations
-
-
-def test_jit_equals_no_jit_and_vmap_equals_a_loop():
-    rng = np.random.default_rng(17)
-    logit_PNT, mask_PNT = rng.normal(0, 2, (2, 5, 3)).astype(np.float32), rng.random((2, 5, 3)) < 0.8
-    gold_PN, key = rng.random((2, 5)).astype(np.float32), jax.random.key(0)
-
-    def everything(logit_PNT):
-        score_PN = aggregate(logit_PNT, mask_PNT, "prod", unit="logit")
-        return {
-            "two": rerank.aggregate_all(logit_PNT, mask_PNT, ("last", "softmin"), unit="logit"),
-            "law": reweight(score_PN, 0.5),
-            "best": best_of_n(score_PN, gold_PN),
-            "best_law": rerank.best_of_n_law(score_PN, 3),
-            "soft": rerank.soft_best_of_n(key, score_PN, gold_PN, 0.5, draws=2),
-            "interval": bootstrap(key, score_PN, draws=8),
-        }
-
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
-    plain, shifted = everything(logit_PNT), everything(1 + logit_PNT)
-    batched = jax.jit(jax.vmap(everything))(np.stack([logit_PNT, 1 + logit_PNT]))
-    jax.tree.map(lambda both, one, other: close(both, np.stack([one, other])), batched, plain, shifted)
-    with jax.disable_jit():
-        score_PN = aggregate(logit_PNT, mask_PNT, "prod", unit="logit")
-        jax.tree.map(close, reweight(score_PN, 0.5), plain["law"])
+    assert other.low_X[0] != got.low_X[0] and (run(0).low_X == got.low_X).all()  # the key decides
+    # the difference on the same problems is sharper than two intervals
+    assert got.low_X[5] > 0 and got.p_X[5] < 0.01
+    width_X = got.high_X - got.low_X
+    assert width_X[5] < 0.6 * width_X[3] and width_X[5] < 0.6 * width_X[4]
+    # values without further axes; other levels
+    run = lambda level: bootstrap(jax.random.key(0), value_PX[:, 0], draws=4000, level=level)
+    alone_l = jax.device_get(jax.vmap(run)(np.array([0.5, 0.95])))
+    np.testing.assert_allclose(alone_l.low_X[1], got.low_X[0], rtol=1e-5)
+    np.testing.assert_allclose(alone_l.high_X[1], got.high_X[0], rtol=1e-5)
+    width = alone_l.high_X[0] - alone_l.low_X[0]
+    np.testing.assert_allclose(width, 2 * 0.6745 * value_PX[:, 0].std() / 20, rtol=0.1)
 
 
 # Real pools: two of the PRMs' public best-of-32 pools, counted once by a plain loop over stored scores
 
+REAL = (272, 32)  # problems, candidates: both pools padded with masked problems to one shape
 AGGREGATED = ("min", "last", "prod", "mean")
 RIGHT = {  # problems solved of 259 (gsm8k) and 256 (math500) by best-of-32 under AGGREGATED, ties="first"
     ("gsm8k", "qwen_prm"): (250, 247, 252, 252),
@@ -611,7 +647,7 @@ TIED = {  # problems whose maximum is shared
 def stored_logp(rows, scorer):
     """logp_PNT, mask_PNT of the stored scores."""
     steps = [[c["prm_step_scores"][scorer] for c in row["candidates"]] for row in rows]
-    logp_PNT = np.zeros((len(rows), 32, max(len(s) for row in steps for s in row)), np.float32)
+    logp_PNT = np.zeros((*REAL, 56), np.float32)
     mask_PNT = np.zeros(logp_PNT.shape, bool)
     for p, row in enumerate(steps):
         for i, score_T in enumerate(row):
@@ -622,21 +658,24 @@ def stored_logp(rows, scorer):
 
 @pytest.mark.parametrize(("name", "right", "oracle"), [("gsm8k", 7682, 253), ("math500", 5803, 234)])
 def test_real_mean_and_oracle(best_of_32, name, right, oracle):
-    gold_PN = real_gold(best_of_32[name])
+    gold_PN, _ = corner(real_gold(best_of_32[name]), REAL)
     assert gold_PN.sum() == right
-    assert float(rerank.pass_at_n(gold_PN)[:, -1].sum()) == pytest.approx(oracle, abs=1e-4)
+    solved_Pn = best_of_n(1.0 * gold_PN, gold_PN, size_n=np.array([32]), ties="share")
+    assert np.asarray(solved_Pn).sum() == pytest.approx(oracle, abs=1e-4)
 
 
 @pytest.mark.parametrize(("name", "scorer"), RIGHT)
 def test_real_best_of_32_counts(best_of_32, name, scorer):
-    gold_PN = real_gold(best_of_32[name])
-    score = rerank.aggregate_all(*stored_logp(best_of_32[name], scorer), AGGREGATED, unit="logp")
-    size_n = np.array([32])
-    first = [float(best_of_n(score[how], gold_PN, size_n=size_n, ties="first").sum()) for how in AGGREGATED]
-    assert first == list(RIGHT[name, scorer])
+    rows = best_of_32[name]
+    gold_PN, _ = corner(real_gold(rows), REAL)
+    score = rerank.aggregate_all(*stored_logp(rows, scorer), AGGREGATED, unit="logp")
+    best = lambda how, ties: np.asarray(
+        best_of_n(score[how], gold_PN, size_n=np.array([32]), ties=ties)
+    ).sum()
+    assert [best(how, "first") for how in AGGREGATED] == list(RIGHT[name, scorer])
     for how, count in zip(AGGREGATED, RIGHT[name, scorer]):
-        share = float(best_of_n(score[how], gold_PN, size_n=size_n).mean())
-        assert share == pytest.approx(SHARED.get((name, scorer, how), count / len(gold_PN)), abs=6e-5), how
-    rounded = [np.asarray(rerank.round_score(score[how])) for how in AGGREGATED]
+        expected = SHARED.get((name, scorer, how), count / len(rows))
+        assert best(how, "share") / len(rows) == pytest.approx(expected, abs=6e-5), how
+    rounded = [np.asarray(rerank.round_score(score[how]))[: len(rows)] for how in AGGREGATED]
     tied = [int(((r == r.max(-1, keepdims=True)).sum(-1) > 1).sum()) for r in rounded]
     assert tied == list(TIED[name, scorer])

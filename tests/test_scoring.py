@@ -8,10 +8,17 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax import InputError, hf
+from prm_jax import InputError, hf, scoring
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.model import PRM
-from prm_jax.scoring import Verifier, load_verifier, score_solutions, write_scores
+from prm_jax.scoring import (
+    Verifier,
+    load_verifier,
+    score_into,
+    score_solutions,
+    score_stream,
+    stored_scores,
+)
 
 PLAIN = Format("plain", "\n")
 
@@ -41,6 +48,20 @@ def test_scores_do_not_depend_on_batch_order_padding_or_neighbours(verifier, rng
         np.testing.assert_allclose(score_T, together[i], atol=1e-5)
     for mine, theirs in zip(alone, together, strict=False):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch):
+    """Candidates of one problem, some with common first steps, scored as a tree, in small chunks, and each alone."""
+    trunk = random_rows(rng, 3)
+    rows = [(p, (*steps[:k], *more)) for p, steps in trunk for k in (1, 2) for _, more in random_rows(rng, 4)]
+    rows += rows[:3]
+    together = score_solutions(verifier, rows, batch_rows=4, row_tokens=256)
+    monkeypatch.setattr(scoring, "CHUNK", 7)
+    stream = score_stream(verifier, iter(rows), batch_rows=4, row_tokens=256)
+    for row, mine, chunked in zip(rows, together, stream, strict=True):
+        (alone,) = score_solutions(verifier, [row], batch_rows=1, row_tokens=256)
+        np.testing.assert_allclose(mine, alone, atol=1e-5)
+        np.testing.assert_allclose(chunked, alone, atol=1e-5)
 
 
 def test_a_score_never_sees_what_follows(verifier, rng):
@@ -83,11 +104,38 @@ def test_a_language_model_cannot_score(verifier, tmp_path):
         load_verifier(tmp_path, "best", PLAIN, "float32")
 
 
-def test_scores_file(tmp_path):
-    write_scores(
-        tmp_path / "s.jsonl", ["a", "b"], [np.array([0.5, 1.0], np.float32), np.array([0.1], np.float32)]
-    )
-    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
-    assert rows[0] == {"id": "a", "scores": [0.5, 1.0]} and np.float32(rows[1]["scores"][0]) == np.float32(
-        0.1
-    )
+def test_an_interrupted_scores_file_is_gone_on_with(verifier, rng, tmp_path, monkeypatch):
+    rows = [(f"row {i}", *row) for i, row in enumerate(random_rows(rng, 9))]
+    options = {"batch_rows": 2, "row_tokens": 256, "total": 9}
+    score_into(tmp_path / "whole.jsonl", verifier, rows, **options)
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    lines = [json.loads(line) for line in whole.splitlines()]
+    expected = score_solutions(verifier, [row[1:] for row in rows], batch_rows=2, row_tokens=256)
+    for line, row, score_T, stored in zip(
+        lines, rows, expected, stored_scores(tmp_path / "whole.jsonl"), strict=True
+    ):
+        assert line["id"] == row[0]
+        np.testing.assert_array_equal(stored, score_T)
+
+    seen = []
+    monkeypatch.setattr(scoring, "encode", lambda *a, encode=scoring.encode: seen.extend(a[2]) or encode(*a))
+    lost = tmp_path / "lost.jsonl"
+    lost.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]) + b'{"id": "row 4", "sco')
+    score_into(lost, verifier, iter(rows), **options)
+    assert len(seen) == 5 and [p for p, _ in seen] == [row[1] for row in rows[4:]]
+    assert [json.loads(line)["id"] for line in lost.read_bytes().splitlines()] == [row[0] for row in rows]
+    for mine, theirs in zip(stored_scores(lost), expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    with pytest.raises(InputError, match="lost.jsonl line 1: id: got 'row 0', expected 'row 1'"):
+        score_into(lost, verifier, iter(rows[1:]), **options)
+
+
+def test_memory_holds_one_chunk_of_a_stream(verifier, monkeypatch):
+    """The stream is read a chunk ahead of the scores taken from it, and no further."""
+    monkeypatch.setattr(scoring, "CHUNK", 8)
+    read = []
+    rows = ((str(read.append(i) or i), (f"{i} + 1",)) for i in range(100))
+    scores = score_stream(verifier, rows, batch_rows=2, row_tokens=64)
+    for taken in range(20):
+        next(scores)
+        assert len(read) <= taken // 8 * 8 + 8

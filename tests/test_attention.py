@@ -1,0 +1,94 @@
+"""Every formulation of attention against a naive einsum, gradients too: causal, packed, windowed, trees, padding."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prm_jax import attention
+from prm_jax.attention import visible
+
+
+def test_visible_is_causal_within_each_solution():
+    until_BL = jnp.array([[1, 1, 3, 3, 5]])  # two solutions of two tokens, one token of padding
+    expected_LM = [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]
+    np.testing.assert_array_equal(visible(until_BL)[0], np.array(expected_LM, bool))
+
+
+LAST = {  # what keeps a key visible, by key: name -> until_L of a row of L tokens
+    "causal": lambda L: np.full(L, L - 1),
+    "packed": lambda L: np.where(np.arange(L) < L // 3, L // 3 - 1, L - 1),
+    "window": lambda L: np.minimum(np.arange(L) + 6, L - 1),
+    "padded": lambda L: np.where(np.arange(L) < L - 5, L - 6, L),
+    # A prompt of 4 tokens that all see, then two branches.
+    "tree": lambda L: np.where(np.arange(L) < 4, L - 1, np.where(np.arange(L) < L // 2, L // 2 - 1, L - 1)),
+}
+
+
+@pytest.mark.parametrize(
+    ("formulation", "L", "heads", "kv_heads", "dtype"),
+    [
+        (attention.dense, 12, 4, 2, "float32"),
+        (attention.dense, 12, 3, 1, "float32"),
+        (attention.tiled, 64, 4, 4, "float32"),
+        (attention.tiled, 150, 4, 2, "float32"),  # not a multiple of the tile, and two tiles apart
+        (attention.tiled, 150, 3, 1, "bfloat16"),
+        (attention.dense, 40, 3, 1, "bfloat16"),
+    ],
+)
+def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_heads, dtype):
+    K, rows = 8, list(LAST)
+    q_BLHK = jnp.asarray(rng.standard_normal((len(rows), L, heads, K)), dtype)
+    k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, len(rows), L, kv_heads, K)), dtype)
+    until_BL = jnp.asarray(np.stack([LAST[name](L) for name in rows]))
+    is_real_BL11 = (until_BL < L)[..., None, None]
+    weight_BLHK = jnp.where(is_real_BL11, rng.standard_normal(q_BLHK.shape), 0.0)
+
+    def naive(q_BLHK, k_BLGK, v_BLGK):
+        k_BLHK, v_BLHK = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k_BLGK, v_BLGK))
+        score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK).astype(jnp.float32) / math.sqrt(K)
+        score_BHLM = jnp.where(visible(until_BL)[:, None], score_BHLM, -jnp.inf)
+        return jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(score_BHLM, -1), v_BLHK)
+
+    def value_and_gradients(f):
+        loss = lambda *qkv: (f(*qkv) * weight_BLHK).sum()
+        return f(q_BLHK, k_BLGK, v_BLGK), *jax.grad(loss, argnums=(0, 1, 2))(q_BLHK, k_BLGK, v_BLGK)
+
+    ours = value_and_gradients(jax.jit(lambda *qkv: formulation(*qkv, until_BL)))
+    atol = 1e-5 if dtype == "float32" else 0.1
+    for mine, theirs in zip(ours, value_and_gradients(naive), strict=True):
+        assert mine.dtype == dtype
+        mine, theirs = (np.asarray(x, np.float32) for x in (mine, theirs))
+        if mine.shape == q_BLHK.shape:
+            mine, theirs = (
+                np.where(is_real_BL11, x, 0) for x in (mine, theirs)
+            )  # padding's own output is free
+        np.testing.assert_allclose(mine, theirs, atol=atol)
+
+
+def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
+    t = attention.TILE
+    until_BL = np.stack([LAST[name](4 * t) for name in ("causal", "packed", "window", "tree")])
+    *pairs, count = attention._pairs(jnp.asarray(until_BL).reshape(4, 4, t))
+    found = {tuple(int(x) for x in pair) for pair in list(zip(*pairs, strict=True))[: int(count)]}
+    by_tile = np.asarray(visible(jnp.asarray(until_BL))).reshape(4, 4, t, 4, t).any((2, 4))
+    assert found == set(map(tuple, np.argwhere(by_tile).tolist())) and len(found) == int(count) < 4 * 10
+
+
+def test_one_cpu_device_takes_tiles_for_long_rows_and_a_dense_product_for_short_ones(monkeypatch):
+    chosen = []
+    for name in ("dense", "tiled"):
+        monkeypatch.setattr(attention, name, lambda *_, name=name: chosen.append(name))
+    for L, devices in ((attention.SHORT, 1), (attention.SHORT + 1, 1), (1024, 8)):
+        monkeypatch.setattr(jax, "device_count", lambda devices=devices: devices)
+        x_BLHK = jnp.zeros((1, L, 1, 2))
+        attention.attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int))
+    assert chosen == ["dense", "tiled", "dense"]
