@@ -164,7 +164,9 @@ def score_encoded(
     row_tokens = next(
         n for k in itertools.count() if (n := row_tokens << k) >= max(len(e.ids_L) for e in encoded)
     )
-    share = verifier.format.score != "log_ratio"  # in a tree the next token is not the next place
+    # In a tree the next token is not the next place, and a sliding window counts tokens between that are not before it.
+    window = verifier.model.cfg.window or row_tokens
+    share = verifier.format.score != "log_ratio" and row_tokens <= window
     units = make_units(encoded, row_tokens, row_tokens, share)
     packs = plan_units(units, longest_first(units), row_tokens, row_tokens)
     scores: list[np.ndarray] = [None] * len(encoded)

@@ -139,3 +139,16 @@ def test_memory_holds_one_chunk_of_a_stream(verifier, monkeypatch):
     for taken in range(20):
         next(scores)
         assert len(read) <= taken // 8 * 8 + 8
+
+
+def test_a_sliding_window_counts_a_solutions_own_tokens(verifier, rng):
+    """Solutions that share a prefix must not be laid out as a tree: a window would count the other branches' tokens."""
+    model = PRM(dataclasses.replace(verifier.model.cfg, window=16), rngs=nnx.Rngs(0))
+    model.w_head[...] = model.w_head[...] * 100
+    windowed = dataclasses.replace(verifier, model=model)
+    ((problem, steps),) = random_rows(rng, 1)
+    rows = [(problem, (*steps, f"{n} {n} {n} {n} {n}", "4 5 6")) for n in range(6)]
+    together = score_solutions(windowed, rows, batch_rows=2, row_tokens=256)
+    for row, score_T in zip(rows, together, strict=True):
+        alone = score_solutions(windowed, [row], batch_rows=1, row_tokens=256)[0]
+        np.testing.assert_allclose(score_T, alone, atol=1e-5)
