@@ -1,27 +1,78 @@
-"""How fast, and how far from the machine's limit? Medians of repeated steps; results.json and a table."""
+"""How fast, against what, and how far from the machine's limit? Medians of repeated calls; results.json and a table."""
 
 import dataclasses
-import resource
+import math
+import os
+import random
 import statistics
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from prm_jax import InputError, cli, hf
-from prm_jax.batches import Example, pack_row
-from prm_jax.model import PRM, ModelConfig
-from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step
+from prm_jax import InputError, cli, hf, rerank
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchConfig:
+class TrainConfig:
+    solutions: int
+    rows: int
+    mean_tokens: float
+    longest: int
+    tokens_a_step: int
+
+    def __post_init__(self):
+        at_least_1("train", self)
+        if self.solutions % self.rows:
+            raise InputError(
+                f"train.rows: got {self.rows}, expected a divisor of train.solutions ({self.solutions})"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreConfig:
+    pool: str | None
+    tokenizer: str | None
+    problems: int
+    candidates: int
+    mean_tokens: float
+    longest: int
     rows: int
     tokens: int
-    solution_tokens: int
-    marks: int
+    repeats: int
+
+    def __post_init__(self):
+        at_least_1("score", self)
+        if (self.pool is None) != (self.tokenizer is None):
+            raise InputError(
+                "score.tokenizer: expected a folder with a tokenizer where score.pool is given, and only there"
+            )
+
+
+def at_least_1(section: str, cfg):
+    for name, x in vars(cfg).items():
+        if isinstance(x, int | float) and x < 1:
+            raise InputError(f"{section}.{name}: got {x}, expected at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class RerankConfig:
+    problems: int
+    candidates: int
+    steps: int
+    betas: int
+    trials: int
+    timed_trials: int
+
+    def __post_init__(self):
+        at_least_1("rerank", self)
+        if self.timed_trials > self.trials:
+            raise InputError(
+                f"rerank.timed_trials: got {self.timed_trials}, expected at most rerank.trials ({self.trials})"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,25 +81,48 @@ class BenchConfig:
 
     what: str
     model: hf.ModelChoice
-    batch: BatchConfig
+    train: TrainConfig
+    score: ScoreConfig
+    rerank: RerankConfig
+    peer: bool
     warmup: int
     repeats: int
     seed: int
 
+    def __post_init__(self):
+        if self.warmup < 0 or self.repeats < 1:
+            raise InputError(f"warmup, repeats: got {self.warmup}, {self.repeats}, expected at least 0, 1")
+
+
+class Row(NamedTuple):
+    """A line of the table. In results.json the value stands under the name, which ends with its unit."""
+
+    name: str
+    value: float
+    note: str = ""
+
 
 @cli.command("bench")
 def main(cfg):
-    """Measure the speed of training on this machine."""
+    """Measure the speed of training, scoring, reranking or starting on this machine."""
     given, cfg = cfg, cli.parse(cfg, BenchConfig)
-    if cfg.what != "train":
-        raise InputError(f"what: got {cfg.what!r}, expected train")
+    match cfg.what:
+        case "rerank":
+            bench = bench_rerank
+        case "train" | "score" | "startup":
+            from prm_jax import bench_models  # which imports this module's table and timers
+
+            bench = getattr(bench_models, f"bench_{cfg.what}")
+        case _:
+            raise InputError(f"what: got {cfg.what!r}, expected train, score, rerank or startup")
     cli.claim(cli.output_dir(), given)
-    results = bench_train(cfg) | {"versions": cli.versions(), "device": jax.devices()[0].device_kind}
-    for name, x in results.items():
-        if isinstance(x, int | float):
-            print(f"{name:<28}{x:,.4g}")
+    rows = bench(cfg)
+    for name, x, note in rows:
+        print(f"{name:<32}{f'{x:,.0f}' if abs(x) >= 1000 else f'{x:.4g}':>12}  {note}".rstrip())
+    machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": cli.versions()}
+    notes = {row.name: row.note for row in rows if row.note}
     path = cli.output_dir() / "results.json"
-    cli.write_json(path, results)
+    cli.write_json(path, {row.name: row.value for row in rows} | {"notes": notes} | machine)
     print(f"results     {path}")
 
 
@@ -70,66 +144,162 @@ def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
     return 2 * size**3 / median_seconds(lambda: product(a, b), warmup, repeats)
 
 
-def useful_flops(cfg: ModelConfig, solution_lengths: list[int], marks: int) -> float:
-    """FLOPs of one forward and backward pass over whole solutions: 6 x matmul parameters x tokens, and attention's pairs.
+# Reranking: dimension key as in rerank.py; S trials, b betas
 
-    No credit for padding or recomputation; embeddings are look-ups; the head is read at marks only.
-    """
-    D, F, K = cfg.dim, cfg.ffn, cfg.head_dim
-    weights = cfg.layers * (2 * D * cfg.heads * K + 2 * D * cfg.kv_heads * K + 3 * D * F)
-    pairs = sum(n * (n + 1) / 2 for n in solution_lengths)
-    return 6 * weights * sum(solution_lengths) + 6 * D * marks + 6 * 2 * cfg.layers * cfg.heads * K * pairs
+# Subset sizes of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, figure 3), eval/eval.py.
+PUBLISHED_SIZES = (10, 25, 50, 75, 100, 200, 300, 400, 500, 750, 1000, 1250, 1500, 1860)
 
 
-def bench_train(cfg: BenchConfig) -> dict:
-    """One optimiser step of the PRM objective on packed random rows."""
-    model_cfg, _ = cfg.model.resolve(hf.read_config(hf.EMBEDDED), "model", head=cfg.model.head)
-    rng = np.random.default_rng(cfg.seed)
-    b = cfg.batch
-    if not 0 < b.marks <= b.solution_tokens <= b.tokens:
-        raise InputError(
-            f"batch: expected 0 < marks ({b.marks}) <= solution_tokens ({b.solution_tokens}) <= tokens ({b.tokens})"
-        )
+def bench_rerank(cfg: BenchConfig) -> list[Row]:
+    """Aggregation, exact best-of-n curves and reweighting of a synthetic pool, against shuffles of the same scores."""
+    c, rng = cfg.rerank, np.random.default_rng(cfg.seed)
+    P, N, trials = c.problems, c.candidates, c.trials
+    pool = synthetic_pool(c, rng)
+    ones = float(np.mean(pool.logp_PNT[pool.mask_PNT] == 0))
+    logp_PNT, mask_PNT, right_PN, answered_PN = map(jnp.asarray, pool)
+    score = rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp")
+    beta_b = jnp.geomspace(1e-2, 1e2, c.betas)
 
-    def solution():
-        ids = rng.integers(0, model_cfg.vocab, b.solution_tokens).astype(np.int32)
-        mark_T = np.sort(rng.choice(b.solution_tokens, b.marks, replace=False)).astype(np.int32)
-        return Example(
-            ids, mark_T, rng.random(b.marks).astype(np.float32), np.full(b.marks, np.nan, np.float32), 0
-        )
+    def curves(score):
+        return [rerank.best_of_n(score_PN, right_PN, answered_PN) for score_PN in score.values()]
 
-    each = b.tokens // b.solution_tokens
+    def one_curve():
+        score_PN = rerank.aggregate(logp_PNT, mask_PNT, "prod", unit="logp")
+        return rerank.best_of_n(score_PN, right_PN, answered_PN)
+
+    aggregate_all = lambda: rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp")
+    seconds = lambda f: median_seconds(f, cfg.warmup, cfg.repeats)
+    ours = seconds(one_curve)
+    every = f"at every n of 1..{N:,}"
     rows = [
-        pack_row([solution() for _ in range(each)], b.tokens, each * b.marks, "uniform")
-        for _ in range(b.rows)
+        Row("problems", P),
+        Row("candidates", N, f"a problem, {answered_PN.mean():.0%} of them with an answer"),
+        Row("steps", c.steps, f"a candidate at most, {mask_PNT.sum(-1).mean():.1f} on average"),
+        Row("share_of_scores_exactly_1", ones, "of the step scores, which are in half precision"),
+        Row("aggregate_all_seconds", seconds(aggregate_all), f"{len(score)} aggregators"),
+        Row("curves_seconds", seconds(lambda: curves(score)), f"{len(score)} exact best-of-n curves {every}"),
+        Row("aggregate_and_curves_seconds", seconds(lambda: curves(aggregate_all())), "both, in one go"),
+        Row(
+            "reweight_seconds",
+            seconds(lambda: reweight_grid(beta_b, score["prod"], right_PN, answered_PN)),
+            f"{c.betas} betas: expected accuracy, KL and score under each",
+        ),
+        Row("one_curve_seconds", ours, f"the product of the step scores and its exact curve {every}"),
     ]
-    batch = {k: jnp.asarray(np.stack([row[k] for row in rows]))[None] for k in rows[0]}
-    model = PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
-    adamw = OptimizerConfig(
-        lr=1e-4, warmup=0.1, final_lr=0.1, weight_decay=0.01, b1=0.9, b2=0.98, clip=1.0, freeze_backbone=False
-    )
-    opt = make_optimizer(model, adamw, 1000)
-    state, key, loss_cfg = [model, opt], jax.random.key(0), LossConfig("prm", 1.0, 0.0)
 
-    def step():
-        state[0], state[1], metrics = train_step(state[0], state[1], batch, loss_cfg, key)
-        return metrics["loss"]
-
-    seconds = median_seconds(step, cfg.warmup, cfg.repeats)
-    lengths = [b.solution_tokens] * each * b.rows
-    peak = matmul_peak(model_cfg.dtype, cfg.warmup, cfg.repeats)
-    rate = useful_flops(model_cfg, lengths, each * b.marks * b.rows) / seconds
-    memory = jax.devices()[0].memory_stats() or {}  # None on CPU
-    return {
-        "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(model))),
-        "step_seconds": seconds,
-        "useful_tokens_per_second": sum(lengths) / seconds,
-        "matmul_peak_gflops": peak / 1e9,
-        "achieved_gflops": rate / 1e9,
-        "share_of_matmul_peak": rate / peak,
-        "process_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "device_peak_mib": memory.get("peak_bytes_in_use", float("nan")) / 2**20,
+    # The shuffles get the product ready-made, rounded as ours is compared: so they see the same ties.
+    score_PN = np.asarray(jnp.where(answered_PN, rerank.round_score(score["prod"]), -jnp.inf))
+    sizes = [n for n in PUBLISHED_SIZES if n < N] + [N]
+    curve_Pn = np.asarray(one_curve())[:, np.array(sizes) - 1]
+    samples = as_samples(score_PN, pool.right_PN, pool.answered_PN)
+    shuffle = random.Random(cfg.seed).shuffle
+    protocols = {
+        "numpy_shuffles": (lambda: numpy_trial(score_PN, pool.right_PN, sizes, rng), trials),
+        "python_shuffles": (lambda: python_trial(samples, sizes, shuffle), c.timed_trials),
     }
+    how = {"numpy_shuffles": "vectorised, one for all n", "python_shuffles": "as published, one for each n"}
+    for name, (trial, timed) in protocols.items():
+        theirs, rate_Sn = time_trials(name, trial, timed)
+        theirs *= trials
+        rows += [
+            Row(f"{name}_seconds", theirs, f"timed {timed} of {trials} trials; {len(sizes)} n; {how[name]}"),
+            Row(f"{name}_times_slower", theirs / ours, "than one_curve, though it is given the product"),
+            Row(
+                f"{name}_largest_error",
+                largest_error(rate_Sn, curve_Pn),
+                f"of one_curve to its mean of {timed} trials, over n, in standard errors",
+            ),
+        ]
+    return rows
+
+
+class SyntheticPool(NamedTuple):
+    """logp_PNT: natural logs of step scores kept in half precision. right_PN, answered_PN: is there an answer?"""
+
+    logp_PNT: np.ndarray
+    mask_PNT: np.ndarray
+    right_PN: np.ndarray
+    answered_PN: np.ndarray
+
+
+def synthetic_pool(cfg: RerankConfig, rng) -> SyntheticPool:
+    """Problems of all difficulties; right solutions have better steps; a quarter of the scores saturate at exactly 1."""
+    shape = P, N, T = cfg.problems, cfg.candidates, cfg.steps
+    quality_PN = rng.standard_normal((P, 1), np.float32) + rng.standard_normal((P, N), np.float32)
+    logit_PNT = 4 + 2 * quality_PN[..., None] + 5 * rng.standard_normal(shape, np.float32)
+    half_PNT = (1 / (1 + np.exp(-logit_PNT))).astype(np.float16)
+    with np.errstate(divide="ignore"):
+        logp_PNT = np.log(half_PNT.astype(np.float32))
+    return SyntheticPool(
+        logp_PNT,
+        mask_PNT=np.arange(T) < rng.integers(-(-T // 3), T + 1, (P, N, 1)),
+        right_PN=rng.random((P, N)) < 1 / (1 + np.exp(-quality_PN)),
+        answered_PN=rng.random((P, N)) < 0.95,
+    )
+
+
+@jax.jit
+def reweight_grid(beta_b, score_PN, right_PN, mask_PN):
+    """Means over problems of expected accuracy, KL and score, each of them x_b. A vmap is 8 times slower on CPU."""
+
+    def under(beta):
+        law = rerank.reweight(score_PN, beta, None, mask_PN)
+        return rerank.expectation(law.weight_PN, right_PN).mean(), law.kl_P.mean(), law.reward_P.mean()
+
+    return jax.lax.map(under, beta_b)
+
+
+def as_samples(score_PN, right_PN, answered_PN) -> list[list[dict]]:
+    """A pool as the published evaluation reads it: a dict a candidate."""
+    rows = zip(score_PN.tolist(), right_PN.tolist(), answered_PN.tolist())
+    keys = ("score", "is_correct", "answer")
+    return [[dict(zip(keys, (x, y, "" if z else None))) for x, y, z in zip(*row)] for row in rows]
+
+
+def python_trial(samples: list[list[dict]], sizes: list[int], shuffle: Callable) -> list[float]:
+    """Pass rate at each n in a trial of the published protocol: shuffle the candidates, the best answered of n wins.
+
+    A fresh shuffle of every problem for every n; the first of equal scores wins; no answer among n counts as wrong.
+    """
+    rates = []
+    for n in sizes:
+        solved = 0
+        for candidates in samples:
+            candidates = list(candidates)
+            shuffle(candidates)
+            drawn = [x for x in candidates[:n] if x["answer"] is not None]
+            best = max(drawn, key=lambda x: x["score"], default=None)
+            solved += best is not None and best["is_correct"]
+        rates.append(solved / len(samples))
+    return rates
+
+
+def numpy_trial(score_PN, right_PN, sizes: list[int], rng) -> list[float]:
+    """The same without loops over problems and candidates, and one shuffle of each problem for all n."""
+    order_PN = rng.permuted(np.broadcast_to(np.arange(score_PN.shape[1]), score_PN.shape), axis=1)
+    drawn_PN = np.take_along_axis(score_PN, order_PN, 1)
+    right_PN = np.take_along_axis(right_PN, order_PN, 1) & (drawn_PN > -np.inf)
+    best = [drawn_PN[:, :n].argmax(1, keepdims=True) for n in sizes]
+    return [float(np.take_along_axis(right_PN, best_P1, 1).mean()) for best_P1 in best]
+
+
+def time_trials(name: str, trial: Callable, count: int) -> tuple[float, np.ndarray]:
+    """(median seconds of a trial, its rates rate_Sn)."""
+    seconds, rates = [], []
+    with cli.progress(name, count, "trial") as bar:
+        for _ in range(count):
+            start = time.perf_counter()
+            rates.append(trial())
+            seconds.append(time.perf_counter() - start)
+            bar.update()
+    return statistics.median(seconds), np.array(rates)
+
+
+def largest_error(rate_Sn, curve_Pn) -> float:
+    """Largest |mean of the trials - exact| over n, in standard errors of that mean (at least float32's 1e-6)."""
+    error_n = np.abs(rate_Sn.mean(0) - curve_Pn.mean(0))
+    standard_n = np.asarray(rerank.subset_band(curve_Pn)) / math.sqrt(len(rate_Sn))
+    return float((error_n / np.maximum(standard_n, 1e-6)).max())
 
 
 if __name__ == "__main__":
