@@ -1,16 +1,21 @@
-"""How fast, and how far from the machine's limit? Medians of repeated steps; results.json and a table."""
+"""How fast, against what, and how far from the machine's limit? Medians of repeated calls; results.json and a table."""
 
 import dataclasses
+import math
+import os
+import random
 import resource
 import statistics
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError, cli, hf
+from prm_jax import InputError, cli, hf, rerank
 from prm_jax.batches import Example, pack_row
 from prm_jax.model import PRM, ModelConfig
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step
@@ -25,31 +30,73 @@ class BatchConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RerankConfig:
+    problems: int
+    candidates: int
+    steps: int
+    betas: int
+    trials: int
+    timed_trials: int
+
+    def __post_init__(self):
+        for name, x in vars(self).items():
+            if x < 1:
+                raise InputError(f"rerank.{name}: got {x}, expected at least 1")
+        if self.timed_trials > self.trials:
+            raise InputError(
+                f"rerank.timed_trials: got {self.timed_trials}, expected at most rerank.trials ({self.trials})"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class BenchConfig:
     """conf/bench.yaml says what each key means."""
 
     what: str
     model: hf.ModelChoice
     batch: BatchConfig
+    rerank: RerankConfig
     warmup: int
     repeats: int
     seed: int
 
+    def __post_init__(self):
+        if self.warmup < 0 or self.repeats < 1:
+            raise InputError(f"warmup, repeats: got {self.warmup}, {self.repeats}, expected at least 0, 1")
+
+
+class Row(NamedTuple):
+    """A line of the table. In results.json the value stands under the name, which ends with its unit."""
+
+    name: str
+    value: float
+    note: str = ""
+
 
 @cli.command("bench")
 def main(cfg):
-    """Measure the speed of training on this machine."""
+    """Measure the speed of training or of reranking on this machine."""
     given, cfg = cfg, cli.parse(cfg, BenchConfig)
-    if cfg.what != "train":
-        raise InputError(f"what: got {cfg.what!r}, expected train")
+    match cfg.what:
+        case "train":
+            bench = bench_train
+        case "rerank":
+            bench = bench_rerank
+        case _:
+            raise InputError(f"what: got {cfg.what!r}, expected train or rerank")
     cli.claim(cli.output_dir(), given)
-    results = bench_train(cfg) | {"versions": cli.versions(), "device": jax.devices()[0].device_kind}
-    for name, x in results.items():
-        if isinstance(x, int | float):
-            print(f"{name:<28}{x:,.4g}")
+    rows = bench(cfg)
+    print(table(rows))
+    machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": cli.versions()}
+    notes = {row.name: row.note for row in rows if row.note}
     path = cli.output_dir() / "results.json"
-    cli.write_json(path, results)
+    cli.write_json(path, {row.name: row.value for row in rows} | {"notes": notes} | machine)
     print(f"results     {path}")
+
+
+def table(rows: list[Row]) -> str:
+    number = lambda x: f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    return "\n".join(f"{name:<32}{number(x):>12}  {note}".rstrip() for name, x, note in rows)
 
 
 def median_seconds(f, warmup: int, repeats: int) -> float:
@@ -81,7 +128,7 @@ def useful_flops(cfg: ModelConfig, solution_lengths: list[int], marks: int) -> f
     return 6 * weights * sum(solution_lengths) + 6 * D * marks + 6 * 2 * cfg.layers * cfg.heads * K * pairs
 
 
-def bench_train(cfg: BenchConfig) -> dict:
+def bench_train(cfg: BenchConfig) -> list[Row]:
     """One optimiser step of the PRM objective on packed random rows."""
     model_cfg, _ = cfg.model.resolve(hf.read_config(hf.EMBEDDED), "model", head=cfg.model.head)
     rng = np.random.default_rng(cfg.seed)
@@ -120,16 +167,176 @@ def bench_train(cfg: BenchConfig) -> dict:
     peak = matmul_peak(model_cfg.dtype, cfg.warmup, cfg.repeats)
     rate = useful_flops(model_cfg, lengths, each * b.marks * b.rows) / seconds
     memory = jax.devices()[0].memory_stats() or {}  # None on CPU
-    return {
-        "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(model))),
-        "step_seconds": seconds,
-        "useful_tokens_per_second": sum(lengths) / seconds,
-        "matmul_peak_gflops": peak / 1e9,
-        "achieved_gflops": rate / 1e9,
-        "share_of_matmul_peak": rate / peak,
-        "process_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "device_peak_mib": memory.get("peak_bytes_in_use", float("nan")) / 2**20,
-    }
+    return [
+        Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
+        Row("step_seconds", seconds),
+        Row("useful_tokens_per_second", sum(lengths) / seconds),
+        Row("matmul_peak_gflops", peak / 1e9),
+        Row("achieved_gflops", rate / 1e9),
+        Row("share_of_matmul_peak", rate / peak),
+        Row("process_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        Row("device_peak_mib", memory.get("peak_bytes_in_use", float("nan")) / 2**20),
+    ]
+
+
+# Reranking: dimension key as in rerank.py; S trials, b betas
+
+# Subset sizes of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, figure 3), eval/eval.py.
+PUBLISHED_SIZES = (10, 25, 50, 75, 100, 200, 300, 400, 500, 750, 1000, 1250, 1500, 1860)
+
+
+def bench_rerank(cfg: BenchConfig) -> list[Row]:
+    """Aggregation, exact best-of-n curves and reweighting of a synthetic pool, against shuffles of the same scores."""
+    c, rng = cfg.rerank, np.random.default_rng(cfg.seed)
+    pool = synthetic_pool(c, rng)
+    logp_PNT, mask_PNT, right_PN, answered_PN = map(jnp.asarray, pool)
+    beta_b = jnp.geomspace(1e-2, 1e2, c.betas)
+
+    def aggregate_all():
+        return rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp")
+
+    def curves(score):
+        return [rerank.best_of_n(score_PN, right_PN, answered_PN) for score_PN in score.values()]
+
+    def one_curve():
+        score_PN = rerank.aggregate(logp_PNT, mask_PNT, "prod", unit="logp")
+        return rerank.best_of_n(score_PN, right_PN, answered_PN)
+
+    score = aggregate_all()
+    seconds = lambda f: median_seconds(f, cfg.warmup, cfg.repeats)
+    ours, every = seconds(one_curve), f"at every n of 1..{c.candidates:,}"
+    rows = [
+        Row("problems", c.problems),
+        Row("candidates", c.candidates, f"a problem, {pool.answered_PN.mean():.0%} of them with an answer"),
+        Row("steps", c.steps, f"a candidate at most, {pool.mask_PNT.sum(-1).mean():.1f} on average"),
+        Row(
+            "share_of_scores_exactly_1",
+            float(np.mean(pool.logp_PNT[pool.mask_PNT] == 0)),
+            "of the step scores, which are in half precision",
+        ),
+        Row("aggregate_all_seconds", seconds(aggregate_all), f"{len(score)} aggregators"),
+        Row("curves_seconds", seconds(lambda: curves(score)), f"{len(score)} exact best-of-n curves {every}"),
+        Row("aggregate_and_curves_seconds", seconds(lambda: curves(aggregate_all())), "both, in one go"),
+        Row(
+            "reweight_seconds",
+            seconds(lambda: reweight_grid(beta_b, score["prod"], right_PN, answered_PN)),
+            f"{c.betas} betas: expected accuracy, KL and score under each",
+        ),
+        Row("one_curve_seconds", ours, f"the product of the step scores and its exact curve {every}"),
+    ]
+
+    # The shuffles get the product ready-made, rounded as ours compares it: so they see the same ties.
+    score_PN = np.asarray(jnp.where(answered_PN, rerank.round_score(score["prod"]), -jnp.inf))
+    sizes = [n for n in PUBLISHED_SIZES if n < c.candidates] + [c.candidates]
+    curve_Pn = np.asarray(one_curve())[:, np.array(sizes) - 1]
+    samples = as_samples(score_PN, pool.right_PN, pool.answered_PN)
+    shuffle = random.Random(cfg.seed).shuffle
+    vectorised = lambda: numpy_trial(score_PN, pool.right_PN, sizes, rng)
+    published = lambda: python_trial(samples, sizes, shuffle)
+    for name, trial, timed, how in (
+        ("numpy_shuffles", vectorised, c.trials, "vectorised, one for all n"),
+        ("python_shuffles", published, c.timed_trials, "as published, one for each n"),
+    ):
+        a_trial, rate_Sn = time_trials(name, trial, timed)
+        theirs = a_trial * c.trials
+        error = largest_error(rate_Sn, curve_Pn)
+        rows += [
+            Row(f"{name}_seconds", theirs, f"timed {timed} of {c.trials} trials; {len(sizes)} n; {how}"),
+            Row(f"{name}_times_slower", theirs / ours, "than one_curve, though given the product"),
+            Row(
+                f"{name}_largest_error", error, "over n: their mean against one_curve, in its standard errors"
+            ),
+        ]
+    return rows
+
+
+class SyntheticPool(NamedTuple):
+    """logp_PNT: natural logs of step scores kept in half precision. right_PN, answered_PN: is there an answer?"""
+
+    logp_PNT: np.ndarray
+    mask_PNT: np.ndarray
+    right_PN: np.ndarray
+    answered_PN: np.ndarray
+
+
+def synthetic_pool(cfg: RerankConfig, rng) -> SyntheticPool:
+    """Problems of all difficulties; right solutions have better steps; a quarter of the scores saturate at exactly 1."""
+    shape = P, N, T = cfg.problems, cfg.candidates, cfg.steps
+    quality_PN = rng.standard_normal((P, 1), np.float32) + rng.standard_normal((P, N), np.float32)
+    logit_PNT = 4 + 2 * quality_PN[..., None] + 5 * rng.standard_normal(shape, np.float32)
+    half_PNT = (1 / (1 + np.exp(-logit_PNT))).astype(np.float16)
+    with np.errstate(divide="ignore"):
+        logp_PNT = np.log(half_PNT.astype(np.float32))
+    return SyntheticPool(
+        logp_PNT,
+        mask_PNT=np.arange(T) < rng.integers(-(-T // 3), T + 1, (P, N, 1)),
+        right_PN=rng.random((P, N)) < 1 / (1 + np.exp(-quality_PN)),
+        answered_PN=rng.random((P, N)) < 0.95,
+    )
+
+
+@jax.jit
+def reweight_grid(beta_b, score_PN, right_PN, mask_PN):
+    """Means over problems of expected accuracy, KL and score, each of them x_b. A vmap is 8 times slower on CPU."""
+
+    def under(beta):
+        law = rerank.reweight(score_PN, beta, None, mask_PN)
+        return rerank.expectation(law.weight_PN, right_PN).mean(), law.kl_P.mean(), law.reward_P.mean()
+
+    return jax.lax.map(under, beta_b)
+
+
+def as_samples(score_PN, right_PN, answered_PN) -> list[list[dict]]:
+    """A pool as the published evaluation reads it: a dict a candidate."""
+    rows = zip(score_PN.tolist(), right_PN.tolist(), answered_PN.tolist())
+    keys = ("score", "is_correct", "answer")
+    return [[dict(zip(keys, (x, y, "" if z else None))) for x, y, z in zip(*row)] for row in rows]
+
+
+def python_trial(samples: list[list[dict]], sizes: list[int], shuffle: Callable) -> list[float]:
+    """Pass rate at each n in a trial of the published protocol: shuffle the candidates, the best answered of n wins.
+
+    A fresh shuffle of every problem for every n; the first of equal scores wins; no answer among n counts as wrong.
+    """
+    rates = []
+    for n in sizes:
+        solved = 0
+        for candidates in samples:
+            candidates = list(candidates)
+            shuffle(candidates)
+            drawn = [x for x in candidates[:n] if x["answer"] is not None]
+            best = max(drawn, key=lambda x: x["score"], default=None)
+            solved += best is not None and best["is_correct"]
+        rates.append(solved / len(samples))
+    return rates
+
+
+def numpy_trial(score_PN, right_PN, sizes: list[int], rng) -> list[float]:
+    """The same without loops over problems and candidates, and one shuffle of each problem for all n."""
+    order_PN = rng.permuted(np.broadcast_to(np.arange(score_PN.shape[1]), score_PN.shape), axis=1)
+    drawn_PN = np.take_along_axis(score_PN, order_PN, 1)
+    right_PN = np.take_along_axis(right_PN, order_PN, 1) & (drawn_PN > -np.inf)
+    best = [drawn_PN[:, :n].argmax(1, keepdims=True) for n in sizes]
+    return [float(np.take_along_axis(right_PN, best_P1, 1).mean()) for best_P1 in best]
+
+
+def time_trials(name: str, trial: Callable, count: int) -> tuple[float, np.ndarray]:
+    """(median seconds of a trial, its rates rate_Sn)."""
+    seconds, rates = [], []
+    with cli.progress(name, count, "trial") as bar:
+        for _ in range(count):
+            start = time.perf_counter()
+            rates.append(trial())
+            seconds.append(time.perf_counter() - start)
+            bar.update()
+    return statistics.median(seconds), np.array(rates)
+
+
+def largest_error(rate_Sn, curve_Pn) -> float:
+    """Largest |mean of the trials - exact| over n, in standard errors of that mean (at least float32's 1e-6)."""
+    error_n = np.abs(rate_Sn.mean(0) - curve_Pn.mean(0))
+    standard_n = np.asarray(rerank.subset_band(curve_Pn)) / math.sqrt(len(rate_Sn))
+    return float((error_n / np.maximum(standard_n, 1e-6)).max())
 
 
 if __name__ == "__main__":
