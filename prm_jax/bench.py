@@ -117,13 +117,17 @@ def main(cfg):
             raise InputError(f"what: got {cfg.what!r}, expected train, score, rerank or startup")
     cli.claim(cli.output_dir(), given)
     rows = bench(cfg)
-    for name, x, note in rows:
-        print(f"{name:<32}{f'{x:,.0f}' if abs(x) >= 1000 else f'{x:.4g}':>12}  {note}".rstrip())
+    print(table(rows))
     machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": cli.versions()}
     notes = {row.name: row.note for row in rows if row.note}
     path = cli.output_dir() / "results.json"
     cli.write_json(path, {row.name: row.value for row in rows} | {"notes": notes} | machine)
     print(f"results     {path}")
+
+
+def table(rows: list[Row]) -> str:
+    number = lambda x: f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    return "\n".join(f"{name:<32}{number(x):>12}  {note}".rstrip() for name, x, note in rows)
 
 
 def median_seconds(f, warmup: int, repeats: int) -> float:
@@ -153,12 +157,12 @@ PUBLISHED_SIZES = (10, 25, 50, 75, 100, 200, 300, 400, 500, 750, 1000, 1250, 150
 def bench_rerank(cfg: BenchConfig) -> list[Row]:
     """Aggregation, exact best-of-n curves and reweighting of a synthetic pool, against shuffles of the same scores."""
     c, rng = cfg.rerank, np.random.default_rng(cfg.seed)
-    P, N, trials = c.problems, c.candidates, c.trials
     pool = synthetic_pool(c, rng)
-    ones = float(np.mean(pool.logp_PNT[pool.mask_PNT] == 0))
     logp_PNT, mask_PNT, right_PN, answered_PN = map(jnp.asarray, pool)
-    score = rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp")
     beta_b = jnp.geomspace(1e-2, 1e2, c.betas)
+
+    def aggregate_all():
+        return rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp")
 
     def curves(score):
         return [rerank.best_of_n(score_PN, right_PN, answered_PN) for score_PN in score.values()]
@@ -167,15 +171,18 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
         score_PN = rerank.aggregate(logp_PNT, mask_PNT, "prod", unit="logp")
         return rerank.best_of_n(score_PN, right_PN, answered_PN)
 
-    aggregate_all = lambda: rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp")
+    score = aggregate_all()
     seconds = lambda f: median_seconds(f, cfg.warmup, cfg.repeats)
-    ours = seconds(one_curve)
-    every = f"at every n of 1..{N:,}"
+    ours, every = seconds(one_curve), f"at every n of 1..{c.candidates:,}"
     rows = [
-        Row("problems", P),
-        Row("candidates", N, f"a problem, {answered_PN.mean():.0%} of them with an answer"),
-        Row("steps", c.steps, f"a candidate at most, {mask_PNT.sum(-1).mean():.1f} on average"),
-        Row("share_of_scores_exactly_1", ones, "of the step scores, which are in half precision"),
+        Row("problems", c.problems),
+        Row("candidates", c.candidates, f"a problem, {pool.answered_PN.mean():.0%} of them with an answer"),
+        Row("steps", c.steps, f"a candidate at most, {pool.mask_PNT.sum(-1).mean():.1f} on average"),
+        Row(
+            "share_of_scores_exactly_1",
+            float(np.mean(pool.logp_PNT[pool.mask_PNT] == 0)),
+            "of the step scores, which are in half precision",
+        ),
         Row("aggregate_all_seconds", seconds(aggregate_all), f"{len(score)} aggregators"),
         Row("curves_seconds", seconds(lambda: curves(score)), f"{len(score)} exact best-of-n curves {every}"),
         Row("aggregate_and_curves_seconds", seconds(lambda: curves(aggregate_all())), "both, in one go"),
@@ -187,27 +194,26 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
         Row("one_curve_seconds", ours, f"the product of the step scores and its exact curve {every}"),
     ]
 
-    # The shuffles get the product ready-made, rounded as ours is compared: so they see the same ties.
+    # The shuffles get the product ready-made, rounded as ours compares it: so they see the same ties.
     score_PN = np.asarray(jnp.where(answered_PN, rerank.round_score(score["prod"]), -jnp.inf))
-    sizes = [n for n in PUBLISHED_SIZES if n < N] + [N]
+    sizes = [n for n in PUBLISHED_SIZES if n < c.candidates] + [c.candidates]
     curve_Pn = np.asarray(one_curve())[:, np.array(sizes) - 1]
     samples = as_samples(score_PN, pool.right_PN, pool.answered_PN)
     shuffle = random.Random(cfg.seed).shuffle
-    protocols = {
-        "numpy_shuffles": (lambda: numpy_trial(score_PN, pool.right_PN, sizes, rng), trials),
-        "python_shuffles": (lambda: python_trial(samples, sizes, shuffle), c.timed_trials),
-    }
-    how = {"numpy_shuffles": "vectorised, one for all n", "python_shuffles": "as published, one for each n"}
-    for name, (trial, timed) in protocols.items():
-        theirs, rate_Sn = time_trials(name, trial, timed)
-        theirs *= trials
+    vectorised = lambda: numpy_trial(score_PN, pool.right_PN, sizes, rng)
+    published = lambda: python_trial(samples, sizes, shuffle)
+    for name, trial, timed, how in (
+        ("numpy_shuffles", vectorised, c.trials, "vectorised, one for all n"),
+        ("python_shuffles", published, c.timed_trials, "as published, one for each n"),
+    ):
+        a_trial, rate_Sn = time_trials(name, trial, timed)
+        theirs = a_trial * c.trials
+        error = largest_error(rate_Sn, curve_Pn)
         rows += [
-            Row(f"{name}_seconds", theirs, f"timed {timed} of {trials} trials; {len(sizes)} n; {how[name]}"),
-            Row(f"{name}_times_slower", theirs / ours, "than one_curve, though it is given the product"),
+            Row(f"{name}_seconds", theirs, f"timed {timed} of {c.trials} trials; {len(sizes)} n; {how}"),
+            Row(f"{name}_times_slower", theirs / ours, "than one_curve, though given the product"),
             Row(
-                f"{name}_largest_error",
-                largest_error(rate_Sn, curve_Pn),
-                f"of one_curve to its mean of {timed} trials, over n, in standard errors",
+                f"{name}_largest_error", error, "over n: their mean against one_curve, in its standard errors"
             ),
         ]
     return rows

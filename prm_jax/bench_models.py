@@ -28,7 +28,17 @@ from prm_jax.model import PRM, ModelConfig
 from prm_jax.scoring import Verifier, score_encoded
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
-PRMS = Format("plain", separator="\n")
+PLAIN = Format("plain", separator="\n")
+OPTIMIZER = {
+    "lr": 1e-4,
+    "warmup": 0.1,
+    "final_lr": 0.1,
+    "weight_decay": 0.01,
+    "b1": 0.9,
+    "b2": 0.98,
+    "clip": 1.0,
+    "freeze_backbone": False,
+}
 
 
 def make_model(cfg: BenchConfig) -> PRM:
@@ -177,7 +187,7 @@ def scoring_job(cfg: BenchConfig, vocab: int) -> list[Encoded]:
     if s.pool is not None:
         problems = pools.read_pool(s.pool)[: s.problems]
         rows = [(p.problem, c.steps) for p in problems for c in p.candidates]
-        encoded = encode(PRMS, hf.load_tokenizer(Path(s.tokenizer)), rows)
+        encoded = encode(PLAIN, hf.load_tokenizer(Path(s.tokenizer)), rows)
         return [dataclasses.replace(e, ids_L=e.ids_L % vocab) for e in encoded]
     rng, found = np.random.default_rng(cfg.seed), []
     for _ in range(s.problems):
@@ -192,7 +202,7 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
     """Step scores of all candidates of a pool; the peer sorts by length and pads per batch of 32."""
     model, s = make_model(cfg), cfg.score
     encoded = scoring_job(cfg, model.cfg.vocab)
-    verifier = Verifier(model, None, PRMS, "correctness", "prm", "bench")
+    verifier = Verifier(model, None, PLAIN, "correctness", "prm", "bench")
     score = lambda: score_encoded(verifier, encoded, s.rows, s.tokens)
     seconds = []
     for _ in range(1 + s.repeats):  # the first compiles
@@ -275,15 +285,3 @@ def bench_startup(cfg: BenchConfig) -> list[Row]:
             )
         )
     return out
-
-
-OPTIMIZER = {
-    "lr": 1e-4,
-    "warmup": 0.1,
-    "final_lr": 0.1,
-    "weight_decay": 0.01,
-    "b1": 0.9,
-    "b2": 0.98,
-    "clip": 1.0,
-    "freeze_backbone": False,
-}

@@ -40,7 +40,9 @@ def train(folder, steps, optimizer, schedule, dtype: str):
     """
     model = load(folder).train()
     for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):  # before the head, .1 by default; PRMTrainer switches it off too
+        if isinstance(
+            module, torch.nn.Dropout
+        ):  # before the head, .1 by default; PRMTrainer switches it off too
             module.p = 0.0
     decayed = [p for name, p in model.named_parameters() if p.ndim > 1]
     others = [p for name, p in model.named_parameters() if p.ndim <= 1]
