@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from prm_jax import InputError, cli, plots, pools, solutions
@@ -20,6 +21,7 @@ from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import Verifier, load_verifier, score_solutions, write_scores
+from prm_jax.sharding import MeshConfig, join, make_mesh, same_folder, text_folder
 from prm_jax.solutions import Solution
 
 
@@ -46,13 +48,15 @@ class EvaluateConfig:
     batch: BatchConfig
     seed: int
     format: Format
+    mesh: MeshConfig
 
 
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate a verifier: step metrics on held-out solutions (task=steps), or scores of your own (task=score)."""
-    data, given, folder = cfg.data, cfg, cli.output_dir()
-    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data",))
+    join(cfg)
+    data, given, folder = cfg.data, cfg, text_folder(same_folder(cli.output_dir()))
+    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data", "distributed"))
     for name, n in {"batch.rows": cfg.batch.rows, "batch.tokens": cfg.batch.tokens}.items():
         if n < 1:
             raise InputError(f"{name}: got {n}, expected at least 1")
@@ -61,13 +65,14 @@ def main(cfg):
     choose_dtype(cfg.dtype)
     checkpoint = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
     cli.claim(folder, given)
-    match cfg.task:
-        case "steps":
-            results, figures = evaluate_steps(cfg, data, cli.runs_of(checkpoint), folder)
-        case "score":
-            results, figures = evaluate_score(cfg, checkpoint, folder)
-        case _:
-            raise InputError(f"task: got {cfg.task!r}, expected steps or score")
+    with jax.set_mesh(make_mesh(cfg.mesh)):
+        match cfg.task:
+            case "steps":
+                results, figures = evaluate_steps(cfg, data, cli.runs_of(checkpoint), folder)
+            case "score":
+                results, figures = evaluate_score(cfg, checkpoint, folder)
+            case _:
+                raise InputError(f"task: got {cfg.task!r}, expected steps or score")
     results |= {"task": cfg.task, "threshold": cfg.threshold, "seed": cfg.seed}
     results.setdefault("versions", cli.versions())
     cli.write_json(folder / "results.json", results)

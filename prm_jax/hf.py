@@ -10,12 +10,12 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from prm_jax import InputError, cli
-from prm_jax.model import HEADS, PRM, ModelConfig, choose_dtype
+from prm_jax.model import HEADS, PRM, REMAT, ModelConfig, choose_dtype, thin
+from prm_jax.sharding import layout
 
 EMBEDDED = Path(__file__).parent / "assets" / "base"
 
@@ -131,7 +131,7 @@ class ModelChoice:
     new_head: bool
     head_dropout: float
     dtype: str
-    remat: bool
+    remat: str
 
     def resolve(self, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
         """(the ModelConfig of `config` with the asked shape, {shape key: (asked, in config)} where they differ)."""
@@ -141,6 +141,8 @@ class ModelChoice:
             )
         if not 0 <= self.head_dropout < 1:
             raise InputError(f"model.head_dropout: got {self.head_dropout}, expected a number in [0, 1)")
+        if self.remat not in ("none", *REMAT):
+            raise InputError(f"model.remat: got {self.remat!r}, expected none, dots or full")
         base = model_config(config, where)
         names = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "rope_theta", "tied")
         for name in names[:-2]:
@@ -192,7 +194,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
 
 
 def open_tensors(folder: Path):
-    """{tensor name: function that reads it as numpy}, over model.safetensors or all shards of the index."""
+    """{tensor name: slice of a safetensors file, of which any part can be read}, over model.safetensors or all shards."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / "model.safetensors.index.json"
@@ -203,7 +205,7 @@ def open_tensors(folder: Path):
             raise InputError(f"{index}: expected JSON with a weight_map ({error})") from error
     else:
         names = ["model.safetensors"]
-    readers = {}
+    tensors = {}
     for name in names:
         path = folder / name
         if not path.exists():
@@ -214,15 +216,15 @@ def open_tensors(folder: Path):
             file = safe_open(path, framework="numpy")
         except SafetensorError as error:
             raise InputError(f"{path}: not a whole safetensors file ({error})") from error
-        readers |= {key: (lambda file=file, key=key: file.get_tensor(key)) for key in file.offset_keys()}
-    return readers
+        tensors |= {key: file.get_slice(key) for key in file.offset_keys()}
+    return tensors
 
 
 def detect_head(tensors, where: str) -> str:
     """The step head of a checkpoint by its tensors: `score.weight` of 1, 2 or 3 rows, else none."""
     if "score.weight" not in tensors:
         return "none"
-    C = tensors["score.weight"]().shape[0]
+    C = tensors["score.weight"].get_shape()[0]
     heads = {size: head for head, size in HEADS.items() if size}
     if C not in heads:
         raise InputError(
@@ -231,33 +233,38 @@ def detect_head(tensors, where: str) -> str:
     return heads[C]
 
 
-def load(folder: Path, cfg: ModelConfig, new_head: bool = False, seed: int = 0, dtype=np.float32) -> PRM:
-    """A model of shape `cfg` with the weights of a checkpoint folder, as arrays of `dtype`.
+def load(folder: Path, cfg: ModelConfig, new_head: bool = False, seed: int = 0, thinned: bool = False) -> PRM:
+    """A model of shape `cfg` with the weights of a checkpoint folder, each device's part read and placed on its own.
 
-    A step head that the checkpoint lacks is started at random only where `new_head` says so. Missing, wrongly shaped and
-    unknown tensors raise; the language-model head may go unused, nothing else.
+    Arrays are float32; with `thinned`, as `model.thin` stores them. A step head that the checkpoint lacks is started at
+    random only where `new_head` says so. Missing, wrongly shaped and unknown tensors raise; the language-model head may
+    go unused, nothing else.
     """
     tensors = open_tensors(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     unused = set(tensors) - {"lm_head.weight"}
 
-    def read(name, transposed, shape, key):
+    def part(name, transposed, shape, key):
+        """A function that reads the part of our parameter at an index (a tuple of slices)."""
         if name not in tensors:
             raise InputError(f"{folder}: tensor {name} is missing ({key})")
         unused.discard(name)
-        x = tensors[name]()
-        x = np.ascontiguousarray(x.T if transposed else x)
-        if x.shape != shape:
-            raise InputError(f"{folder}: tensor {name}: has shape {x.shape}, expected {shape} ({key})")
-        return x.astype(dtype)
+        x = tensors[name]
+        found = tuple(x.get_shape()[:: -1 if transposed else 1])
+        if found != shape:
+            raise InputError(f"{folder}: tensor {name}: has shape {found}, expected {shape} ({key})")
+        return lambda index: x[index[::-1]].T if transposed else x[index]
 
-    abstract = jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))
+    def stacked(parts):
+        return lambda index: np.stack([parts[i](index[1:]) for i in range(cfg.layers)[index[0]]])
+
+    abstract = jax.eval_shape(lambda: (thin if thinned else lambda m: m)(PRM(cfg, rngs=nnx.Rngs(0))))
     state = nnx.state(abstract).to_pure_dict()
-    loaded = {key: read(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
-    loaded["blocks"] = {
-        key: np.stack(
+    parts = {key: part(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
+    parts["blocks"] = {
+        key: stacked(
             [
-                read(prefix + LAYER[key][0].format(i), LAYER[key][1], x.shape[1:], key)
+                part(prefix + LAYER[key][0].format(i), LAYER[key][1], x.shape[1:], key)
                 for i in range(cfg.layers)
             ]
         )
@@ -266,21 +273,32 @@ def load(folder: Path, cfg: ModelConfig, new_head: bool = False, seed: int = 0, 
     for key in HEAD.keys() & state.keys():
         name, transposed = HEAD[key]
         if key in ("w_head", "b_head") and new_head and "score.weight" not in tensors:
-            loaded[key] = new_parameter(key, state[key].shape, seed).astype(dtype)
+            parts[key] = new_parameter(key, state[key].shape, seed).__getitem__
         elif key == "w_head" and name not in tensors:
             raise InputError(
                 f"{folder}: has no step head ({name}); set model.new_head=true to start one at random"
             )
-        elif key == "b_head" and name not in tensors:
-            loaded[key] = np.zeros(state[key].shape, dtype)  # transformers' classification heads have no bias
+        elif key == "b_head" and name not in tensors:  # transformers' classification heads have no bias
+            parts[key] = np.zeros(state[key].shape).__getitem__
         else:
-            loaded[key] = read(name, transposed, state[key].shape, key)
+            parts[key] = part(name, transposed, state[key].shape, key)
     if cfg.head == "none":
         unused -= {"score.weight", "score.bias"}
     if unused:
         listed = ", ".join(sorted(unused)[:3])
         raise InputError(f"{folder}: {len(unused)} tensors have no place in a Qwen2 PRM: {listed} ...")
-    nnx.update(abstract, jax.tree.map(jnp.asarray, loaded))
+
+    def place(x, read, sharding):
+        seen = {}  # devices that hold the same part share one reading
+
+        def once(index):
+            if str(index) not in seen:
+                seen[str(index)] = np.ascontiguousarray(read(index).astype(x.dtype))
+            return seen[str(index)]
+
+        return jax.make_array_from_callback(x.shape, sharding, once)
+
+    nnx.update(abstract, jax.tree.map(place, state, parts, layout(state)))
     return abstract
 
 

@@ -12,7 +12,11 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.attention import attend
+from prm_jax.lora import LowRank
+from prm_jax.sharding import IN_SPLIT, OUT_SPLIT, on_own_heads, split_rows
 
+# What of a block is kept for the backward pass; `dots` keeps the outputs of linear layers, not the attention scores.
+REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 HEADS = {"none": 0, "scalar": 1, "binary": 2, "ternary": 3}  # head -> C, its number of logits
 
 
@@ -35,7 +39,7 @@ class ModelConfig:
     head: str = "none"  # step head: none, scalar, binary, ternary
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
-    remat: bool = False  # recompute each block in the backward pass: far less memory, a third more arithmetic
+    remat: str = "none"  # what the backward pass computes again: none, dots (all but matrix products), full (each block)
 
     def __post_init__(self):
         assert self.head in HEADS, f"head: got {self.head!r}, expected one of {', '.join(HEADS)}"
@@ -63,7 +67,8 @@ def linear(x_BLD, w_DF, b_F=None):
 
     Flattened to two axes because XLA's CPU backend takes twice as long for the weight gradient of a 3-D product.
     """
-    y_nF = x_BLD.reshape(-1, x_BLD.shape[-1]) @ w_DF[...].astype(x_BLD.dtype)
+    x_nD = x_BLD.reshape(-1, x_BLD.shape[-1])
+    y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else x_nD @ w_DF[...].astype(x_BLD.dtype)
     if b_F is not None:
         y_nF += b_F[...].astype(x_BLD.dtype)
     return y_nF.reshape(*x_BLD.shape[:-1], -1)
@@ -112,7 +117,7 @@ class Block(nnx.Module):
         k_BLGK = linear(h_BLD, self.w_k, self.b_k).reshape(B, L, cfg.kv_heads, cfg.head_dim)
         v_BLGK = linear(h_BLD, self.w_v, self.b_v).reshape(B, L, cfg.kv_heads, cfg.head_dim)
         q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
-        o_BLHK = attend(q_BLHK, k_BLGK, v_BLGK, until_BL)
+        o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, until_BL)
         x_BLD += linear(o_BLHK.reshape(B, L, -1), self.w_o)
 
         h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
@@ -143,11 +148,12 @@ class PRM(nnx.Module):
         cos_BL1k, sin_BL1k = jnp.cos(angle_BL1k), jnp.sin(angle_BL1k)
 
         def layer(x_BLD, block):
-            return block(x_BLD, cos_BL1k, sin_BL1k, until_BL), None
+            return split_rows(block(x_BLD, cos_BL1k, sin_BL1k, until_BL)), None
 
-        if cfg.remat:
-            layer = jax.checkpoint(layer)
-        x_BLD, _ = jax.lax.scan(layer, self.embed[...][ids_BL].astype(cfg.dtype), self.blocks)
+        if cfg.remat != "none":
+            layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
+        x_BLD = split_rows(self.embed[...][ids_BL].astype(cfg.dtype))
+        x_BLD, _ = jax.lax.scan(layer, x_BLD, self.blocks)
         return rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
 
     def step_logits(self, x_BLD, mark_BT, k_dropout=None):
@@ -162,6 +168,20 @@ class PRM(nnx.Module):
         """Next-token logits, float32 logit_BLV."""
         w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
         return linear(x_BLD, w_DV.astype(x_BLD.dtype)).astype(jnp.float32)
+
+
+def thin(model: PRM) -> PRM:
+    """The model with the backbone's matrices stored in the compute dtype: every use casts them to it, so no score changes.
+
+    For matrices that do not train; one that does stays float32, where small updates add up.
+    """
+
+    def store(path, x):
+        names = [str(getattr(key, "name", "")) for key in path]
+        is_matrix = not {*OUT_SPLIT, *IN_SPLIT}.isdisjoint(names) and {"a", "b"}.isdisjoint(names)
+        return x.astype(model.cfg.dtype) if is_matrix else x
+
+    return jax.tree.map_with_path(store, model)
 
 
 def good_logit(logit_BTC, head: str):

@@ -9,13 +9,13 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, checkpoint, cli, hf
 from prm_jax.batches import Example, eval_batches, row_marks
 from prm_jax.formats import Format, encode
 from prm_jax.model import PRM, good_logit
+from prm_jax.sharding import check_divides, everywhere, put_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,9 @@ def load_verifier(path: str | Path, which: str, fmt: Format, dtype: str) -> Veri
         head = hf.detect_head(hf.open_tensors(folder), str(folder))
         if head == "none":
             raise InputError(f"{folder}: has no step head (score.weight), so it cannot score steps")
-        model = hf.load(folder, hf.model_config(config, str(folder / "config.json"), head=head, dtype=dtype))
+        model = hf.load(
+            folder, hf.model_config(config, str(folder / "config.json"), head=head, dtype=dtype), thinned=True
+        )
         notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
         fmt = cli.parse(notes["format"], Format, "format") if "format" in notes else fmt
         kind, objective = notes.get("label_kind", "correctness"), notes.get("objective", "prm")
@@ -55,7 +57,7 @@ def load_verifier(path: str | Path, which: str, fmt: Format, dtype: str) -> Veri
 def step_scores(model: PRM, batch, head: str):
     """P(good) at every mark slot of a packed batch, score_BT in [0, 1]."""
     x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-    return jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, batch["mark"]), head))
+    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, batch["mark"]), head)))
 
 
 def score_solutions(verifier: Verifier, rows, *, batch_rows: int, row_tokens: int) -> list[np.ndarray]:
@@ -64,6 +66,7 @@ def score_solutions(verifier: Verifier, rows, *, batch_rows: int, row_tokens: in
     Rows are packed longest first. A score depends on its own solution alone, whatever shares the row or the batch. A
     solution longer than `row_tokens` widens the rows of this call to the next multiple of it.
     """
+    check_divides(verifier.model.cfg, batch_rows, "batch.rows")
     encoded = encode(verifier.format, verifier.tokenizer, rows)
     unlabelled = [np.full(len(e.mark_T), np.nan, np.float32) for e in encoded]
     examples = [
@@ -76,7 +79,7 @@ def score_solutions(verifier: Verifier, rows, *, batch_rows: int, row_tokens: in
     scores: list[np.ndarray] = unlabelled  # each is replaced below
     bar = cli.progress("scoring", len(examples), "solution")
     for batch, packs in eval_batches(examples, row_tokens, row_marks(examples, row_tokens), batch_rows):
-        device_batch = {k: jnp.asarray(batch[k]) for k in ("ids", "pos", "until", "mark")}
+        device_batch = put_rows({k: batch[k] for k in ("ids", "pos", "until", "mark")}, batch_rows)
         score_BT = np.asarray(step_scores(verifier.model, device_batch, verifier.model.cfg.head))
         for row, pack in enumerate(packs):
             ends = np.cumsum([len(examples[i].mark_T) for i in pack])
