@@ -115,16 +115,14 @@ def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
         return P()
     if names[-1] in ("a", "b"):  # low-rank factors: as the matrix, but for the axis of the rank
         axes["ba".index(names[-1])] = None
-    axes = [None] * (
-        len(shape) - 2
-    ) + axes  # stacked layers stay whole: the loop over them takes one at a time
-    axes = [
-        axis if axis and sizes[axis] > 1 and n % sizes[axis] == 0 else None
-        for axis, n in zip(axes, shape, strict=True)
-    ]
-    return (
-        P(*axes) if any(axes) else P()
-    )  # one way to write "whole", or a step's outputs would not match its inputs
+    # Stacked layers stay whole: the loop over them takes one at a time.
+    axes = [None] * (len(shape) - 2) + axes
+    fits = [axis and sizes[axis] > 1 and n % sizes[axis] == 0 for axis, n in zip(axes, shape, strict=True)]
+    axes = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
+    # Without trailing None, as jax itself writes it; else the outputs of a step would not match its inputs.
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
 
 
 def layout(tree):
