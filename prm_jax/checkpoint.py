@@ -11,7 +11,7 @@ from prm_jax import InputError, hf
 from prm_jax.cli import parse
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, thin
-from prm_jax.sharding import born, layout
+from prm_jax.sharding import layout
 
 args = ocp.args
 
@@ -115,6 +115,4 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
         nnx.update(
             model, manager.restore(step, args=args.Composite(model=args.StandardRestore(target)))["model"]
         )
-    if updates is not None:
-        model = born(lambda model: thin(merge(model)), model, donate=0)
-    return model, hf.load_tokenizer(described), run, step
+    return merge(model), hf.load_tokenizer(described), run, step

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from prm_jax import InputError
+from prm_jax.sharding import born
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +43,9 @@ class LowRank(nnx.Module):
         return x_nD @ base_DF + (self.scale * (x_nD @ a_Dr)) @ b_rF
 
     def merged(self):
-        """The one matrix that does the same, float32."""
-        return self.base[...].astype(jnp.float32) + self.scale * (self.a[...] @ self.b[...])
+        """The one matrix that does the same, in the dtype of the base."""
+        update_DF = self.scale * (self.a[...] @ self.b[...])
+        return (self.base[...].astype(jnp.float32) + update_DF).astype(self.base.dtype)
 
 
 def attach(model, cfg: LoraConfig, seed: int):
@@ -64,7 +66,8 @@ def attach(model, cfg: LoraConfig, seed: int):
 
 def merge(model):
     """The model with plain matrices in place of the low-rank updates, for export; a model without them stays as it is."""
-    for name, w in vars(model.blocks).items():
-        if isinstance(w, LowRank):
-            setattr(model.blocks, name, nnx.Param(w.merged()))
+    updated = {name: w for name, w in vars(model.blocks).items() if isinstance(w, LowRank)}
+    merged = born(lambda updated: {name: w.merged() for name, w in updated.items()}, updated)
+    for name, w_DF in merged.items():
+        setattr(model.blocks, name, nnx.Param(w_DF))
     return model
