@@ -198,7 +198,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     def read(step, metrics):
         """The numbers of a step once the device has them; stops the run where they are not finite."""
         nonlocal tokens, asked
-        asked = asked or int(metrics.pop("stop"))
+        asked = max(asked, int(metrics.pop("stop")))
         metrics = {name: float(x) for name, x in metrics.items()}
         require_finite(step, metrics, checkpoints)
         tokens += metrics["n_tokens"]

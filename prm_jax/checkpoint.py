@@ -24,9 +24,7 @@ class Checkpoints:
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
-        one = ocp.CheckpointManagerOptions(max_to_keep=1)
-        self.latest = ocp.CheckpointManager(folder / "latest", options=one)
-        self.best = ocp.CheckpointManager(folder / "best", options=one)
+        self.latest, self.best = (manager(folder / name) for name in ("latest", "best"))
 
     def save(self, step: int, model, opt, notes: dict, is_best: bool):
         state = nnx.state(model)
@@ -65,6 +63,14 @@ class Checkpoints:
         """Waits for saves under way."""
         self.best.close()
         self.latest.close()
+
+
+def manager(folder: Path) -> ocp.CheckpointManager:
+    """Keeps one checkpoint; processes wait for each other under the folder's name, since both folders may save the same step."""
+    together = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
+    return ocp.CheckpointManager(
+        folder, options=ocp.CheckpointManagerOptions(max_to_keep=1, multiprocessing_options=together)
+    )
 
 
 def like(module):

@@ -13,7 +13,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.lora import LowRank
-from prm_jax.sharding import IN_SPLIT, OUT_SPLIT, on_own_heads, split_rows
+from prm_jax.sharding import IN_SPLIT, OUT_SPLIT, look_up, on_own_heads, split_rows
 
 # What of a block is kept for the backward pass; `dots` keeps the outputs of linear layers, not the attention scores.
 REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
@@ -152,8 +152,7 @@ class PRM(nnx.Module):
 
         if cfg.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
-        x_BLD = split_rows(self.embed[...][ids_BL].astype(cfg.dtype))
-        x_BLD, _ = jax.lax.scan(layer, x_BLD, self.blocks)
+        x_BLD, _ = jax.lax.scan(layer, look_up(self.embed[...], ids_BL).astype(cfg.dtype), self.blocks)
         return rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
 
     def step_logits(self, x_BLD, mark_BT, k_dropout=None):

@@ -161,6 +161,20 @@ def split_rows(x_BLD):
     return jax.lax.with_sharding_constraint(x_BLD, P(ROWS, tokens))
 
 
+def look_up(embed_VD, ids_BL):
+    """Under jit: embed_VD[ids_BL], split as the residual stream.
+
+    Each device looks up its own features for the rows of its whole fsdp group, and an all-to-all trades features for rows;
+    left to itself XLA may gather every row of the batch.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return embed_VD[ids_BL]
+    features = spec([jax.tree_util.DictKey("embed")], embed_VD.shape, mesh.shape)[1:]
+    ids_BL = jax.lax.with_sharding_constraint(ids_BL, P("data"))
+    return split_rows(jax.lax.with_sharding_constraint(embed_VD[ids_BL], P("data", None, *features)))
+
+
 def on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
     """attend(...) on each device's own rows and heads: attention needs no communication, and kernels cannot be split by XLA."""
     mesh = jax.sharding.get_abstract_mesh()

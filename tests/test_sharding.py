@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
+from test_train import SMALL, records, run, start
 
 from prm_jax import InputError, hf
 from prm_jax.formats import train_tokenizer
@@ -97,3 +101,93 @@ def test_meshes_that_do_not_fit_are_refused():
         MeshConfig(None, 0, 1)
     assert make_mesh(MeshConfig(None, 1, 1)).shape == {"data": 1, "fsdp": 1, "tensor": 1}
     check_divides(CFG, 7, "batch.rows")  # no mesh: nothing to divide
+
+
+def free_port(low=1024):
+    """A port of this machine that nobody listens on, at least `low`."""
+    for port in range(low, 65_536):
+        with socket.socket() as s:
+            if s.connect_ex(("localhost", port)):
+                return port
+
+
+def launch(n, devices, script, *args, cwd, slurm=False):
+    """Starts n processes of `devices` devices each that find each other by SLURM's variables or by an explicit address."""
+    port = free_port(61_440 if slurm else 20_000 + os.getpid() % 20_000)  # SLURM's: 61440 + job number % 4096
+    processes = []
+    for i in range(n):
+        how = f"distributed={{coordinator: 'localhost:{port}', processes: {n}, process: {i}}}"
+        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        if slurm:
+            how = "distributed=auto"
+            job = {
+                "JOB_ID": port - 61_440,
+                "STEP_NODELIST": "localhost",
+                "NTASKS": n,
+                "PROCID": i,
+                "LOCALID": 0,
+            }
+            env |= {f"SLURM_{name}": str(value) for name, value in job.items()}
+        processes.append(start(script, *args, how, cwd=cwd, **env))
+    return processes
+
+
+def finish(processes, code=0):
+    """What process 0 printed, once all have ended with `code`; none is left behind."""
+    try:
+        texts = [process.communicate(timeout=150) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [code] * len(processes), texts
+    assert all("run folder" not in out for out, _ in texts[1:])  # only process 0 speaks
+    return texts[0][0]
+
+
+@pytest.mark.slow
+def test_processes_train_stop_resume_and_score_as_one(tmp_path):
+    """Two processes of two devices each, stopped by a signal to one of them; four processes of one device go on."""
+    args = [*SMALL, "steps=24", "log_every=1", "eval.every=8", "checkpoint_every=8"]
+    run("train.py", *args, "hydra.run.dir=one", cwd=tmp_path)
+    # Each process of a job gets its own folder from Hydra's clock; all must end up in that of process 0.
+    processes = launch(2, 2, "train.py", *args, "mesh.fsdp=2", cwd=tmp_path)
+    deadline = time.time() + 120
+    while not (logs := list(tmp_path.glob("runs/train/*/metrics.jsonl"))) or not logs[0].read_text():
+        assert all(p.poll() is None for p in processes) and time.time() < deadline, finish(processes)
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    out = finish(processes, 128 + signal.SIGTERM)
+    assert "by SIGTERM after step" in out
+    (folder,) = tmp_path.glob("runs/train/*")
+    assert len(list(folder.rglob("metrics.jsonl"))) == 1 and not (folder / "summary.json").exists()
+    finish(launch(4, 1, "train.py", f"resume={folder}", cwd=tmp_path, slurm=True))
+    assert [path.name for path in tmp_path.glob("runs/train/*")] == [folder.name]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["finished"] and summary["steps"] == 24
+    many, one = records(folder), records(tmp_path / "one")
+    assert [row["step"] for row in many] == [row["step"] for row in one] == list(range(1, 25))
+    for mine, theirs in zip(many, one, strict=True):
+        assert mine.keys() == theirs.keys() and mine["n_tokens"] == theirs["n_tokens"]  # the same rows
+        np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-3)
+
+    data = ["baselines=false", "batch.rows=8", f"checkpoint={folder}"]
+    run("evaluate.py", *data, "hydra.run.dir=a", cwd=tmp_path)
+    finish(launch(2, 1, "evaluate.py", *data, "hydra.run.dir=b", cwd=tmp_path))
+    scores = [
+        [
+            row["scores"]
+            for row in map(json.loads, (tmp_path / name / "scores_0.jsonl").read_text().splitlines())
+        ]
+        for name in "ab"
+    ]
+    assert len(scores[0]) == 60
+    for a_T, b_T in zip(*scores, strict=True):
+        np.testing.assert_allclose(a_T, b_T, atol=1e-5)
+
+
+def test_ways_to_join_that_do_not_exist_are_refused(tmp_path):
+    for how in ("distributed=slurm", "distributed={coordinator: 'localhost:1'}"):
+        _, err = run("train.py", how, cwd=tmp_path, code=1)
+        assert err.startswith("error: distributed: got") and "expected null, auto or {coordinator" in err
+    _, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
+    assert err.startswith("error: distributed: auto: ") and err.count("\n") == 1
