@@ -106,7 +106,16 @@ def bench_train(cfg: BenchConfig) -> dict:
     batch = {k: jnp.asarray(np.stack([row[k] for row in rows]))[None] for k in rows[0]}
     model = PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
     adamw = OptimizerConfig(
-        lr=1e-4, warmup=0.1, final_lr=0.1, weight_decay=0.01, b1=0.9, b2=0.98, clip=1.0, freeze_backbone=False
+        lr=1e-4,
+        warmup=0.1,
+        final_lr=0.1,
+        weight_decay=0.01,
+        b1=0.9,
+        b2=0.98,
+        clip=1.0,
+        trains="all",
+        mu_dtype="float32",
+        nu_dtype="float32",
     )
     opt = make_optimizer(model, adamw, 1000)
     state, key, loss_cfg = [model, opt], jax.random.key(0), LossConfig("prm", 1.0, 0.0)
