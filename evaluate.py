@@ -15,6 +15,7 @@ import math
 import statistics
 from pathlib import Path
 
+import jax
 import numpy as np
 from omegaconf import OmegaConf
 
@@ -38,6 +39,7 @@ from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import Verifier, load_verifier, score_into, stored_scores
+from prm_jax.sharding import MeshConfig, join, make_mesh, same_folder, text_folder
 from prm_jax.solutions import Solution
 
 BENCHMARKS = ("processbench", "prmbench")
@@ -93,16 +95,21 @@ class EvaluateConfig:
     witness: WitnessConfig
     seed: int
     format: Format
+    mesh: MeshConfig
 
 
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
-    given, folder = cfg, cli.output_dir()
+    join(cfg)
+    given, folder = cfg, same_folder(cli.output_dir())
     if cfg.resume is not None:
-        folder, cfg = cli.resumed(cfg, harmless=("resume",))
+        if jax.process_index() == 0:
+            folder.rmdir()  # Hydra's new folder; the evaluation goes on in its own
+        folder, cfg = cli.resumed(cfg, harmless=("resume", "mesh.data", "mesh.fsdp", "mesh.tensor"))
+    folder = text_folder(folder)
     data = cfg.data
-    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data",))
+    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data", "distributed"))
     at_least_1 = {
         "batch.rows": cfg.batch.rows,
         "batch.tokens": cfg.batch.tokens,
@@ -136,7 +143,8 @@ def main(cfg):
         given.checkpoint = cfg.checkpoint  # a resumed evaluation must not find another newest run
         cli.claim(folder, given)
     (folder / "figures").mkdir(exist_ok=True)
-    results, figures = tasks[cfg.task](cfg, data, folder)
+    with jax.set_mesh(make_mesh(cfg.mesh)):
+        results, figures = tasks[cfg.task](cfg, data, folder)
     results |= {"task": cfg.task, "seed": cfg.seed, "versions": cli.versions()}
     cli.write_json(folder / "results.json", results)
     print(f"results     {folder / 'results.json'}", *(f"figure      {path}" for path in figures), sep="\n")

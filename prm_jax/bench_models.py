@@ -37,7 +37,9 @@ OPTIMIZER = {
     "b1": 0.9,
     "b2": 0.98,
     "clip": 1.0,
-    "freeze_backbone": False,
+    "trains": "all",
+    "mu_dtype": "float32",
+    "nu_dtype": "float32",
 }
 
 

@@ -18,6 +18,7 @@ from prm_jax import InputError, checkpoint, cli, hf
 from prm_jax.batches import lay_out, longest_first, make_units, plan_units
 from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
+from prm_jax.sharding import check_divides, everywhere, put_rows, row_parts, same_file
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
@@ -107,8 +108,8 @@ def load_verifier(
 def good_probability(model: PRM, batch):
     """P(good) at every token of a packed batch, p_BL in [0, 1]; it is a score where the token is a mark."""
     x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-    everywhere_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
-    return jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, everywhere_BL), model.cfg.head))
+    own_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
+    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, own_BL), model.cfg.head)))
 
 
 @jax.jit
@@ -118,7 +119,7 @@ def log_ratio(policy: PRM, reference: PRM, batch):
         model.next_logprobs(model(batch["ids"], batch["pos"], batch["until"]), batch["ids"])
         for model in (policy, reference)
     ]
-    return logp_BL[0] - logp_BL[1]
+    return everywhere(logp_BL[0] - logp_BL[1])
 
 
 def at_marks(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
@@ -160,7 +161,9 @@ def score_stream(
 def score_encoded(
     verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int
 ) -> list[np.ndarray]:
-    """`score_stream` of one chunk: packed rows, few shapes (widths and row counts are powers of two)."""
+    """`score_stream` of one chunk: packed rows, few shapes (widths and row counts are powers of two, the latter rounded up
+    to what the mesh in use divides)."""
+    check_divides(verifier.model.cfg, batch_rows, "batch.rows")
     row_tokens = next(
         n for k in itertools.count() if (n := row_tokens << k) >= max(len(e.ids_L) for e in encoded)
     )
@@ -180,7 +183,8 @@ def score_encoded(
     pending = None
     for at in range(0, len(packs), batch_rows):
         here = packs[at : at + batch_rows]
-        B = min(batch_rows, 1 << (len(here) - 1).bit_length())
+        B = 1 << (len(here) - 1).bit_length()
+        B = min(batch_rows, -(-B // row_parts()) * row_parts())
         batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
         batch["until"] = np.full((B, row_tokens), row_tokens, np.int32)
         layouts = []
@@ -189,6 +193,7 @@ def score_encoded(
             for name, x_n in zip(("ids", "pos", "until"), arrays, strict=True):
                 batch[name][b, : len(x_n)] = x_n
             layouts.append((pack, places))
+        batch = put_rows(batch, B)
         if verifier.format.score == "log_ratio":
             value_BL = log_ratio(verifier.model, verifier.reference, batch)
         else:
@@ -213,8 +218,10 @@ def score_into(
     """Appends the step scores of (id, problem, steps) rows to a scores file, one JSON object {id, scores} a line, as they come.
 
     Rows whose line is there already are not scored again, so an interrupted file is gone on with; a line that was cut off
-    is dropped. Raises InputError where a line belongs to another row.
+    is dropped. Raises InputError where a line belongs to another row. Of several processes each writes a file of its own,
+    and all go on with that of process 0.
     """
+    same_file(path)
     rows, ids, done = iter(rows), collections.deque(), 0
     with path.open("a+b") as file:
         file.seek(0)
