@@ -253,6 +253,7 @@ def collectives(hlo: str) -> dict[str, dict[str, float]]:
         )
     }
     entry = re.search(r"^ENTRY %?([\w.\-]+)", hlo, flags=re.MULTILINE)[1]
+    devices = int(re.search(r"num_partitions=(\d+)", hlo)[1])
     total = {kind: {"count": 0, "sent_bytes": 0.0} for kind in KINDS}
 
     def visit(name: str, times: int):
@@ -267,7 +268,7 @@ def collectives(hlo: str) -> dict[str, dict[str, float]]:
                     visit(called.strip().lstrip("%"), times)
             match = re.search(rf" = (.*?) ({'|'.join(KINDS)})(-start)?\(", line)
             if match:
-                kind, n = match[2], sent_bytes(match[1], match[2], bool(match[3]), line)
+                kind, n = match[2], sent_bytes(match[1], match[2], bool(match[3]), line, devices)
                 total[kind]["count"] += times
                 total[kind]["sent_bytes"] += times * n
 
@@ -284,7 +285,7 @@ def trip_count(line: str, condition: str, bodies: dict[str, str]) -> int:
     return max(map(int, re.findall(r"constant\((\d+)\)", text)), default=1)
 
 
-def sent_bytes(shape: str, kind: str, is_start: bool, line: str) -> float:
+def sent_bytes(shape: str, kind: str, is_start: bool, line: str, devices: int) -> float:
     """Bytes that one device sends in one collective whose result has this shape, as HLO writes it."""
     sizes = [
         BYTES[dtype] * math.prod(int(n) for n in dims.split(",") if n)
@@ -295,13 +296,25 @@ def sent_bytes(shape: str, kind: str, is_start: bool, line: str) -> float:
     n = sum(sizes)
     if kind == "collective-permute":
         return n
-    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        g = len(listed[1].split(","))
-    else:
-        iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", line)
-        g = int(iota[2]) if iota else 1
+    g = group_size(line) or devices
     share = (g - 1) / g
     return {"all-reduce": 2 * n * share, "reduce-scatter": n * (g - 1)}.get(kind, n * share)
+
+
+def group_size(line: str) -> int | None:
+    """How many devices take part together in a collective, in any of HLO's ways to write it; None: all of them."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+        return len(listed[1].split(","))
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", line):
+        return int(iota[1])
+    if mesh := re.search(r"replica_groups=mesh\[(.*?)\].*? \{('.*?)\}", line):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        # An axis, or a part of it: 'axis':(number of parts before it) size.
+        used = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in used)
+    if "replica_groups={}" in line:
+        return None
+    raise ValueError(f"replica groups written in an unknown way: {line.strip()[:300]}")
 
 
 def print_table(rows: list[dict], keys: tuple[str, ...], unit: float):

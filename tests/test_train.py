@@ -37,8 +37,8 @@ def start(script, *args, cwd, **env):
     )
 
 
-def run(script, *args, cwd, code=0):
-    process = start(script, *args, cwd=cwd)
+def run(script, *args, cwd, code=0, **env):
+    process = start(script, *args, cwd=cwd, **env)
     out, err = process.communicate(timeout=300)
     assert process.returncode == code, out + err
     return out, err
