@@ -20,10 +20,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError, cli
-from prm_jax.bench import useful_flops
+from prm_jax.bench_models import forward_flops
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, ModelConfig, thin
-from prm_jax.scoring import step_scores
+from prm_jax.scoring import good_probability
 from prm_jax.sharding import MeshConfig, layout, make_mesh, row_sharding
 from prm_jax.training import TRAINS, LossConfig, OptimizerConfig, make_transform, train_step
 
@@ -189,13 +189,13 @@ def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
             key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, P()))
             lowered = train_step.lower(*state, batch, LossConfig("prm", 1.0, 0.0), key)
         else:
-            batch = {name: batch[name] for name in ("ids", "pos", "until", "mark")}
-            lowered = step_scores.lower(*state, batch, model_cfg.head)
+            batch = {name: batch[name] for name in ("ids", "pos", "until")}
+            lowered = good_probability.lower(*state, batch)
         compiled = lowered.compile()
     memory = compiled.memory_analysis()
     sent = collectives(compiled.as_text())
-    useful = useful_flops(model_cfg, [cfg.tokens] * rows, cfg.marks * rows) / devices
-    useful /= 1 if step == "train" else 3  # forward only
+    pairs = rows * cfg.tokens * (cfg.tokens + 1) // 2
+    useful = forward_flops(model_cfg, rows * cfg.tokens, pairs) * (3 if step == "train" else 1) / devices
     computed = useful * (4 / 3 if step == "train" and cfg.remat == "full" else 1)
     result = {
         "model": case.model,
