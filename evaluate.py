@@ -4,6 +4,7 @@ report: steps and best_of_n, on a run's own held-out data.
 steps: metrics of step scores against labels, on the held-out split.
 best_of_n: selection, votes, reward against KL and calibration on a pool of candidates, stored or fresh.
 score: step scores of a file of solutions or of a pool, ranked and drawn.
+processbench, prmbench: the benchmark's own numbers beside the published ones, from a checkpoint or from stored scores.
 witness: the toy trace witness, its figures and its interactive page; needs no checkpoint.
 """
 
@@ -14,12 +15,15 @@ import math
 import statistics
 from pathlib import Path
 
+import jax
 import numpy as np
+from omegaconf import OmegaConf
 
 from prm_jax import (
     InputError,
     answers,
     arithmetic,
+    benchmarks,
     best_of_n,
     cli,
     plots,
@@ -34,8 +38,11 @@ from prm_jax.data import ArithmeticData, data_config, load_splits
 from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
-from prm_jax.scoring import Verifier, load_verifier, score_solutions, write_scores
+from prm_jax.scoring import Verifier, load_verifier, score_into, stored_scores
+from prm_jax.sharding import MeshConfig, join, make_mesh, same_folder, text_folder
 from prm_jax.solutions import Solution
+
+BENCHMARKS = ("processbench", "prmbench")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +70,18 @@ class EvaluateConfig:
     """conf/evaluate.yaml says what each key means."""
 
     task: str
+    resume: str | None
     checkpoint: str | list | None
     reference: str | None
     which: str
     dtype: str
     threshold: float
+    threshold_split: str | None
     max_solutions: int | None
     baselines: bool
     input: str | None
     figures: int | list
+    scores_file: str | None
     pool: str | None
     scores: str | list | None
     scores_name: str | None
@@ -85,13 +95,21 @@ class EvaluateConfig:
     witness: WitnessConfig
     seed: int
     format: Format
+    mesh: MeshConfig
 
 
 @cli.command("evaluate")
 def main(cfg):
-    """Evaluate verifiers: step metrics, best-of-N on a pool, scores of your own solutions, or the toy trace witness."""
-    data, given, folder = cfg.data, cfg, cli.output_dir()
-    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data",))
+    """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
+    join(cfg)
+    given, folder = cfg, same_folder(cli.output_dir())
+    if cfg.resume is not None:
+        if jax.process_index() == 0:
+            folder.rmdir()  # Hydra's new folder; the evaluation goes on in its own
+        folder, cfg = cli.resumed(cfg, harmless=("resume", "mesh.data", "mesh.fsdp", "mesh.tensor"))
+    folder = text_folder(folder)
+    data = cfg.data
+    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data", "distributed"))
     at_least_1 = {
         "batch.rows": cfg.batch.rows,
         "batch.tokens": cfg.batch.tokens,
@@ -112,14 +130,21 @@ def main(cfg):
         "steps": evaluate_steps,
         "best_of_n": evaluate_best_of_n,
         "score": evaluate_score,
+        "processbench": evaluate_benchmark,
+        "prmbench": evaluate_benchmark,
         "witness": evaluate_witness,
     }
     if cfg.task not in tasks:
         raise InputError(f"task: got {cfg.task!r}, expected {', '.join(tasks)}")
+    if data.name == "of_run" and (data.path or data.hub) and cfg.task not in BENCHMARKS:
+        raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
     cfg = dataclasses.replace(cfg, checkpoint=[str(path) for path in checkpoints(cfg)])
-    cli.claim(folder, given)
-    (folder / "figures").mkdir()
-    results, figures = tasks[cfg.task](cfg, data, folder)
+    if cfg.resume is None:
+        given.checkpoint = cfg.checkpoint  # a resumed evaluation must not find another newest run
+        cli.claim(folder, given)
+    (folder / "figures").mkdir(exist_ok=True)
+    with jax.set_mesh(make_mesh(cfg.mesh)):
+        results, figures = tasks[cfg.task](cfg, data, folder)
     results |= {"task": cfg.task, "seed": cfg.seed, "versions": cli.versions()}
     cli.write_json(folder / "results.json", results)
     print(f"results     {folder / 'results.json'}", *(f"figure      {path}" for path in figures), sep="\n")
@@ -132,6 +157,10 @@ def rules_of(cfg: EvaluateConfig) -> best_of_n.Rules:
 def checkpoints(cfg: EvaluateConfig) -> list[Path]:
     """The verifiers' folders: those named, a sweep's finished runs, or the newest run; none if only stored scores are asked for."""
     if cfg.task == "witness":  # brings its own verifiers
+        return []
+    if cfg.task in BENCHMARKS and cfg.scores_file:
+        if cfg.checkpoint is not None:
+            raise InputError("scores_file: stored scores need no verifier, expected no checkpoint beside it")
         return []
     if cfg.checkpoint is not None:
         named = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
@@ -164,28 +193,34 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
     runs = []
     for checkpoint in map(Path, cfg.checkpoint):
         verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
+        if verifier.format.score != "probability":
+            raise InputError(
+                f"format: {verifier.format.name} scores steps by a {verifier.format.score}, but task=steps measures "
+                "probabilities (Brier score, calibration)"
+            )
         data_cfg, seed = data_of(checkpoint, data)
         splits, counts = load_splits(data_cfg, seed, labels_required=True)
         cli.print_counts(counts)
         test = [s for s in splits["test"] if s.labels is not None][: cfg.max_solutions]
         if not test:
             raise InputError("data: the test split has no labelled solution")
-        scores = score_solutions(
-            verifier,
-            [(s.problem, s.steps) for s in test],
-            batch_rows=cfg.batch.rows,
-            row_tokens=cfg.batch.tokens,
-        )
+        rows = ((s.id, s.problem, s.steps) for s in test)
+        scores = list(score_rows(cfg, verifier, rows, len(test), folder / f"scores_{len(runs)}.jsonl"))
         summary = checkpoint / "summary.json"
         trained = json.loads(summary.read_text()) if summary.exists() else {}
         cost = {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
         runs.append(
             measure(cfg, verifier, data_cfg, splits["train"], test, scores) | {"counts": counts} | cost
         )
-        write_scores(folder / f"scores_{len(runs) - 1}.jsonl", [s.id for s in test], scores)
     results = average(runs) | {"runs": runs, "threshold": cfg.threshold, "versions": cli.versions()}
     print_steps(results)
     return results, plots.step_figures(results, folder / "figures")
+
+
+def score_rows(cfg: EvaluateConfig, verifier: Verifier, rows, total: int, path: Path):
+    """Step scores of (id, problem, steps) rows, one after another, by way of a scores file that a resumed evaluation keeps."""
+    score_into(path, verifier, rows, batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens, total=total)
+    return stored_scores(path)
 
 
 def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scores) -> dict:
@@ -307,7 +342,7 @@ def evaluate_best_of_n(cfg: EvaluateConfig, data, folder: Path):
     pool = best_of_n.pool_arrays(problems, groups)
     verifiers = {}
     if cfg.checkpoint:
-        problems, verifiers = score_pool(cfg, problems)
+        problems, verifiers = score_pool(cfg, problems, folder)
         pools.write_pool(folder / "pool.jsonl.gz", problems)
         print(f"pool        {folder / 'pool.jsonl.gz'}, with the new scores")
     if not scorers and not verifiers:
@@ -347,16 +382,21 @@ def draw_pool(cfg: EvaluateConfig, data):
     return problems, {(s.problem, s.steps): s.labels for s in rows}
 
 
-def score_pool(cfg: EvaluateConfig, problems: list[pools.Problem]):
+def candidates(problems):
+    """(id, problem, steps) of every candidate: the rows of a pool."""
+    for problem in problems:
+        for n, candidate in enumerate(problem.candidates):
+            yield f"{problem.id}/{n}", problem.problem, candidate.steps
+
+
+def score_pool(cfg: EvaluateConfig, problems: list[pools.Problem], folder: Path):
     """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
     verifiers = {}
     for path in cfg.checkpoint:
         verifier = load_verifier(path, cfg.which, cfg.format, cfg.dtype, cfg.reference)
-        name = new_name(cfg, verifier, problems)
-        rows = [(problem.problem, c.steps) for problem in problems for c in problem.candidates]
-        scores = iter(score_solutions(verifier, rows, batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens))
-        nested = [[next(scores) for _ in problem.candidates] for problem in problems]
-        problems = pools.with_scores(problems, name, nested)
+        name, total = new_name(cfg, verifier, problems), sum(len(problem.candidates) for problem in problems)
+        scores = score_rows(cfg, verifier, candidates(problems), total, folder / f"pool_scores_{name}.jsonl")
+        problems = list(pools.with_scores(problems, name, scores))
         verifiers[name] = describe(verifier)
     return problems, verifiers
 
@@ -411,65 +451,58 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
     if len(cfg.checkpoint) > 1:
         raise InputError(f"checkpoint: task=score takes one verifier, got {len(cfg.checkpoint)}")
     verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
-    pool = None
-    first_row = next(iter(solutions.read_rows(cfg.input)), (0, {}))[1]
-    if "candidates" in first_row:
-        pool = pools.read_pool(cfg.input)
-        rows = [(f"{p.id}/{n}", p.problem, c.steps) for p in pool for n, c in enumerate(p.candidates)]
+    is_pool = "candidates" in next(iter(solutions.read_rows(cfg.input)), (0, {}))[1]
+    if is_pool:  # read anew each time: a pool may be larger than memory
+        source = lambda: candidates(pools.iter_pool(cfg.input))
     else:
         found, _ = solutions.load(cfg.input, "native", **solutions.AS_IN_FILE)
-        rows = [(s.id, s.problem, s.steps) for s in found]
+        source = lambda: ((s.id, s.problem, s.steps) for s in found)
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
-    unknown = set(wanted or ()) - {row[0] for row in rows}
+    unknown, total = set(wanted or ()), 0
+    for i, *_ in source():
+        unknown.discard(i)
+        total += 1
     if unknown:
         raise InputError(f"figures: no solution has the id {min(unknown)!r}")
-    name = pool and new_name(cfg, verifier, pool)
-    scores = score_solutions(
-        verifier, [row[1:] for row in rows], batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens
-    )
-    write_scores(folder / "scores.jsonl", [row[0] for row in rows], scores)
+    name = new_name(cfg, verifier, pools.iter_pool(cfg.input)) if is_pool else None
     written = [folder / "scores.jsonl"]
-    if pool is not None:
-        in_order = iter(scores)
-        nested = [[next(in_order) for _ in p.candidates] for p in pool]
+    score_rows(cfg, verifier, source(), total, written[0])
+    if is_pool:
         written.append(folder / "pool.jsonl.gz")
-        pools.write_pool(written[-1], pools.with_scores(pool, name, nested))
+        scores = stored_scores(written[0])
+        pools.write_pool(written[-1], pools.with_scores(pools.iter_pool(cfg.input), name, scores))
     print(f"verifier    {verifier.name}", *(f"scores      {path}" for path in written), sep="\n")
-    ranked = rank(rows, scores)
+    ranked = rank(source(), stored_scores(written[0]))
     if verifier.format.score != "probability":  # only probabilities multiply
         ranked = [{name: x for name, x in r.items() if name != "product"} for r in ranked]
     print_ranking(ranked)
     if wanted is None:
         wanted = [r["id"] for r in ranked[: cfg.figures]]
-    place = {row[0]: i for i, row in enumerate(rows)}
-    figures = [
-        plots.solution_figure(
-            *rows[place[i]],
-            scores[place[i]],
-            cfg.threshold,
-            folder / "figures",
-            verifier.name,
-            verifier.range,
-        )
-        for i in wanted
-    ]
+    drawn = {}
+    for row, score_T in zip(source(), stored_scores(written[0]), strict=True):
+        if row[0] in wanted:
+            drawn[row[0]] = (*row, score_T, cfg.threshold, folder / "figures", verifier.name, verifier.range)
+    figures = [plots.solution_figure(*drawn[i]) for i in wanted]
     return describe(verifier) | {"threshold": cfg.threshold, "ranking": ranked}, figures
 
 
 def rank(rows, scores) -> list[dict]:
     """Problems in the order of the file; within each, solutions by their lowest step score, best first."""
-    order = {problem: i for i, problem in enumerate(dict.fromkeys(row[1] for row in rows))}
-    table = [
-        {
-            "id": i,
-            "problem": problem,
-            "score": float(score_T.min()),
-            "weakest_step": int(score_T.argmin()) + 1,
-            "product": float(np.exp(np.log(np.maximum(score_T, np.finfo(float).tiny)).sum())),
-            "n_steps": len(steps),
-        }
-        for (i, problem, steps), score_T in zip(rows, scores, strict=True)
-    ]
+    order, table = {}, []
+    for (i, problem, steps), score_T in zip(rows, scores, strict=True):
+        order.setdefault(problem, len(order))
+        product = float(np.exp(np.log(np.maximum(score_T, np.finfo(float).tiny)).sum()))
+        weakest = int(score_T.argmin())
+        table.append(
+            {
+                "id": i,
+                "problem": problem,
+                "score": float(score_T[weakest]),
+                "weakest_step": weakest + 1,
+                "product": product,
+                "n_steps": len(steps),
+            }
+        )
     return sorted(table, key=lambda r: (order[r["problem"]], -r["score"]))
 
 
@@ -482,6 +515,67 @@ def print_ranking(ranked: list[dict], most: int = 20):
         print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
     if len(ranked) > most:
         print(f"  ... and {len(ranked) - most} more in results.json")
+
+
+def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
+    """The numbers of ProcessBench or PRMBench, from a verifier that scores it now or from a file of step scores."""
+    if data.name not in ("of_run", cfg.task):
+        raise InputError(f"data: got {data.name!r}, expected data={cfg.task} or only data.path=FILE")
+    keys = OmegaConf.to_container(data)
+    source = {key: keys[key] for key in ("path", "hub", "hub_split") if key in keys}
+    rows, counts = benchmarks.read(cfg.task, cli.parse(source, benchmarks.Source, "data"))
+    cli.print_counts(counts)
+    if cfg.scores_file:
+        n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
+        scores = benchmarks.stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)
+        about = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
+    else:
+        if len(cfg.checkpoint) > 1:
+            raise InputError(f"checkpoint: task={cfg.task} takes one verifier, got {len(cfg.checkpoint)}")
+        verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
+        texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
+        unit = "logit" if verifier.format.score == "log_ratio" else verifier.format.score
+        found = score_rows(cfg, verifier, texts, len(rows), folder / "scores.jsonl")
+        scores = [benchmarks.PROBABILITY_OF[unit](score_T.astype(np.float64)) for score_T in found]
+        about = describe(verifier)
+    if cfg.task == "processbench":
+        results = benchmarks.processbench(rows, scores, cfg.threshold, cfg.threshold_split, cfg.seed)
+        show, draw = print_processbench, plots.processbench_figures
+    else:
+        results = benchmarks.prmbench(rows, scores, cfg.threshold, cfg.seed)
+        show, draw = print_prmbench, plots.prmbench_figures
+    results = about | results | {"data": source, "counts": counts, "versions": cli.versions()}
+    show(results)
+    return results, draw(results, folder / "figures")
+
+
+def print_processbench(results: dict):
+    kind = results["label_kind"] or "unknown"
+    print(f"verifier    {results['verifier']} ({kind} labels)")
+    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
+    print(f"  {'split':<15}{'n':>5}  erroneous   clean      F1")
+    for name, x in results["splits"].items():
+        low, high = x["f1_interval"]
+        accuracies = f"{x['accuracy_error']:9.4f}  {x['accuracy_clean']:6.4f}"
+        print(f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} [{low:.4f}, {high:.4f}]")
+    low, high = results["mean_f1_interval"]
+    print(f"  {'mean':<41}{results['mean_f1']:.4f} [{low:.4f}, {high:.4f}]")
+
+
+def print_prmbench(results: dict):
+    kind = results["label_kind"] or "unknown"
+    print(f"verifier    {results['verifier']} ({kind} labels)")
+    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
+    print(f"  {'class':<21}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
+    for name, x in results["classes"].items():
+        low, high = x["prmscore_interval"]
+        sizes = f"{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}"
+        print(f"  {name:<21}{sizes}  {x['prmscore']:.4f} [{low:.4f}, {high:.4f}]")
+    for name, x in results["groups"].items():
+        print(f"  {name + ', mean of its':<27}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
+    low, high = results["overall_interval"]
+    sizes = f"{results['n_rows']:6}{results['n_steps']:7}{results['n_bad_steps']:6}"
+    print(f"  {'overall, all steps':<21}{sizes}  {results['overall']:.4f} [{low:.4f}, {high:.4f}]")
 
 
 def evaluate_witness(cfg: EvaluateConfig, data, folder: Path):

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from prm_jax import InputError, cli, hf
@@ -21,7 +21,20 @@ from prm_jax.batches import PackedRows, eval_batches, make_examples, row_marks, 
 from prm_jax.checkpoint import Checkpoints
 from prm_jax.data import data_config, load_splits
 from prm_jax.formats import Format, train_tokenizer
-from prm_jax.model import PRM
+from prm_jax.lora import LoraConfig, attach
+from prm_jax.model import PRM, thin
+from prm_jax.sharding import (
+    MeshConfig,
+    born,
+    check_divides,
+    join,
+    largest,
+    make_mesh,
+    own_rows,
+    put_rows,
+    same_folder,
+    text_folder,
+)
 from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, make_schedule, train_step
 
 
@@ -43,7 +56,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """conf/train.yaml says what each key means; `data` has its own dataclasses in data.py."""
+    """conf/train.yaml says what each key means; `data` has its own dataclasses in data.py, `distributed` goes to sharding.py."""
 
     seed: int
     objective: str
@@ -58,17 +71,17 @@ class TrainConfig:
     model: hf.ModelChoice
     format: Format
     loss: LossConfig
+    lora: LoraConfig
     optimizer: OptimizerConfig
     batch: BatchConfig
+    mesh: MeshConfig
     eval: EvalConfig
 
     def __post_init__(self):
         if self.seed < 0:
             raise InputError(f"seed: got {self.seed}, expected at least 0")
-        if self.objective == "lm" and self.optimizer.freeze_backbone:
-            raise InputError(
-                "optimizer.freeze_backbone: got true, but objective=lm has no step head to train"
-            )
+        if self.objective == "lm" and self.optimizer.trains == "head":
+            raise InputError("optimizer.trains: got head, but objective=lm has no step head to train")
         counts = {
             name: getattr(self, name)
             for name in ("steps", "log_every", "checkpoint_every", "tokenizer_vocab")
@@ -83,12 +96,15 @@ class TrainConfig:
 @cli.command("train")
 def main(cfg):
     """Train a process reward model into a run folder."""
-    run, given = cli.output_dir(), cfg
+    join(cfg)
+    run, given = same_folder(cli.output_dir()), cfg
     if cfg.resume is not None:
-        run.rmdir()  # Hydra's new folder; the run goes on in its own
-        run, cfg = cli.resumed(cfg, harmless=("resume", "log_every", "checkpoint_every", "tensorboard"))
+        if jax.process_index() == 0:
+            run.rmdir()  # Hydra's new folder; the run goes on in its own
+        harmless = ("resume", "log_every", "checkpoint_every", "tensorboard")
+        run, cfg = cli.resumed(cfg, harmless=(*harmless, "mesh.data", "mesh.fsdp", "mesh.tensor"))
     data_cfg = data_config(cfg.data)
-    cfg = cli.parse(cfg, TrainConfig, elsewhere=("data",))
+    cfg = cli.parse(cfg, TrainConfig, elsewhere=("data", "distributed"))
     if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
         raise InputError(
             "data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good"
@@ -101,10 +117,16 @@ def main(cfg):
         raise InputError(
             f"format: {cfg.format.name!r} has no step head to train; it scores by two language models"
         )
+    texts = text_folder(run)
     if cfg.resume is None:
-        cli.claim(run, given)
+        cli.claim(texts, given)
     print(f"run folder  {run}")
+    with jax.set_mesh(make_mesh(cfg.mesh)):
+        train(cfg, data_cfg, run, texts)
 
+
+def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
+    """Data, model and optimiser from the configuration, the loop, and what the run folder says of them in `texts`."""
     splits, counts = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
@@ -126,12 +148,16 @@ def main(cfg):
     model = make_model(cfg, tokenizer)
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)
     n_parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model)))
-    print(f"model       {n_parameters:,} parameters, {model.cfg.dtype} on {jax.devices()[0].platform}")
-    (run / "model").mkdir(exist_ok=True)
-    cli.write_json(run / "model" / "config.json", hf.hf_config(model.cfg, tokenizer))
-    tokenizer.save_pretrained(run / "model")
+    n_trained = sum(x.size for x in jax.tree.leaves(nnx.state(model, opt.wrt)))
+    print(
+        f"model       {n_parameters:,} parameters, {n_trained:,} of them train, {model.cfg.dtype} on "
+        f"{jax.device_count()} {jax.devices()[0].platform} devices of {jax.process_count()} processes"
+    )
+    (texts / "model").mkdir(exist_ok=True)
+    cli.write_json(texts / "model" / "config.json", hf.hf_config(model.cfg, tokenizer))
+    tokenizer.save_pretrained(texts / "model")
 
-    final = fit(cfg, run, model, opt, examples)
+    final = fit(cfg, run, texts, model, opt, examples)
     summary = {
         "finished": True,
         "objective": cfg.objective,
@@ -139,10 +165,11 @@ def main(cfg):
         **final,
         "seed": cfg.seed,
         "parameters": n_parameters,
+        "trained_parameters": n_trained,
         "counts": counts,
         "versions": cli.versions(),
     }
-    cli.write_json(run / "summary.json", summary)
+    cli.write_json(texts / "summary.json", summary)
     print(
         "finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(
             **final
@@ -151,7 +178,7 @@ def main(cfg):
     print(f"next        python evaluate.py checkpoint={run}")
 
 
-def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
+def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
     """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
     b = cfg.batch
     marks = row_marks(examples["train"], b.tokens, b.share_prefixes)
@@ -166,24 +193,28 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
         b.share_prefixes,
     )
     print(source.summary())
-    rows = train_batches(source, batch_rows)
     eval_marks = row_marks(examples["validation"], cfg.batch.tokens)
     held_out = [
         batch for batch in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)
     ]
+    check_divides(model.cfg, cfg.batch.rows, "batch.rows")
     schedule = make_schedule(cfg.optimizer, cfg.steps)
     k_dropout = jax.random.key(cfg.seed)
 
     checkpoints = Checkpoints(run)
     first, best = 0, {"eval_loss": math.inf}
     if cfg.resume is not None:
-        first, best = checkpoints.restore(model, opt, rows) or (first, best)
-    log = MetricsLog(run, first, cfg.tensorboard)
+        first, best = checkpoints.restore(model, opt) or (first, best)
+    own_AB = np.arange(batch_rows).reshape(cfg.batch.accumulate, -1)[:, own_rows(cfg.batch.rows)]
+    rows = train_batches(source, batch_rows, own_AB.ravel(), first)
+    log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
     started, tokens = time.perf_counter(), 0
+    asked = 0  # the signal that asks every process to stop
 
     def read(step, metrics):
         """The numbers of a step once the device has them; stops the run where they are not finite."""
-        nonlocal tokens
+        nonlocal tokens, asked
+        asked = max(asked, int(metrics.pop("stop")))
         metrics = {name: float(x) for name, x in metrics.items()}
         require_finite(step, metrics, checkpoints)
         tokens += metrics["n_tokens"]
@@ -203,9 +234,12 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
     pending = None  # (step, metrics) still being computed: read one step late, so that the device never waits
     with StopSignal() as stop, cli.progress("training", cfg.steps, "step", first) as bar:
         for step in range(first + 1, cfg.steps + 1):
-            shape = (cfg.batch.accumulate, cfg.batch.rows, -1)
-            batch = {name: jnp.asarray(x.reshape(shape)) for name, x in next(rows).items()}
+            batch = {name: x.reshape(*own_AB.shape, -1) for name, x in next(rows).items()}
+            batch = put_rows(batch, cfg.batch.rows, axis=1)
             model, opt, metrics = train_step(model, opt, batch, cfg.loss, k_dropout)
+            metrics["stop"] = largest(
+                stop.received or 0
+            )  # read with the rest, so that all stop at the same step
             if pending is not None:
                 record = read(*pending)
                 if record["step"] % cfg.log_every == 0:
@@ -213,7 +247,7 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
             pending = (step, metrics)
             last = step == cfg.steps
             evaluates = step % cfg.eval.every == 0 or last
-            saves = step % cfg.checkpoint_every == 0 or last or stop.received
+            saves = step % cfg.checkpoint_every == 0 or last or asked
             if not (evaluates or saves):
                 continue
             record, pending = read(*pending), None
@@ -226,17 +260,18 @@ def fit(cfg: TrainConfig, run: Path, model: PRM, opt: nnx.Optimizer, examples) -
                 best = {**scores, "best_step": step} if is_best else best
                 record |= scores
                 shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
-                bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
+                if jax.process_index() == 0:
+                    bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
             if evaluates or step % cfg.log_every == 0:
                 log.write(record)
-            stopping = stop.received is not None and not last
+            stopping = asked and not last
             if saves or is_best or stopping:
-                checkpoints.save(step, model, opt, rows, best, is_best)
+                checkpoints.save(step, model, opt, best, is_best)
             if stopping:
                 checkpoints.close()
-                name = stop.received.name
+                name = signal.Signals(asked).name
                 print(f"stopped     by {name} after step {step}; go on with: python train.py resume={run}")
-                sys.exit(128 + stop.received)
+                sys.exit(128 + asked)
     checkpoints.close()
     return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started}
 
@@ -258,7 +293,7 @@ def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
     """Mean loss and accuracy over the held-out batches."""
     totals = {}
     for batch in batches:
-        for name, x in eval_step(model, {k: jnp.asarray(v) for k, v in batch.items()}, cfg).items():
+        for name, x in eval_step(model, put_rows(batch, len(batch["ids"])), cfg).items():
             totals[name] = totals.get(name, 0.0) + float(x)
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
@@ -296,9 +331,15 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         raise InputError(
             f"model.vocab: {model_cfg.vocab} embeddings are too few for a tokenizer of {len(tokenizer)} tokens"
         )
+    frozen = cfg.optimizer.trains != "all"
     if cfg.init == "random":
-        return jax.jit(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))()
-    return hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed)
+        store = thin if frozen else lambda model: model
+        model = born(lambda: store(PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))))
+    else:
+        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, "thin" if frozen else np.float32)
+    if cfg.optimizer.trains == "lora":
+        model = born(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
+    return model
 
 
 class MetricsLog:

@@ -4,9 +4,10 @@ Key j is visible to query i when j <= i <= until_BL[b, j]: causality, and the la
 That one array says causal (until = L - 1 everywhere), packed (until = last token of the key's own solution) and prefix
 tree (tokens in depth-first order, until = last token of the subtree below the key). A value of L or more is padding.
 
-Which formulation runs where: one CPU device and rows above SHORT tokens, `tiled`; a GPU in half precision, cuDNN's fused
-kernel; anything else (short rows, several CPU devices, TPU), `dense`. They agree with each other and with an einsum
-(tests/test_attention.py); on TPU nothing was run.
+Which formulation runs where: on CPU and rows above SHORT tokens, `tiled`; a GPU in half precision, cuDNN's fused kernel;
+anything else (short rows, TPU), `dense`. They agree with each other and with an einsum (tests/test_attention.py); on TPU
+nothing was run. On a mesh each device attends to its own rows and heads (`on_own_heads` in sharding.py): a loop over the
+tiles of all rows would gather the rows of all devices.
 
 Dimension key: B rows, L query tokens, M key tokens (= L), H query heads, G key/value heads, R = H / G queries per group,
 K head size, n tiles of a row, t tokens of a tile.
@@ -26,8 +27,7 @@ def attend(q_BLHK, k_BLGK, v_BLGK, until_BL):
     if platform == "gpu" and q_BLHK.dtype in (jnp.bfloat16, jnp.float16):
         mask_B1LM = visible(until_BL)[:, None]
         return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LM, implementation="cudnn")
-    # A loop over tiles of all rows would gather the rows of all devices: several CPU devices are for tests only.
-    if platform == "cpu" and q_BLHK.shape[1] > SHORT and jax.device_count() == 1:
+    if platform == "cpu" and q_BLHK.shape[1] > SHORT:
         return tiled(q_BLHK, k_BLGK, v_BLGK, until_BL)
     return dense(q_BLHK, k_BLGK, v_BLGK, until_BL)
 

@@ -290,12 +290,18 @@ def row_marks(examples: list[Example], row_tokens: int, share: bool = False) -> 
     return -(-max(average, max(len(e.mark_T) for e in examples)) // 8) * 8
 
 
-def train_batches(source: PackedRows, batch_rows: int):
-    """Grain iterator of [B, ...] batches; its state is the number of rows served."""
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2 * batch_rows)
-    return iter(
-        grain.MapDataset.source(source).to_iter_dataset(options).batch(batch_rows, drop_remainder=True)
-    )
+def train_batches(source: PackedRows, batch_rows: int, own, first: int = 0):
+    """Grain iterator of the batches after step `first`: of each batch's rows those numbered in `own`, for this process.
+
+    The stream is a pure function of the seed, so the step is its whole state, whatever the number of processes.
+    """
+
+    def batch(step):
+        rows = [source[step * batch_rows + i] for i in own]
+        return {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+
+    steps = grain.MapDataset.range(first, len(source) // batch_rows).map(batch)
+    return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
 
 
 def eval_batches(

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import os
 import random
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -13,20 +12,50 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from prm_jax import InputError, cli, hf, rerank
-from prm_jax.batches import Example, pack_row
-from prm_jax.model import PRM, ModelConfig
-from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchConfig:
+class TrainConfig:
+    solutions: int
+    rows: int
+    mean_tokens: float
+    longest: int
+    tokens_a_step: int
+
+    def __post_init__(self):
+        at_least_1("train", self)
+        if self.solutions % self.rows:
+            raise InputError(
+                f"train.rows: got {self.rows}, expected a divisor of train.solutions ({self.solutions})"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreConfig:
+    pool: str | None
+    tokenizer: str | None
+    problems: int
+    candidates: int
+    mean_tokens: float
+    longest: int
     rows: int
     tokens: int
-    solution_tokens: int
-    marks: int
+    repeats: int
+
+    def __post_init__(self):
+        at_least_1("score", self)
+        if (self.pool is None) != (self.tokenizer is None):
+            raise InputError(
+                "score.tokenizer: expected a folder with a tokenizer where score.pool is given, and only there"
+            )
+
+
+def at_least_1(section: str, cfg):
+    for name, x in vars(cfg).items():
+        if isinstance(x, int | float) and x < 1:
+            raise InputError(f"{section}.{name}: got {x}, expected at least 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,9 +68,7 @@ class RerankConfig:
     timed_trials: int
 
     def __post_init__(self):
-        for name, x in vars(self).items():
-            if x < 1:
-                raise InputError(f"rerank.{name}: got {x}, expected at least 1")
+        at_least_1("rerank", self)
         if self.timed_trials > self.trials:
             raise InputError(
                 f"rerank.timed_trials: got {self.timed_trials}, expected at most rerank.trials ({self.trials})"
@@ -54,8 +81,10 @@ class BenchConfig:
 
     what: str
     model: hf.ModelChoice
-    batch: BatchConfig
+    train: TrainConfig
+    score: ScoreConfig
     rerank: RerankConfig
+    peer: bool
     warmup: int
     repeats: int
     seed: int
@@ -75,15 +104,17 @@ class Row(NamedTuple):
 
 @cli.command("bench")
 def main(cfg):
-    """Measure the speed of training or of reranking on this machine."""
+    """Measure the speed of training, scoring, reranking or starting on this machine."""
     given, cfg = cfg, cli.parse(cfg, BenchConfig)
     match cfg.what:
-        case "train":
-            bench = bench_train
         case "rerank":
             bench = bench_rerank
+        case "train" | "score" | "startup":
+            from prm_jax import bench_models  # which imports this module's table and timers
+
+            bench = getattr(bench_models, f"bench_{cfg.what}")
         case _:
-            raise InputError(f"what: got {cfg.what!r}, expected train or rerank")
+            raise InputError(f"what: got {cfg.what!r}, expected train, score, rerank or startup")
     cli.claim(cli.output_dir(), given)
     rows = bench(cfg)
     print(table(rows))
@@ -115,68 +146,6 @@ def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
     a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
     product = jax.jit(jnp.matmul)
     return 2 * size**3 / median_seconds(lambda: product(a, b), warmup, repeats)
-
-
-def useful_flops(cfg: ModelConfig, solution_lengths: list[int], marks: int) -> float:
-    """FLOPs of one forward and backward pass over whole solutions: 6 x matmul parameters x tokens, and attention's pairs.
-
-    No credit for padding or recomputation; embeddings are look-ups; the head is read at marks only.
-    """
-    D, F, K = cfg.dim, cfg.ffn, cfg.head_dim
-    weights = cfg.layers * (2 * D * cfg.heads * K + 2 * D * cfg.kv_heads * K + 3 * D * F)
-    pairs = sum(n * (n + 1) / 2 for n in solution_lengths)
-    return 6 * weights * sum(solution_lengths) + 6 * D * marks + 6 * 2 * cfg.layers * cfg.heads * K * pairs
-
-
-def bench_train(cfg: BenchConfig) -> list[Row]:
-    """One optimiser step of the PRM objective on packed random rows."""
-    model_cfg, _ = cfg.model.resolve(hf.read_config(hf.EMBEDDED), "model", head=cfg.model.head)
-    rng = np.random.default_rng(cfg.seed)
-    b = cfg.batch
-    if not 0 < b.marks <= b.solution_tokens <= b.tokens:
-        raise InputError(
-            f"batch: expected 0 < marks ({b.marks}) <= solution_tokens ({b.solution_tokens}) <= tokens ({b.tokens})"
-        )
-
-    def solution():
-        ids = rng.integers(0, model_cfg.vocab, b.solution_tokens).astype(np.int32)
-        mark_T = np.sort(rng.choice(b.solution_tokens, b.marks, replace=False)).astype(np.int32)
-        return Example(
-            ids, mark_T, rng.random(b.marks).astype(np.float32), np.full(b.marks, np.nan, np.float32), 0
-        )
-
-    each = b.tokens // b.solution_tokens
-    rows = [
-        pack_row([solution() for _ in range(each)], b.tokens, each * b.marks, "uniform")
-        for _ in range(b.rows)
-    ]
-    batch = {k: jnp.asarray(np.stack([row[k] for row in rows]))[None] for k in rows[0]}
-    model = PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
-    adamw = OptimizerConfig(
-        lr=1e-4, warmup=0.1, final_lr=0.1, weight_decay=0.01, b1=0.9, b2=0.98, clip=1.0, freeze_backbone=False
-    )
-    opt = make_optimizer(model, adamw, 1000)
-    state, key, loss_cfg = [model, opt], jax.random.key(0), LossConfig("prm", 1.0, 0.0)
-
-    def step():
-        state[0], state[1], metrics = train_step(state[0], state[1], batch, loss_cfg, key)
-        return metrics["loss"]
-
-    seconds = median_seconds(step, cfg.warmup, cfg.repeats)
-    lengths = [b.solution_tokens] * each * b.rows
-    peak = matmul_peak(model_cfg.dtype, cfg.warmup, cfg.repeats)
-    rate = useful_flops(model_cfg, lengths, each * b.marks * b.rows) / seconds
-    memory = jax.devices()[0].memory_stats() or {}  # None on CPU
-    return [
-        Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
-        Row("step_seconds", seconds),
-        Row("useful_tokens_per_second", sum(lengths) / seconds),
-        Row("matmul_peak_gflops", peak / 1e9),
-        Row("achieved_gflops", rate / 1e9),
-        Row("share_of_matmul_peak", rate / peak),
-        Row("process_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        Row("device_peak_mib", memory.get("peak_bytes_in_use", float("nan")) / 2**20),
-    ]
 
 
 # Reranking: dimension key as in rerank.py; S trials, b betas

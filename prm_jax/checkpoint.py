@@ -2,31 +2,31 @@
 
 from pathlib import Path
 
-import grain
 import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError, hf
-from prm_jax.model import PRM
+from prm_jax.cli import parse
+from prm_jax.lora import LoraConfig, attach, merge
+from prm_jax.model import PRM, thin
+from prm_jax.sharding import layout
 
 args = ocp.args
 
 
 class Checkpoints:
-    """`checkpoints/latest/STEP` holds model, optimiser, data position and notes; `checkpoints/best/STEP` the model alone.
+    """`checkpoints/latest/STEP` holds model, optimiser and notes (the step is the data position); `checkpoints/best/STEP` the model alone.
 
     Saves are asynchronous and a step's folder appears only when it is whole, so a killed run loses nothing but time.
     """
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
-        one = ocp.CheckpointManagerOptions(max_to_keep=1)
-        self.latest = ocp.CheckpointManager(folder / "latest", options=one)
-        self.best = ocp.CheckpointManager(folder / "best", options=one)
+        self.latest, self.best = (manager(folder / name) for name in ("latest", "best"))
 
-    def save(self, step: int, model, opt, rows, notes: dict, is_best: bool):
+    def save(self, step: int, model, opt, notes: dict, is_best: bool):
         state = nnx.state(model)
         if is_best and self.best.latest_step() != step:
             self.best.save(step, args=args.Composite(model=args.StandardSave(state)))
@@ -35,13 +35,12 @@ class Checkpoints:
             args=args.Composite(
                 model=args.StandardSave(state),
                 opt=args.StandardSave(nnx.state(opt)),
-                data=grain.checkpoint.CheckpointSave(rows),
                 notes=args.JsonSave(notes),
             ),
         )
 
-    def restore(self, model, opt, rows) -> tuple[int, dict] | None:
-        """Fills `model`, `opt` and `rows` in place from the newest state; returns its step and notes.
+    def restore(self, model, opt) -> tuple[int, dict] | None:
+        """Fills `model` and `opt` in place from the newest state, laid out as they are; returns its step and notes.
 
         None where the run was stopped before its first checkpoint: started again, it is the same run.
         """
@@ -53,7 +52,6 @@ class Checkpoints:
             args=args.Composite(
                 model=args.StandardRestore(like(model)),
                 opt=args.StandardRestore(like(opt)),
-                data=grain.checkpoint.CheckpointRestore(rows),
                 notes=args.JsonRestore(),
             ),
         )
@@ -65,6 +63,14 @@ class Checkpoints:
         """Waits for saves under way."""
         self.best.close()
         self.latest.close()
+
+
+def manager(folder: Path) -> ocp.CheckpointManager:
+    """Keeps one checkpoint; processes wait for each other under the folder's name, since both folders may save the same step."""
+    together = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
+    return ocp.CheckpointManager(
+        folder, options=ocp.CheckpointManagerOptions(max_to_keep=1, multiprocessing_options=together)
+    )
 
 
 def like(module):
@@ -83,16 +89,28 @@ def run_config(folder: Path):
 
 
 def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
-    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, on the first device."""
+    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, laid out on the mesh in use.
+
+    Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype.
+    """
     if which not in ("best", "latest"):
         raise InputError(f"which: got {which!r}, expected best or latest")
     run, described = run_config(folder), folder / "model"
     is_lm = run.objective == "lm"
     uses = {"head": "none" if is_lm else run.model.head, "lm_head": is_lm or run.loss.lm_weight > 0}
     cfg = hf.model_config(hf.read_config(described), str(described / "config.json"), dtype=dtype, **uses)
-    model = jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), nnx.state(model))
+    updates = parse(run.lora, LoraConfig, "lora") if run.optimizer.trains == "lora" else None
+
+    def make():
+        model = thin(PRM(cfg, rngs=nnx.Rngs(0)))
+        return model if updates is None else attach(model, updates, 0)
+
+    model = jax.eval_shape(make)
+    target = jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        nnx.state(model),
+        layout(nnx.state(model)),
+    )
     saved = folder.resolve() / "checkpoints" / which
     if not saved.is_dir():
         raise InputError(f"{saved}: no such folder")
@@ -103,4 +121,4 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
         nnx.update(
             model, manager.restore(step, args=args.Composite(model=args.StandardRestore(target)))["model"]
         )
-    return model, hf.load_tokenizer(described), run, step
+    return merge(model), hf.load_tokenizer(described), run, step

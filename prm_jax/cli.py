@@ -192,10 +192,18 @@ def claim(folder: Path, cfg: DictConfig):
 
 
 def progress(what: str, total: int, unit: str, initial: int = 0) -> tqdm:
-    """A progress bar with the time left; one line every 20 seconds where the output is a file."""
+    """A progress bar with the time left; one line every 20 seconds where the output is a file. Only process 0 shows it."""
+    import jax
+
     interval = 0.5 if sys.stderr.isatty() else 20
     return tqdm(
-        desc=what, total=total, initial=initial, unit=unit, mininterval=interval, maxinterval=interval
+        desc=what,
+        total=total,
+        initial=initial,
+        unit=unit,
+        mininterval=interval,
+        maxinterval=interval,
+        disable=jax.process_index() > 0,
     )
 
 

@@ -67,6 +67,10 @@ class Format:
             raise InputError(
                 "format.separator: is empty, expected a text such as '\\n' whose last token becomes the mark"
             )
+        if "\\n" in self.separator:
+            raise InputError(
+                "format.separator: has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
+            )
         if "{problem}" not in self.prefix:
             raise InputError(f"format.prefix: got {self.prefix!r}, expected a text with {{problem}} in it")
         if self.tokenized != "together" and (

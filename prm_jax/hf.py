@@ -18,7 +18,8 @@ from flax import nnx
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, cli
-from prm_jax.model import FAMILIES, HEADS, PRM, ModelConfig, choose_dtype
+from prm_jax.model import FAMILIES, HEADS, PRM, REMAT, ModelConfig, choose_dtype, thin
+from prm_jax.sharding import layout
 
 EMBEDDED = Path(__file__).parent / "assets" / "base"
 
@@ -188,7 +189,7 @@ class ModelChoice:
     new_head: bool
     head_dropout: float
     dtype: str
-    remat: bool
+    remat: str
 
     def resolve(self, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
         """(the ModelConfig of `config` with the asked shape, {shape key: (asked, in config)} where they differ)."""
@@ -198,6 +199,8 @@ class ModelChoice:
             )
         if not 0 <= self.head_dropout < 1:
             raise InputError(f"model.head_dropout: got {self.head_dropout}, expected a number in [0, 1)")
+        if self.remat not in ("none", *REMAT):
+            raise InputError(f"model.remat: got {self.remat!r}, expected none, dots or full")
         base = model_config(config, where)
         names = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "rope_theta", "tied")
         for name in names[:-2]:
@@ -274,7 +277,7 @@ STORED = {
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies in a safetensors file. Read when asked for, and not mapped: mapped pages count as memory."""
+    """Where a tensor lies in a safetensors file. Mapped only while it is copied: mapped pages count as memory."""
 
     path: Path
     name: str
@@ -290,12 +293,9 @@ class StoredTensor:
             )
         return STORED[self.kind]
 
-    def read(self, row: int | None = None) -> np.ndarray:
-        """The whole tensor, or one row of a matrix."""
-        shape = self.shape if row is None else self.shape[1:]
-        skip = 0 if row is None else row * math.prod(shape) * self.dtype.itemsize
-        x = np.fromfile(self.path, self.dtype, math.prod(shape), offset=self.offset + skip)
-        return x.reshape(shape)
+    def read(self, index=...) -> np.ndarray:
+        """The part at an index (a number, a tuple of slices), mapped: no more of the file is read than is used of it."""
+        return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)[index]
 
 
 def open_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -398,12 +398,13 @@ def load(
     dtype=np.float32,
     verdicts: tuple[int, int] | None = None,
 ) -> PRM:
-    """A model of shape `cfg` with the weights of a checkpoint folder, as arrays of `dtype` (None: as they are stored).
+    """A model of shape `cfg` with the weights of a checkpoint folder, each device's part read and placed on its own.
 
-    A step head that the checkpoint lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a
-    bad and of a good token, the binary head is these two rows of the vocabulary projection: their softmax is the score of
-    a PRM that answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the
-    language-model head may go unused, nothing else. Needs little more memory than the model.
+    Arrays are of `dtype`; None: as they are stored; "thin": as `model.thin` stores them. A step head that the checkpoint
+    lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good token, the
+    binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in tokens
+    (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head may go unused,
+    nothing else. Needs little more memory than the model.
     """
     tensors = open_tensors(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
@@ -415,8 +416,8 @@ def load(
         layer, layer
     )  # of a head still to be started
 
-    def read(names, transposed, shape, key):
-        """The tensors `names`, one a layer, as one array on the device."""
+    def part(names, transposed, shape, key):
+        """(dtype, what reads the part at an index into an array) of the tensors `names`, one a layer, as one array."""
         for name in names:
             if name not in tensors:
                 raise InputError(f"{folder}: tensor {name} is missing ({key})")
@@ -426,19 +427,25 @@ def load(
                 raise InputError(
                     f"{folder}: tensor {name}: has shape {found}, expected {shape[-len(found) :]} ({key})"
                 )
-        kinds = [tensors[name].dtype for name in names]
-        out = aligned(shape, np.dtype(dtype or functools.reduce(jnp.promote_types, kinds)))
-        parts = out if len(shape) > len(found) else out[None]
-        for part, name in zip(parts, names, strict=True):
-            x = tensors[name].read()
-            if x.dtype == part.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
-                x, part = x.view(np.uint16), part.view(np.uint16)
-            part[...] = x.T if transposed else x
-        return jax.block_until_ready(jax.device_put(out))
+        layered = len(shape) > len(found)
 
-    abstract = jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))
+        def read(index, out):
+            layers, own = (index[0], index[1:]) if layered else (slice(None), index)
+            for y, name in zip(out if layered else out[None], names[layers], strict=True):
+                x = tensors[name].read(own[::-1] if transposed else own)
+                if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
+                    x, y = x.view(np.uint16), y.view(np.uint16)
+                y[...] = x.T if transposed else x
+
+        return functools.reduce(jnp.promote_types, [tensors[name].dtype for name in names]), read
+
+    def made(x):
+        """The same of an array that is in no file."""
+        return x.dtype, lambda index, out: np.copyto(out, x[index], casting="unsafe")
+
+    abstract = jax.eval_shape(lambda: thin(PRM(cfg, rngs=nnx.Rngs(0))))
     state = nnx.state(abstract).to_pure_dict()
-    loaded = {key: read([prefix + TOP[key][0]], TOP[key][1], state[key].shape, key) for key in TOP}
+    parts = {key: part([prefix + TOP[key][0]], TOP[key][1], state[key].shape, key) for key in TOP}
     for key in HEAD.keys() & state.keys():
         name, transposed = HEAD[key][0].format(layer), HEAD[key][1]
         is_head, has_head = key != "unembed", f"{layer}.weight" in tensors
@@ -446,21 +453,19 @@ def load(
             rows = tensors.get(f"{prefix}embed_tokens.weight" if cfg.tied else "lm_head.weight")
             if rows is None or rows.shape != (cfg.vocab, cfg.dim):
                 raise InputError(f"{folder}: tensor lm_head.weight: expected shape {(cfg.vocab, cfg.dim)}")
-            loaded[key] = jnp.asarray(
-                np.stack([rows.read(i) for i in verdicts], 1).astype(dtype or rows.dtype)
-            )
+            parts[key] = made(np.stack([rows.read(i) for i in verdicts], 1))
         elif is_head and new_head and not has_head:
-            loaded[key] = jnp.asarray(new_parameter(key, state[key].shape, seed).astype(dtype or np.float32))
+            parts[key] = made(new_parameter(key, state[key].shape, seed))
         elif key == "w_head" and not has_head:
             raise InputError(
                 f"{folder}: has no step head ({name}); set model.new_head=true to start one at random"
             )
         elif key == "b_head" and name not in tensors:  # a classification head may have none
-            loaded[key] = jnp.zeros(state[key].shape, dtype or loaded["embed"].dtype)
+            parts[key] = made(np.zeros(state[key].shape, parts["embed"][0]))
         else:
-            loaded[key] = read([name], transposed, state[key].shape, key)
-    loaded["blocks"] = {
-        key: read([prefix + LAYER[key][0].format(i) for i in range(cfg.layers)], LAYER[key][1], x.shape, key)
+            parts[key] = part([name], transposed, state[key].shape, key)
+    parts["blocks"] = {
+        key: part([prefix + LAYER[key][0].format(i) for i in range(cfg.layers)], LAYER[key][1], x.shape, key)
         for key, x in state["blocks"].items()
     }
     if cfg.head == "none":
@@ -468,7 +473,22 @@ def load(
     if unused:
         listed = ", ".join(sorted(unused)[:3])
         raise InputError(f"{folder}: {len(unused)} tensors have no place in a {cfg.family} PRM: {listed} ...")
-    nnx.update(abstract, loaded)
+
+    def place(x, part, sharding):
+        stored, read = part
+        kept = x.dtype if dtype == "thin" else np.dtype(dtype or stored)
+        seen = {}  # devices that hold the same part share one reading
+
+        def once(index):
+            if str(index) not in seen:
+                out = aligned(tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True)), kept)
+                read(index, out)
+                seen[str(index)] = out
+            return seen[str(index)]
+
+        return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, once))
+
+    nnx.update(abstract, jax.tree.map(place, state, parts, layout(state)))
     return abstract
 
 

@@ -12,9 +12,13 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.attention import attend
+from prm_jax.lora import LowRank
+from prm_jax.sharding import IN_SPLIT, OUT_SPLIT, look_up, on_own_heads, split_rows
 
-HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
+HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
+# What of a block is kept for the backward pass; `dots` keeps the outputs of linear layers, not the attention scores.
+REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,7 @@ class ModelConfig:
     head: str = "none"  # step head: none, scalar, binary, mlp, ternary
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
-    remat: bool = False  # recompute each block in the backward pass: far less memory, a third more arithmetic
+    remat: str = "none"  # what the backward pass computes again: none, dots (all but matrix products), full (each block)
 
     def __post_init__(self):
         assert self.head in HEADS, f"head: got {self.head!r}, expected one of {', '.join(HEADS)}"
@@ -76,7 +80,8 @@ def linear(x_BLD, w_DF, b_F=None):
 
     Flattened to two axes because XLA's CPU backend takes twice as long for the weight gradient of a 3-D product.
     """
-    y_nF = x_BLD.reshape(-1, x_BLD.shape[-1]) @ w_DF[...].astype(x_BLD.dtype)
+    x_nD = x_BLD.reshape(-1, x_BLD.shape[-1])
+    y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else x_nD @ w_DF[...].astype(x_BLD.dtype)
     if b_F is not None:
         y_nF += b_F[...].astype(x_BLD.dtype)
     return y_nF.reshape(*x_BLD.shape[:-1], -1)
@@ -148,7 +153,7 @@ class Block(nnx.Module):
             q_BLHK = rms_norm(q_BLHK, self.norm_q, cfg.norm_eps)
             k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
         q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
-        o_BLHK = attend(q_BLHK, k_BLGK, v_BLGK, until_BL)
+        o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, until_BL)
         x_BLD += linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o)
 
         h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
@@ -183,11 +188,11 @@ class PRM(nnx.Module):
         cos_BL1k, sin_BL1k = jnp.cos(angle_BL1k), jnp.sin(angle_BL1k)
 
         def layer(x_BLD, block):
-            return block(x_BLD, cos_BL1k, sin_BL1k, until_BL), None
+            return split_rows(block(x_BLD, cos_BL1k, sin_BL1k, until_BL)), None
 
-        if cfg.remat:
-            layer = jax.checkpoint(layer)
-        x_BLD, _ = jax.lax.scan(layer, self.embed[...][ids_BL].astype(cfg.dtype), self.blocks)
+        if cfg.remat != "none":
+            layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
+        x_BLD, _ = jax.lax.scan(layer, look_up(self.embed[...], ids_BL).astype(cfg.dtype), self.blocks)
         return rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
 
     def step_logits(self, x_BLD, mark_BT, k_dropout=None):
@@ -208,17 +213,32 @@ class PRM(nnx.Module):
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each following token in nats, logp_BL; the last of a row has none and is meaningless.
 
-        A few hundred tokens at a time, because logits of a whole batch over a large vocabulary do not fit.
+        A few places of all rows at a time, because logits of a whole batch over a large vocabulary do not fit; of all rows,
+        so that each device of a mesh has some of its own.
         """
-        target_BL = jnp.roll(ids_BL, -1, axis=1)
+        B, L = ids_BL.shape
 
-        def one(token):
-            x_D, target = token
-            logit_V = self.vocab_logits(x_D[None, None])[0, 0]
-            return logit_V[target] - jax.nn.logsumexp(logit_V)
+        def one(place):
+            x_BD, target_B = place
+            logit_BV = self.vocab_logits(x_BD)
+            return logit_BV[jnp.arange(B), target_B] - jax.nn.logsumexp(logit_BV, axis=-1)
 
-        tokens = x_BLD.reshape(-1, x_BLD.shape[-1]), target_BL.reshape(-1)
-        return jax.lax.map(one, tokens, batch_size=min(256, target_BL.size)).reshape(target_BL.shape)
+        places = x_BLD.swapaxes(0, 1), jnp.roll(ids_BL, -1, axis=1).T
+        return jax.lax.map(one, places, batch_size=max(1, min(L, 256 // B))).T
+
+
+def thin(model: PRM) -> PRM:
+    """The model with the backbone's matrices stored in the compute dtype: every use casts them to it, so no score changes.
+
+    For matrices that do not train; one that does stays float32, where small updates add up.
+    """
+
+    def store(path, x):
+        names = [str(getattr(key, "name", "")) for key in path]
+        is_matrix = not {*OUT_SPLIT, *IN_SPLIT}.isdisjoint(names) and {"a", "b"}.isdisjoint(names)
+        return x.astype(model.cfg.dtype) if is_matrix else x
+
+    return jax.tree.map_with_path(store, model)
 
 
 def good_logit(logit_BTC, head: str):

@@ -5,7 +5,7 @@ Dimension key: P problems, N candidates, T steps.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -51,14 +51,19 @@ class Problem:
 
 
 def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
-    """Problems of a pool file, with all its step scores or only those in `names` (then each must be there).
+    """`iter_pool` as a list."""
+    return list(iter_pool(path, names))
+
+
+def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
+    """Problems of a pool file, one after another, with all its step scores or only those in `names` (then each must be there).
 
     One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores]; answer,
     correct, finished (then true) and step_scores may be left out. StrictPRMBench's rows are read as they are:
     problem_id, question, gold; extracted_answer, prm_step_scores, and `correct`, not source_is_correct, which
     was graded against wrong answers. Raises InputError naming file, line and field, also for a repeated id.
     """
-    problems, number_of = [], {}
+    number_of = {}
     for number, row in read_rows(path):
         try:
             problem = _problem(row, names)
@@ -71,8 +76,7 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
         except InputError as error:
             raise InputError(f"{row_place(path, number)}: {error}") from None
         number_of[problem.id] = number
-        problems.append(problem)
-    return problems
+        yield problem
 
 
 def _problem(row, names):
@@ -104,7 +108,7 @@ def _problem(row, names):
     )
 
 
-def write_pool(path, problems: Sequence[Problem]):
+def write_pool(path, problems: Iterable[Problem]):
     """Writes .jsonl or .jsonl.gz in the native layout, under its name only when it is complete."""
     write_rows(path, map(dataclasses.asdict, problems))
 
@@ -131,18 +135,21 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
     return score_PNT, mask_PNT
 
 
-def with_scores(problems: Sequence[Problem], name: str, scores) -> list[Problem]:
-    """The problems with one more named list of step scores; `scores` is indexed by problem, candidate, step.
+def with_scores(problems: Iterable[Problem], name: str, scores: Iterable) -> Iterator[Problem]:
+    """The problems, one after another, with one more named list of step scores; `scores` are those of all candidates in their order.
 
     Raises InputError if the name is taken or a candidate's count is wrong, ValueError for any other count.
     """
-    scored = []
-    for problem, score_NT in zip(problems, scores, strict=True):
+    scores = iter(scores)
+    for problem in problems:
         candidates = []
-        for candidate, score_T in zip(problem.candidates, score_NT, strict=True):
+        for candidate in problem.candidates:
             if name in candidate.step_scores:
                 raise wrong("scores", name, f"a new name, problem {problem.id} has scores of this one")
+            if (score_T := next(scores, None)) is None:
+                raise ValueError("fewer scores than candidates")
             step_scores = candidate.step_scores | {name: tuple(map(float, score_T))}
             candidates.append(dataclasses.replace(candidate, step_scores=step_scores))
-        scored.append(dataclasses.replace(problem, candidates=tuple(candidates)))
-    return scored
+        yield dataclasses.replace(problem, candidates=tuple(candidates))
+    if next(scores, None) is not None:
+        raise ValueError("more scores than candidates")

@@ -3,6 +3,7 @@
 Dimension key: B rows, L tokens, T step marks.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -17,6 +18,7 @@ from prm_jax import InputError, checkpoint, cli, hf
 from prm_jax.batches import lay_out, longest_first, make_units, plan_units
 from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
+from prm_jax.sharding import check_divides, everywhere, put_rows, row_parts, same_file
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
@@ -106,8 +108,8 @@ def load_verifier(
 def good_probability(model: PRM, batch):
     """P(good) at every token of a packed batch, p_BL in [0, 1]; it is a score where the token is a mark."""
     x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-    everywhere_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
-    return jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, everywhere_BL), model.cfg.head))
+    own_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
+    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, own_BL), model.cfg.head)))
 
 
 @jax.jit
@@ -117,10 +119,10 @@ def log_ratio(policy: PRM, reference: PRM, batch):
         model.next_logprobs(model(batch["ids"], batch["pos"], batch["until"]), batch["ids"])
         for model in (policy, reference)
     ]
-    return logp_BL[0] - logp_BL[1]
+    return everywhere(logp_BL[0] - logp_BL[1])
 
 
-def read_scores(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
+def at_marks(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
     """Step scores of one solution, score_T, from the values at its tokens, in the range that the format states."""
     if verifier.format.score == "log_ratio":  # summed over each step's tokens; value l is about token l + 1
         sum_L = np.concatenate([[0.0], np.cumsum(value_L, dtype=np.float64)])
@@ -131,17 +133,23 @@ def read_scores(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np
 
 
 def score_stream(
-    verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int, total: int | None = None
+    verifier: Verifier,
+    rows: Iterable,
+    *,
+    batch_rows: int,
+    row_tokens: int,
+    total: int | None = None,
+    done: int = 0,
 ) -> Iterator[np.ndarray]:
     """Step scores of (problem, steps) rows, in their order: one float32 array a row, a score a step.
 
     Reads CHUNK rows at a time, so memory does not grow with the stream. Within a chunk a row that repeats is scored once,
     and a prefix that several solutions share (the problem, first steps) is computed once. A score depends on its own
     solution alone, whatever shares the row or the batch. A solution longer than `row_tokens` widens the rows of its
-    chunk to the next power of two times it. `total` is for the progress bar.
+    chunk to the next power of two times it. The progress bar goes from `done` to `total`.
     """
     rows = iter(rows)
-    with cli.progress("scoring", total, "solution") as bar:
+    with cli.progress("scoring", total, "solution", done) as bar:
         while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
             distinct = {row: i for i, row in enumerate(dict.fromkeys(chunk))}
             encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
@@ -153,11 +161,15 @@ def score_stream(
 def score_encoded(
     verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int
 ) -> list[np.ndarray]:
-    """`score_stream` of one chunk: packed rows, few shapes (widths and row counts are powers of two)."""
+    """`score_stream` of one chunk: packed rows, few shapes (widths and row counts are powers of two, the latter rounded up
+    to what the mesh in use divides)."""
+    check_divides(verifier.model.cfg, batch_rows, "batch.rows")
     row_tokens = next(
         n for k in itertools.count() if (n := row_tokens << k) >= max(len(e.ids_L) for e in encoded)
     )
-    share = verifier.format.score != "log_ratio"  # in a tree the next token is not the next place
+    # In a tree the next token is not the next place, and a sliding window counts tokens between that are not before it.
+    window = verifier.model.cfg.window or row_tokens
+    share = verifier.format.score != "log_ratio" and row_tokens <= window
     units = make_units(encoded, row_tokens, row_tokens, share)
     packs = plan_units(units, longest_first(units), row_tokens, row_tokens)
     scores: list[np.ndarray] = [None] * len(encoded)
@@ -166,12 +178,13 @@ def score_encoded(
         value_BL, layouts = pending
         for value_L, (pack, places) in zip(np.asarray(value_BL), layouts, strict=False):
             for i, place_L in zip(pack, places, strict=True):
-                scores[i] = read_scores(verifier, value_L[place_L], encoded[i])
+                scores[i] = at_marks(verifier, value_L[place_L], encoded[i])
 
     pending = None
     for at in range(0, len(packs), batch_rows):
         here = packs[at : at + batch_rows]
-        B = min(batch_rows, 1 << (len(here) - 1).bit_length())
+        B = 1 << (len(here) - 1).bit_length()
+        B = min(batch_rows, -(-B // row_parts()) * row_parts())
         batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
         batch["until"] = np.full((B, row_tokens), row_tokens, np.int32)
         layouts = []
@@ -180,6 +193,7 @@ def score_encoded(
             for name, x_n in zip(("ids", "pos", "until"), arrays, strict=True):
                 batch[name][b, : len(x_n)] = x_n
             layouts.append((pack, places))
+        batch = put_rows(batch, B)
         if verifier.format.score == "log_ratio":
             value_BL = log_ratio(verifier.model, verifier.reference, batch)
         else:
@@ -198,8 +212,43 @@ def score_solutions(
     return list(score_stream(verifier, rows, batch_rows=batch_rows, row_tokens=row_tokens, total=len(rows)))
 
 
-def write_scores(path: Path, ids: list[str], scores: list[np.ndarray]):
-    """A scores file: one JSON object {id, scores} a line."""
-    with path.open("w") as file:
-        for i, score_T in zip(ids, scores, strict=True):
-            file.write(json.dumps({"id": i, "scores": [float(s) for s in score_T]}) + "\n")
+def score_into(
+    path: Path, verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int, total: int
+):
+    """Appends the step scores of (id, problem, steps) rows to a scores file, one JSON object {id, scores} a line, as they come.
+
+    Rows whose line is there already are not scored again, so an interrupted file is gone on with; a line that was cut off
+    is dropped. Raises InputError where a line belongs to another row. Of several processes each writes a file of its own,
+    and all go on with that of process 0.
+    """
+    same_file(path)
+    rows, ids, done = iter(rows), collections.deque(), 0
+    with path.open("a+b") as file:
+        file.seek(0)
+        while (line := file.readline()).endswith(b"\n"):
+            found, row = json.loads(line)["id"], next(rows, (None,))
+            done += 1
+            if found != row[0]:
+                raise InputError(
+                    f"{path} line {done}: id: got {found!r}, expected {row[0]!r}: scores of other input"
+                )
+        file.truncate(file.tell() - len(line))
+
+        def texts():
+            for i, problem, steps in rows:
+                ids.append(i)
+                yield problem, steps
+
+        if done:
+            print(f"scored      {done} of {total} solutions before, in {path}")
+        for score_T in score_stream(
+            verifier, texts(), batch_rows=batch_rows, row_tokens=row_tokens, total=total, done=done
+        ):
+            file.write(json.dumps({"id": ids.popleft(), "scores": score_T.tolist()}).encode() + b"\n")
+
+
+def stored_scores(path: Path) -> Iterator[np.ndarray]:
+    """The scores of a file that `score_into` wrote, row by row."""
+    with path.open() as file:
+        for line in file:
+            yield np.array(json.loads(line)["scores"], np.float32)

@@ -304,6 +304,7 @@ def load(
     quality_control, raw PRM800K only: drop (OpenAI's 800k labels) or keep quality-control and screening
       questions and rows that end in give_up or bad_problem.
     labels_required: native rows without labels are refused. Raises InputError naming file, line and field.
+    Native rows of the hub that have no step are dropped and counted; in a file they raise.
     """
     options = {"neutral": neutral, "after_first_error": after_first_error, "alternatives": alternatives}
     options["quality_control"] = quality_control
@@ -318,6 +319,10 @@ def load(
             row_id = f"{Path(source).name}:{number}"
             try:
                 match kind:
+                    # TRL's PRM800K script writes rows without a step, and its training script drops them.
+                    case "native" if split and row.get("completions") == []:
+                        counts["rows_without_steps_dropped"] += 1
+                        continue
                     case "native":
                         found = native(row, row_id, labels_required=labels_required)
                     case "prm800k":

@@ -14,6 +14,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.losses import next_token_loss, step_loss
 from prm_jax.model import PRM, good_logit
+from prm_jax.sharding import born, keep_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,14 @@ class LossConfig:
             )
 
 
+def is_head(path, _):
+    return str(path[0]).endswith("_head")
+
+
+# The NNX filter of the parameters that train. Named here once, since a jitted step takes it as part of the optimiser's type.
+TRAINS = {"all": nnx.Param, "head": is_head, "lora": nnx.Any(nnx.LoRAParam, is_head)}
+
+
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     lr: float  # peak learning rate of AdamW
@@ -40,7 +49,9 @@ class OptimizerConfig:
     b1: float
     b2: float
     clip: float  # largest global gradient norm
-    freeze_backbone: bool  # train the step head alone
+    trains: str  # a key of TRAINS
+    mu_dtype: str  # how the first moment is stored; both moments are computed in float32
+    nu_dtype: str  # how the second moment is stored
 
     def __post_init__(self):
         for name, low, high in (("warmup", 0, 1), ("final_lr", 0, 1), ("b1", 0, 1), ("b2", 0, 1)):
@@ -51,6 +62,18 @@ class OptimizerConfig:
         for name in ("lr", "clip"):
             if not getattr(self, name) > 0:
                 raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number above 0")
+        if self.trains not in TRAINS:
+            raise InputError(f"optimizer.trains: got {self.trains!r}, expected {', '.join(TRAINS)}")
+        for name in ("mu_dtype", "nu_dtype"):
+            if getattr(self, name) not in ("float32", "bfloat16"):
+                raise InputError(
+                    f"optimizer.{name}: got {getattr(self, name)!r}, expected float32 or bfloat16"
+                )
+        if self.nu_dtype == "bfloat16" and 1 - self.b2 < 2**-7:
+            raise InputError(
+                f"optimizer.nu_dtype: bfloat16 keeps 8 bits, so steps of 1 - b2 = {1 - self.b2:.3g} round away; "
+                "expected optimizer.b2 of at most 0.99"
+            )
         if self.weight_decay < 0:
             raise InputError(f"optimizer.weight_decay: got {self.weight_decay}, expected at least 0")
 
@@ -63,6 +86,12 @@ def make_schedule(cfg: OptimizerConfig, steps: int):
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
+    """The optimiser of what `cfg.trains`, its state laid out as the model."""
+    tx = make_transform(cfg, steps)
+    return born(lambda model: nnx.Optimizer(model, tx, wrt=TRAINS[cfg.trains]), model)
+
+
+def make_transform(cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """AdamW with clipping, warm-up and cosine; weight decay on matrices only.
 
     The mask goes by name because stacked norm gains and biases have two axes, so the usual `ndim > 1` would decay them.
@@ -73,17 +102,27 @@ def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimize
         return jax.tree.map_with_path(is_matrix, params)
 
     adamw = optax.adamw(
-        make_schedule(cfg, steps), cfg.b1, cfg.b2, weight_decay=cfg.weight_decay, mask=decayed
+        make_schedule(cfg, steps),
+        cfg.b1,
+        cfg.b2,
+        weight_decay=cfg.weight_decay,
+        mask=decayed,
+        mu_dtype=cfg.mu_dtype,
     )
-    return nnx.Optimizer(
-        model, optax.chain(optax.clip_by_global_norm(cfg.clip), adamw), wrt=trained(cfg.freeze_backbone)
-    )
+    return optax.chain(optax.clip_by_global_norm(cfg.clip), store_nu(adamw, cfg.nu_dtype))
 
 
-def trained(freeze_backbone: bool):
-    """The NNX filter of the parameters that train."""
-    is_head = lambda path, _: path[0].endswith("_head")
-    return nnx.All(nnx.Param, is_head) if freeze_backbone else nnx.Param
+def store_nu(adam: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:
+    """Adam with its second moment stored in `dtype`, as optax's own mu_dtype does with the first."""
+
+    def cast(state, dtype):
+        return optax.tree.set(state, nu=optax.tree.cast(optax.tree.get(state, "nu"), dtype))
+
+    def update(grads, state, params):
+        updates, state = adam.update(grads, cast(state, "float32"), params)
+        return updates, cast(state, dtype)
+
+    return optax.GradientTransformation(lambda params: cast(adam.init(params), dtype), update)
 
 
 def totals(batch):
@@ -127,21 +166,22 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     Modules are pytrees: under jax.jit an in-place update is lost unless it is returned.
     """
     A = batch["ids"].shape[0]
+    graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 
-    def micro_loss(model, micro, k_dropout):
-        terms = loss_terms(model, micro, cfg, k_dropout)
+    def micro_loss(trained, micro, k_dropout):
+        terms = loss_terms(nnx.merge(graph, trained, frozen), micro, cfg, k_dropout)
         return combine(terms, batch, cfg)[0], terms  # each micro-batch's share of the global mean
 
     def accumulate(total, xs):
         micro, k_dropout = xs
-        (_, terms), grads = jax.value_and_grad(micro_loss, has_aux=True)(model, micro, k_dropout)
-        return jax.tree.map(jnp.add, total, (grads, terms)), None
+        (_, terms), grads = jax.value_and_grad(micro_loss, has_aux=True)(trained, micro, k_dropout)
+        return jax.tree.map(jnp.add, total, (keep_layout(grads), terms)), None
 
     keys = jax.random.split(jax.random.fold_in(key, opt.step[...]), A)
-    zeros = (jax.tree.map(jnp.zeros_like, model), dict.fromkeys(("step", "lm", "right"), jnp.zeros(())))
+    zeros = (jax.tree.map(jnp.zeros_like, trained), dict.fromkeys(("step", "lm", "right"), jnp.zeros(())))
     (grads, terms), _ = jax.lax.scan(accumulate, zeros, (batch, keys))
-    grads = nnx.state(grads, opt.wrt)
     opt.update(model, grads)
+    model, opt = keep_layout((model, opt))
     _, metrics = combine(terms, batch, cfg)
     metrics |= {"grad_norm": optax.tree.norm(grads), "n_steps": (batch["weight"] > 0).sum()}
     return model, opt, metrics | {"n_tokens": (batch["until"] < batch["ids"].shape[-1]).sum()}

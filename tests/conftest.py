@@ -89,10 +89,14 @@ def start(script, *args, cwd, **env):
     )
 
 
-def run(script, *args, cwd, code=0):
+def run(script, *args, cwd, code=0, **env):
     """Its output and errors once it has ended with this exit code."""
-    process = start(script, *args, cwd=cwd)
-    out, err = process.communicate(timeout=300)
+    process = start(script, *args, cwd=cwd, **env)
+    try:
+        out, err = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     assert process.returncode == code, out + err
     return out, err
 

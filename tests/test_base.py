@@ -16,7 +16,7 @@ from prm_jax.formats import Format
 def test_small_and_without_a_step_head():
     size = sum(path.stat().st_size for path in hf.EMBEDDED.iterdir())
     assert size < 1.5 * 2**20
-    assert hf.detect_head(hf.open_tensors(hf.EMBEDDED), "base") == "none"
+    assert hf.find_head(hf.open_tensors(hf.EMBEDDED), "base") == ("none", "lm_head")
 
 
 def test_greedy_answers_are_right_on_problems_it_never_saw():
@@ -29,7 +29,7 @@ def test_greedy_answers_are_right_on_problems_it_never_saw():
     model = hf.load(hf.EMBEDDED, hf.model_config(hf.read_config(hf.EMBEDDED)))
     logits = jax.jit(lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["until"])))
     right = total = 0
-    for batch, _ in eval_batches(examples, 128, row_marks(examples, 128), 32):
+    for batch in eval_batches(examples, 128, row_marks(examples, 128), 32):
         batch = {k: jnp.asarray(v) for k, v in batch.items()}
         hit_BL = logits(model, batch).argmax(-1) == jnp.roll(batch["ids"], -1, axis=1)
         right, total = right + int((hit_BL & batch["next"]).sum()), total + int(batch["next"].sum())

@@ -95,24 +95,18 @@ def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
     assert source.epoch(0) == 0 and source.epoch(first) == 1 and 1 < source.epoch(first + 1) < 1.1
 
 
-def test_stream_resumes_at_the_row(rng):
+def test_stream_resumes_at_the_step_and_splits_over_processes(rng):
     examples = random_examples(rng, 50)
-    make = lambda: train_batches(PackedRows(examples, 400, 32, 16, "later", 7), 4)
-    whole = list(make())
+    make = lambda own, first: train_batches(PackedRows(examples, 400, 32, 16, "later", 7), 4, own, first)
+    whole = list(make(range(4), 0))
     assert len(whole) == 100
-    for stop in (1, 17, 60):  # the last lies several epochs in
-        rows = make()
-        for _ in range(stop):
-            next(rows)
-        state = rows.get_state()
-        again = make()
-        again.set_state(state)
-        for expected in whole[stop:]:
-            got = next(again)
-            assert all(
-                np.array_equal(expected[k], got[k], equal_nan=True)
-                for k in ("ids", "mark", "label", "weight")
-            )
+    for first in (1, 17, 60):  # the last lies several epochs in
+        for own in (range(4), [1, 3]):
+            got = list(make(own, first))
+            assert len(got) == 100 - first
+            for mine, expected in zip(got, whole[first:], strict=True):
+                for k in ("ids", "mark", "label", "weight"):
+                    np.testing.assert_array_equal(mine[k], expected[k][list(own)])
 
 
 def test_grain_agrees_that_it_resumes(rng):

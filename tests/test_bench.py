@@ -1,13 +1,15 @@
 """The benchmark runs, and what it compares agrees."""
 
+import dataclasses
 import json
 import sys
 
 import numpy as np
 import pytest
+from conftest import TINY as TINY_MODEL
 from conftest import call
 
-from prm_jax import bench
+from prm_jax import bench, bench_models
 
 TINY = [f"rerank.{key}" for key in ("problems=20", "candidates=30", "steps=3", "betas=3", "trials=300")]
 
@@ -23,6 +25,52 @@ def test_rerank_agrees_with_both_shuffles(monkeypatch, tmp_path):
         assert got[f"{name}_times_slower"] == got[f"{name}_seconds"] / got["one_curve_seconds"]
         assert got["notes"][f"{name}_seconds"].startswith(f"timed {timed} trials; 3 n")  # 10, 25, 30
     assert 0.1 < got["share_of_scores_exactly_1"] < 0.4
+
+
+SMALL = [
+    "model.layers=1",
+    "model.dim=32",
+    "model.ffn=48",
+    "model.vocab=300",
+    "model.heads=2",
+    "model.kv_heads=1",
+]
+
+
+def results(monkeypatch, tmp_path, *args):
+    monkeypatch.setattr(sys, "argv", ["bench", *args, *SMALL, f"hydra.run.dir={tmp_path}/bench"])
+    bench.main()
+    return json.loads((tmp_path / "bench" / "results.json").read_text())
+
+
+def test_training_takes_the_peers_steps(monkeypatch, tmp_path):
+    """The same solutions, weights, schedule and loss: PyTorch's loss is ours, step by step."""
+    args = ["what=train", "peer=true", "warmup=1", "repeats=5", "train.mean_tokens=50", "train.rows=2"]
+    got = results(monkeypatch, tmp_path, *args)
+    assert got["loss_difference_float32"] < 1e-4
+    assert got["times_torch_float32"] == pytest.approx(
+        got["useful_tokens_per_second"] / got["torch_float32_tokens_per_second"]
+    )
+
+
+def test_scoring_gives_the_peers_scores(monkeypatch, tmp_path):
+    args = ["what=score", "peer=true", "score.problems=2", "score.candidates=4", "score.tokens=512"]
+    got = results(monkeypatch, tmp_path, *args, "warmup=0", "repeats=1", "score.mean_tokens=100")
+    assert got["score_difference_float32"] < 1e-5 and got["tokens_a_computed_token"] > 1.2
+
+
+def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
+    lengths = rng.integers(20, 700, 80)
+    groups = bench_models.balanced(lengths, 10, 8)
+    assert sorted(i for g in groups for i in g) == list(range(80)) and {len(g) for g in groups} == {8}
+    totals = [lengths[g].sum() for g in groups]
+    assert max(totals) < 1.05 * np.mean(totals)
+
+
+def test_useful_flops_by_hand():
+    cfg = dataclasses.replace(TINY_MODEL, dim=4, ffn=8, heads=2, kv_heads=1, head_dim=2, layers=3)
+    weights = 3 * (4 * 4 + 2 * 4 * 2 + 4 * 4 + 3 * 4 * 8)  # q, k and v, o, feed-forward
+    assert bench_models.forward_flops(cfg, tokens=5, pairs=15) == 2 * weights * 5 + 2 * 2 * 3 * 4 * 15
 
 
 def test_table_gives_name_value_and_note():
@@ -64,7 +112,7 @@ def test_trials_by_hand():
             "error: rerank.timed_trials: got 401, expected at most rerank.trials (400)",
         ),
         ("rerank.steps=2.5", "error: rerank.steps: got 2.5, expected an integer"),
-        ("what=sleep", "error: what: got 'sleep', expected train or rerank"),
+        ("what=sleep", "error: what: got 'sleep', expected train, score, rerank or startup"),
         ("repeats=0", "error: warmup, repeats: got 3, 0, expected at least 0, 1"),
     ],
 )

@@ -96,3 +96,8 @@ def test_separator_without_tokens_raises(small):
         Format("plain", "")
     with pytest.raises(InputError, match="format.tokenized"):
         Format("other", "\n", tokenized="sideways")
+
+
+def test_a_backslash_and_an_n_are_no_line_end():
+    with pytest.raises(InputError, match="a backslash and an n where a line end is meant"):
+        Format("plain", "\\n\\n")

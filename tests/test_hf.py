@@ -108,6 +108,52 @@ def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_pa
                 np.testing.assert_allclose(mine, expected, atol=1e-4 * scale, rtol=0)
 
 
+HEADS = {
+    "scalar": {"v_head.summary.weight": (1, 32), "v_head.summary.bias": (1,)},
+    "binary": {"score.weight": (2, 32), "score.bias": (2,)},
+    "mlp": {"score.0.weight": (32, 32), "score.0.bias": (32,), "score.2.weight": (2, 32), "score.2.bias": (2,)},
+    "ternary": {"score_head.weight": (3, 32)},
+    "tokens": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    theirs = torch_model(family=name.split()[0], **BACKBONES[name])
+    theirs.save_pretrained(tmp_path)
+    config, path = hf.read_config(tmp_path), tmp_path / "model.safetensors"
+    backbone, marks = load_file(path), np.array([[2, 8], [4, 5]])
+    ids = rng.integers(1, 96, (2, 9))
+    with torch.no_grad():
+        out = theirs(torch.tensor(ids), output_hidden_states=True)
+    at_marks = lambda x_BLD: x_BLD.numpy()[np.arange(2)[:, None], marks]
+    x_BTD, x_BLD = at_marks(out.hidden_states[-1]), None
+    for head, shapes in HEADS.items():
+        new = {
+            k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()
+        }
+        save_file(backbone | new, path)
+        kind, _ = hf.find_head(hf.open_tensors(tmp_path), "x")
+        assert kind == ("none" if head == "tokens" else head)
+        verdicts = (7, 5) if head == "tokens" else None
+        cfg = hf.model_config(config, head="binary" if verdicts else kind)
+        ours = hf.load(tmp_path, cfg, verdicts=verdicts)
+        x_BLD = run(ours, ids) if x_BLD is None else x_BLD  # the same for all heads
+        if verdicts:
+            expected = at_marks(out.logits)[..., verdicts]
+        else:
+            h_BTD, (*first, (w, _)) = x_BTD, [(k, v) for k, v in new.items() if k.endswith("weight")]
+            for k, v in first:
+                h_BTD = np.maximum(h_BTD @ v.numpy().T + new[k.replace("weight", "bias")].numpy(), 0)
+            bias = new.get(w.replace("weight", "bias"), torch.zeros(1)).numpy()
+            expected = h_BTD @ new[w].numpy().T + bias
+        found = ours.step_logits(x_BLD, jnp.asarray(marks))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
 def test_both_layouts_of_the_rotary_settings_read_alike():
     old = {
         "model_type": "llama", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1,

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from conftest import TINY
 from flax import nnx
 
@@ -48,11 +49,12 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
     )
 
 
-def test_remat_and_jit_change_nothing(rng):
+@pytest.mark.parametrize("how", ["dots", "full"])
+def test_remat_and_jit_change_nothing(rng, how):
     batch = causal(rng, 2, 8)
     loss = lambda model: (model(*batch) ** 2).sum()
     plain = PRM(TINY, rngs=nnx.Rngs(0))
-    remat = PRM(dataclasses.replace(TINY, remat=True), rngs=nnx.Rngs(0))
+    remat = PRM(dataclasses.replace(TINY, remat=how), rngs=nnx.Rngs(0))
     for mine, theirs in zip(*(jax.tree.leaves(jax.grad(loss)(m)) for m in (plain, remat)), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(jax.jit(lambda m: m(*batch))(plain), plain(*batch), atol=1e-5)

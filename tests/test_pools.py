@@ -169,18 +169,20 @@ def test_as_arrays_pads_candidates_and_steps():
 
 
 def test_with_scores_adds_a_name_and_keeps_the_input():
-    scored = with_scores(POOL, "new", [[np.array([1.0, 2.0], np.float32), [3]], [[4]]])
+    scored = list(with_scores(POOL, "new", [np.array([1.0, 2.0], np.float32), [3], [4]]))
     assert [c.step_scores["new"] for p in scored for c in p.candidates] == [(1.0, 2.0), (3.0,), (4.0,)]
     assert [c.step_scores["m"] for p in scored for c in p.candidates] == [(0.5, 0.25), (1.0,), (0.125,)]
     assert scores_names(POOL) == ["m", "n"] and scores_names(scored) == ["m", "n", "new"]
     with pytest.raises(
         InputError, match="scores: found 'm', expected a new name, problem x has scores of this one"
     ):
-        with_scores(POOL, "m", [[[1, 2], [3]], [[4]]])
+        list(with_scores(POOL, "m", [[1, 2], [3], [4]]))
     with pytest.raises(InputError, match="step_scores.new: found 1, expected one score for each of 2 steps"):
-        with_scores(POOL, "new", [[[1], [3]], [[4]]])
-    with pytest.raises(ValueError, match="shorter"):
-        with_scores(POOL, "new", [[[1, 2], [3]]])
+        list(with_scores(POOL, "new", [[1], [3], [4]]))
+    with pytest.raises(ValueError, match="fewer scores"):
+        list(with_scores(POOL, "new", [[1, 2], [3]]))
+    with pytest.raises(ValueError, match="more scores"):
+        list(with_scores(POOL, "new", [[1, 2], [3], [4], [5]]))
 
 
 SEVEN = ["internlm2_1_8b_reward", "internlm2_7b_reward", "math_shepherd", "qwen_prm", "rlhflow_prm"]

@@ -11,7 +11,14 @@ from flax import nnx
 from prm_jax import InputError, hf, scoring
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.model import PRM
-from prm_jax.scoring import Verifier, load_verifier, score_solutions, score_stream, write_scores
+from prm_jax.scoring import (
+    Verifier,
+    load_verifier,
+    score_into,
+    score_solutions,
+    score_stream,
+    stored_scores,
+)
 
 PLAIN = Format("plain", "\n")
 
@@ -97,11 +104,51 @@ def test_a_language_model_cannot_score(verifier, tmp_path):
         load_verifier(tmp_path, "best", PLAIN, "float32")
 
 
-def test_scores_file(tmp_path):
-    write_scores(
-        tmp_path / "s.jsonl", ["a", "b"], [np.array([0.5, 1.0], np.float32), np.array([0.1], np.float32)]
-    )
-    rows = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
-    assert rows[0] == {"id": "a", "scores": [0.5, 1.0]} and np.float32(rows[1]["scores"][0]) == np.float32(
-        0.1
-    )
+def test_an_interrupted_scores_file_is_gone_on_with(verifier, rng, tmp_path, monkeypatch):
+    rows = [(f"row {i}", *row) for i, row in enumerate(random_rows(rng, 9))]
+    options = {"batch_rows": 2, "row_tokens": 256, "total": 9}
+    score_into(tmp_path / "whole.jsonl", verifier, rows, **options)
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    lines = [json.loads(line) for line in whole.splitlines()]
+    expected = score_solutions(verifier, [row[1:] for row in rows], batch_rows=2, row_tokens=256)
+    for line, row, score_T, stored in zip(
+        lines, rows, expected, stored_scores(tmp_path / "whole.jsonl"), strict=True
+    ):
+        assert line["id"] == row[0]
+        np.testing.assert_array_equal(stored, score_T)
+
+    seen = []
+    monkeypatch.setattr(scoring, "encode", lambda *a, encode=scoring.encode: seen.extend(a[2]) or encode(*a))
+    lost = tmp_path / "lost.jsonl"
+    lost.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]) + b'{"id": "row 4", "sco')
+    score_into(lost, verifier, iter(rows), **options)
+    assert len(seen) == 5 and [p for p, _ in seen] == [row[1] for row in rows[4:]]
+    assert [json.loads(line)["id"] for line in lost.read_bytes().splitlines()] == [row[0] for row in rows]
+    for mine, theirs in zip(stored_scores(lost), expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-6)
+    with pytest.raises(InputError, match="lost.jsonl line 1: id: got 'row 0', expected 'row 1'"):
+        score_into(lost, verifier, iter(rows[1:]), **options)
+
+
+def test_memory_holds_one_chunk_of_a_stream(verifier, monkeypatch):
+    """The stream is read a chunk ahead of the scores taken from it, and no further."""
+    monkeypatch.setattr(scoring, "CHUNK", 8)
+    read = []
+    rows = ((str(read.append(i) or i), (f"{i} + 1",)) for i in range(100))
+    scores = score_stream(verifier, rows, batch_rows=2, row_tokens=64)
+    for taken in range(20):
+        next(scores)
+        assert len(read) <= taken // 8 * 8 + 8
+
+
+def test_a_sliding_window_counts_a_solutions_own_tokens(verifier, rng):
+    """Solutions that share a prefix must not be laid out as a tree: a window would count the other branches' tokens."""
+    model = PRM(dataclasses.replace(verifier.model.cfg, window=16), rngs=nnx.Rngs(0))
+    model.w_head[...] = model.w_head[...] * 100
+    windowed = dataclasses.replace(verifier, model=model)
+    ((problem, steps),) = random_rows(rng, 1)
+    rows = [(problem, (*steps, f"{n} {n} {n} {n} {n}", "4 5 6")) for n in range(6)]
+    together = score_solutions(windowed, rows, batch_rows=2, row_tokens=256)
+    for row, score_T in zip(rows, together, strict=True):
+        alone = score_solutions(windowed, [row], batch_rows=1, row_tokens=256)[0]
+        np.testing.assert_allclose(score_T, alone, atol=1e-5)

@@ -661,10 +661,11 @@ def test_hub_rows_go_through_the_same_functions(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"
     folder.mkdir()
-    jsonl(folder, native_row(labels=[True, False]), native_row(labels=[True, None]), name="train.jsonl")
+    rows = native_row(labels=[True, False]), native_row(labels=[True, None])
+    jsonl(folder, *rows, native_row(completions=[], labels=[]), name="train.jsonl")
     solutions, counts = read(str(folder), "native", split="train", after_first_error="keep")
     assert [(s.labels, s.id) for s in solutions] == [((1.0, 0.0), "set:1"), ((1.0, None), "set:2")]
-    assert counts["rows"] == 2
+    assert (counts["rows"], counts["rows_without_steps_dropped"]) == (3, 1)
     with pytest.raises(InputError, match=r"set split nope: cannot be loaded \(.*\)$"):
         read(str(folder), "native", split="nope")
 

@@ -116,7 +116,8 @@ def test_run_folder_and_its_evaluation(finished):
     }
     for path in re.findall(r"figure\s+(\S+)", out):
         assert (cwd / path).stat().st_size > 10_000
-    scores = [json.loads(line) for line in (cwd / "runs/evaluate/a/scores_0.jsonl").read_text().splitlines()]
+    stored = (cwd / "runs/evaluate/a/scores_0.jsonl").read_bytes()
+    scores = [json.loads(line) for line in stored.splitlines()]
     assert len(scores) == 60 and all(0 <= s <= 1 for row in scores for s in row["scores"])
 
     assert (results["n_problems"], results["n_candidates"], list(results["scorers"])) == (6, 8, ["prm"])
@@ -129,6 +130,22 @@ def test_run_folder_and_its_evaluation(finished):
     assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(
         results["mean"]
     )
+
+
+def test_an_interrupted_evaluation_is_gone_on_with(finished):
+    cwd, _ = finished
+    folder = cwd / "runs/evaluate/b"
+    run("evaluate.py", "task=steps", f"hydra.run.dir={folder}", cwd=cwd)
+    whole, results = (
+        (folder / "scores_0.jsonl").read_bytes(),
+        json.loads((folder / "results.json").read_text()),
+    )
+    (folder / "scores_0.jsonl").write_bytes(whole[: len(whole) // 2])
+    (folder / "results.json").unlink()
+    out, _ = run("evaluate.py", f"resume={folder}", cwd=cwd)
+    again = json.loads((folder / "results.json").read_text())
+    assert "solutions before" in out and again["step_auroc"] == pytest.approx(results["step_auroc"])
+    assert (folder / "scores_0.jsonl").read_bytes().count(b"\n") == 60
 
 
 def test_scoring_a_file_and_a_pool(finished, tmp_path):
@@ -262,7 +279,7 @@ BAD = [
     (["+model.dmi=3"], r"model.dmi: unknown key; did you mean model.dim\?"),
     (["optimizer.lr=fast"], r"optimizer.lr: got 'fast', expected a number"),
     (["steps=1e3"], r"steps: got 1000.0, expected an integer"),
-    (["model.head=two"], r"model.head: got 'two', expected scalar, binary, ternary"),
+    (["model.head=two"], r"model.head: got 'two', expected scalar, binary, mlp, ternary"),
     (["objective=prn"], r"objective: got 'prn', expected prm, orm or lm"),
     (["data=nothing"], r"Could not find 'data/nothing'"),
     (["data=jsonl"], r"data.path: expected a file"),

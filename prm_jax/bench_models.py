@@ -1,0 +1,289 @@
+"""The bench's jobs for models: training, scoring and starting. peers.py does the first two in PyTorch.
+
+FLOPs that count as useful are those of the solutions' own tokens: no credit for padding or for computing again. They are
+set against the largest rate that a matrix product shows on this machine.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from prm_jax import hf, pools
+from prm_jax.batches import Example, lay_out, longest_first, make_units, pack_row, plan_units
+from prm_jax.bench import BenchConfig, Row, matmul_peak
+from prm_jax.formats import Encoded, Format, encode
+from prm_jax.model import PRM, ModelConfig
+from prm_jax.scoring import Verifier, score_encoded
+from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
+
+PLAIN = Format("plain", separator="\n")
+OPTIMIZER = {
+    "lr": 1e-4,
+    "warmup": 0.1,
+    "final_lr": 0.1,
+    "weight_decay": 0.01,
+    "b1": 0.9,
+    "b2": 0.98,
+    "clip": 1.0,
+    "trains": "all",
+    "mu_dtype": "float32",
+    "nu_dtype": "float32",
+}
+
+
+def make_model(cfg: BenchConfig) -> PRM:
+    """Random weights of the shape asked for; a head of two classes, which PyTorch has too."""
+    shape = dataclasses.replace(cfg.model, head="binary")
+    model_cfg, _ = shape.resolve(hf.read_config(hf.EMBEDDED), "model", head="binary")
+    return PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
+
+
+def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
+    """Of the matrix products of one forward pass: 2 a parameter and token (embeddings are look-ups), 4 K a head and visible
+    pair of tokens. A backward pass costs twice as many again."""
+    D, F, K = cfg.dim, cfg.ffn, cfg.head_dim
+    weights = cfg.layers * (2 * D * cfg.heads * K + 2 * D * cfg.kv_heads * K + 3 * D * F)
+    return 2 * weights * tokens + 4 * cfg.layers * cfg.heads * K * pairs
+
+
+def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
+    """Token counts of solutions: log-normal with sigma 0.5, as on GSM8K and MATH, cut at `longest`."""
+    return np.clip(rng.lognormal(np.log(mean) - 0.125, 0.5, n), 8, longest).astype(int)
+
+
+def memory() -> list[Row]:
+    device = jax.devices()[0].memory_stats() or {}  # None on CPU
+    return [
+        Row("process_peak_mib", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        Row("device_peak_mib", device.get("peak_bytes_in_use", float("nan")) / 2**20),
+    ]
+
+
+def peer_dtypes(cfg: BenchConfig) -> list[str]:
+    if cfg.peer and importlib.util.find_spec("torch") is None:
+        print("peer        PyTorch is not installed: nothing to compare with")
+        return []
+    return ["float32", "bfloat16"] if cfg.peer else []
+
+
+# Training
+
+
+def balanced(lengths, groups: int, size: int) -> list[list[int]]:
+    """`groups` lists of `size` indices with nearly equal sums of lengths: the longest first, each to the smallest sum."""
+    found, total = [[] for _ in range(groups)], np.zeros(groups)
+    for i in np.argsort(-np.asarray(lengths), kind="stable"):
+        open_groups = [g for g in range(groups) if len(found[g]) < size]
+        g = min(open_groups, key=lambda g: total[g])
+        found[g].append(int(i))
+        total[g] += lengths[i]
+    return found
+
+
+def bench_train(cfg: BenchConfig) -> list[Row]:
+    """Optimiser steps of the PRM objective on random solutions; the peer takes the same solutions in every step."""
+    model, rng, t = make_model(cfg), np.random.default_rng(cfg.seed), cfg.train
+    n_steps = cfg.warmup + cfg.repeats
+    lengths = random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
+
+    def solution(n):
+        marks = max(1, n // t.tokens_a_step)
+        mark_T = np.sort(rng.choice(n, marks, replace=False)).astype(np.int32)
+        label_T = rng.integers(0, 2, marks).astype(np.float32)
+        ids_L = rng.integers(0, model.cfg.vocab, n).astype(np.int32)
+        return Example(ids_L, mark_T, label_T, np.full(marks, np.nan, np.float32), 0)
+
+    examples = [solution(n) for n in lengths]
+    steps = balanced(lengths, n_steps, t.solutions)
+    rows = [balanced(lengths[step], t.rows, t.solutions) for step in steps]
+    widest = max(
+        sum(lengths[step[i]] for i in row) for step, here in zip(steps, rows, strict=True) for row in here
+    )
+    L = -(-int(widest) // 64) * 64
+    marks = max(
+        sum(len(examples[step[i]].mark_T) for i in row)
+        for step, here in zip(steps, rows, strict=True)
+        for row in here
+    )
+    batches = []
+    for step, here in zip(steps, rows, strict=True):
+        packed = [pack_row([examples[step[i]] for i in row], L, marks, "uniform") for row in here]
+        batches.append({k: jnp.asarray(np.stack([row[k] for row in packed]))[None] for k in packed[0]})
+
+    optimizer = OptimizerConfig(**OPTIMIZER)
+    folder = Path(tempfile.mkdtemp())
+    if dtypes := peer_dtypes(cfg):
+        hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
+    opt, key, loss_cfg = (
+        make_optimizer(model, optimizer, n_steps),
+        jax.random.key(0),
+        LossConfig("prm", 1.0, 0.0),
+    )
+    seconds, losses = [], []
+    for batch in batches:
+        start = time.perf_counter()
+        model, opt, metrics = train_step(model, opt, batch, loss_cfg, key)
+        losses.append(float(metrics["loss"]))
+        seconds.append(time.perf_counter() - start)
+    timed = slice(cfg.warmup, None)
+    tokens = [sum(lengths[i] for i in step) for step in steps]
+    useful = sum(tokens[timed])
+    rate = useful / sum(seconds[timed])
+    pairs = sum(int(lengths[i]) * (int(lengths[i]) + 1) // 2 for step in steps[timed] for i in step)
+    peak = matmul_peak(model.cfg.dtype, cfg.warmup, cfg.repeats)
+    achieved = 3 * forward_flops(model.cfg, useful, pairs) / sum(seconds[timed])
+    out = [
+        Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
+        Row("padding_share", 1 - sum(tokens) / (n_steps * t.rows * L), f"rows of {L} tokens, one shape"),
+        Row(
+            "step_seconds",
+            statistics.median(seconds[timed]),
+            f"{t.solutions} solutions, {useful / cfg.repeats:.0f} tokens",
+        ),
+        Row("useful_tokens_per_second", rate),
+        Row("matmul_peak_gflops", peak / 1e9),
+        Row("achieved_gflops", achieved / 1e9),
+        Row("share_of_matmul_peak", achieved / peak),
+        *memory(),
+    ]
+    schedule = make_schedule(optimizer, n_steps)
+    for dtype in dtypes:
+        from prm_jax import peers
+
+        theirs, their_losses = peers.train(
+            folder, [[examples[i] for i in step] for step in steps], optimizer, schedule, dtype
+        )
+        theirs_rate = useful / sum(theirs[timed])
+        worst = max(abs(a - b) for a, b in zip(losses, their_losses, strict=True))
+        padded = sum(len(step) * max(lengths[i] for i in step) for step in steps)
+        out += [
+            Row(
+                f"torch_{dtype}_tokens_per_second",
+                theirs_rate,
+                f"{1 - sum(tokens) / padded:.0%} of what it computes is padding",
+            ),
+            Row(f"times_torch_{dtype}", rate / theirs_rate),
+            Row(f"loss_difference_{dtype}", worst, f"largest of {n_steps} steps from the same weights"),
+        ]
+    return out
+
+
+# Scoring
+
+
+def scoring_job(cfg: BenchConfig, vocab: int) -> list[Encoded]:
+    """Candidates of a pool, ids modulo the vocabulary; without a pool random ones that share their problem alone."""
+    s = cfg.score
+    if s.pool is not None:
+        problems = pools.read_pool(s.pool)[: s.problems]
+        rows = [(p.problem, c.steps) for p in problems for c in p.candidates]
+        encoded = encode(PLAIN, hf.load_tokenizer(Path(s.tokenizer)), rows)
+        return [dataclasses.replace(e, ids_L=e.ids_L % vocab) for e in encoded]
+    rng, found = np.random.default_rng(cfg.seed), []
+    for _ in range(s.problems):
+        prompt_L = rng.integers(0, vocab, 80)
+        for n in random_lengths(rng, s.candidates, s.mean_tokens, s.longest):
+            ids_L = np.concatenate([prompt_L, rng.integers(0, vocab, n)]).astype(np.int32)
+            found.append(Encoded(ids_L, np.arange(100, len(ids_L), 40, dtype=np.int32), 80))
+    return found
+
+
+def bench_score(cfg: BenchConfig) -> list[Row]:
+    """Step scores of all candidates of a pool; the peer sorts by length and pads per batch of 32."""
+    model, s = make_model(cfg), cfg.score
+    encoded = scoring_job(cfg, model.cfg.vocab)
+    verifier = Verifier(model, None, PLAIN, "correctness", "prm", "bench")
+    score = lambda: score_encoded(verifier, encoded, s.rows, s.tokens)
+    seconds = []
+    for _ in range(1 + s.repeats):  # the first compiles
+        start = time.perf_counter()
+        scores = score()
+        seconds.append(time.perf_counter() - start)
+    seconds = statistics.median(seconds[1:])
+    tokens = sum(len(e.ids_L) for e in encoded)
+    units = make_units(encoded, s.tokens, s.tokens, share=True)
+    packs = plan_units(units, longest_first(units), s.tokens, s.tokens)
+    laid = [lay_out([encoded[i].ids_L for i in pack], share=True) for pack in packs]
+    computed, pairs = (
+        sum(len(ids_n) for ids_n, *_ in laid),
+        sum(int(pos_n.sum()) + len(pos_n) for _, pos_n, *_ in laid),
+    )
+    peak = matmul_peak(model.cfg.dtype, cfg.warmup, cfg.repeats)
+    achieved = forward_flops(model.cfg, computed, pairs) / seconds
+    out = [
+        Row("solutions", len(encoded)),
+        Row("tokens", tokens),
+        Row("tokens_a_computed_token", tokens / computed, "shared prefixes"),
+        Row("padding_share", 1 - computed / (len(packs) * s.tokens), f"rows of {s.tokens} tokens"),
+        Row("seconds", seconds),
+        Row("useful_tokens_per_second", tokens / seconds),
+        Row("matmul_peak_gflops", peak / 1e9),
+        Row("achieved_gflops", achieved / 1e9, "of computed tokens: a shared one counts once"),
+        Row("share_of_matmul_peak", achieved / peak),
+        *memory(),
+    ]
+    dtypes = peer_dtypes(cfg)
+    with tempfile.TemporaryDirectory() as folder:
+        if dtypes:
+            hf.save(Path(folder), model, hf.load_tokenizer(hf.EMBEDDED))
+        for dtype in dtypes:
+            from prm_jax import peers
+
+            theirs, their_scores = peers.score(folder, encoded, dtype)
+            worst = max(float(np.abs(a - b).max()) for a, b in zip(scores, their_scores, strict=True))
+            out += [
+                Row(f"torch_{dtype}_tokens_per_second", tokens / theirs),
+                Row(f"times_torch_{dtype}", theirs / seconds),
+                Row(f"score_difference_{dtype}", worst),
+            ]
+    return out
+
+
+# Starting
+
+
+LATE = (
+    "torch",
+    "datasets",
+    "matplotlib",
+    "math_verify",
+    "transformers",
+)  # packages that wait until they are needed
+
+
+def bench_startup(cfg: BenchConfig) -> list[Row]:
+    """Wall seconds of fresh processes: imports, and the help of a command. Raises if a late package is imported early."""
+    program = "import json, sys; import {}; print(json.dumps([m for m in {} if m in sys.modules]))"
+    out = []
+    for module in ("prm_jax.rerank", "prm_jax.scoring", "prm_jax.model"):
+        seconds = []
+        for _ in range(cfg.repeats):
+            start = time.perf_counter()
+            done = subprocess.run(
+                [sys.executable, "-c", program.format(module, LATE)],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            seconds.append(time.perf_counter() - start)
+        early = ", ".join(json.loads(done.stdout)) or "none"
+        out.append(
+            Row(
+                f"import_{module.split('.')[1]}_seconds",
+                statistics.median(seconds),
+                f"imported too early: {early}",
+            )
+        )
+    return out

@@ -1,0 +1,73 @@
+"""LoRA (Hu et al. 2021): a frozen matrix W [D, F] is used as W + alpha / rank * A B, where only A [D, r] and B [r, F] train.
+
+Dimension key: n rows x tokens, D in, F out, r rank. Stacked blocks put a layer axis in front.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from prm_jax import InputError
+from prm_jax.sharding import born
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraConfig:
+    """conf/train.yaml says what each key means."""
+
+    rank: int
+    alpha: float
+    targets: list
+
+    def __post_init__(self):
+        if self.rank < 1:
+            raise InputError(f"lora.rank: got {self.rank}, expected at least 1")
+        if not self.targets:
+            raise InputError(
+                "lora.targets: is empty, expected names of a block's matrices, such as [w_q, w_v]"
+            )
+
+
+class LowRank(nnx.Module):
+    """Stands in a block where the matrix `base` stood; `linear` in model.py calls it."""
+
+    def __init__(self, base: nnx.Param, a_Dr, b_rF, scale: float):
+        self.base, self.scale = base, scale
+        self.a = nnx.LoRAParam(a_Dr)
+        self.b = nnx.LoRAParam(b_rF)
+
+    def __call__(self, x_nD):
+        base_DF, a_Dr, b_rF = (w[...].astype(x_nD.dtype) for w in (self.base, self.a, self.b))
+        return x_nD @ base_DF + (self.scale * (x_nD @ a_Dr)) @ b_rF
+
+    def merged(self):
+        """The one matrix that does the same, in the dtype of the base."""
+        update_DF = self.scale * (self.a[...] @ self.b[...])
+        return (self.base[...].astype(jnp.float32) + update_DF).astype(self.base.dtype)
+
+
+def attach(model, cfg: LoraConfig, seed: int):
+    """The model with low-rank updates of its blocks' `cfg.targets`: A normal with variance 1 / D and B zero, so nothing changes yet."""
+    matrices = [name for name, w in vars(model.blocks).items() if name.startswith("w_") and w is not None]
+    for i, name in enumerate(cfg.targets):
+        if name not in matrices:
+            raise InputError(f"lora.targets: got {name!r}, expected names among {', '.join(matrices)}")
+        w_DF = getattr(model.blocks, name)
+        *layers, D, F = w_DF[...].shape
+        k_a = jax.random.fold_in(jax.random.key(seed), i)
+        a_Dr = D**-0.5 * jax.random.normal(k_a, (*layers, D, cfg.rank))
+        setattr(
+            model.blocks, name, LowRank(w_DF, a_Dr, jnp.zeros((*layers, cfg.rank, F)), cfg.alpha / cfg.rank)
+        )
+    return model
+
+
+def merge(model):
+    """The model with plain matrices in place of the low-rank updates, for export; a model without them stays as it is."""
+    updated = {name: w for name, w in vars(model.blocks).items() if isinstance(w, LowRank)}
+    merged = born(lambda updated: {name: w.merged() for name, w in updated.items()}, updated)
+    for name, w_DF in merged.items():
+        setattr(model.blocks, name, nnx.Param(w_DF))
+    return model

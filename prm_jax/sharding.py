@@ -1,0 +1,258 @@
+"""Many devices, and many processes, as one: the mesh, and the one rule that lays out every array on it.
+
+Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters alike, each layer's being gathered when its
+turn comes; `tensor` splits heads and features (Shoeybi et al. 2020). Where no mesh is set everything lies on the first
+device and nothing here has an effect.
+"""
+
+import atexit
+import dataclasses
+import math
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from prm_jax import InputError
+
+ROWS = ("data", "fsdp")
+# How the last two axes of a matrix [in, out] are split. Heads and features are outputs of one kind of product and inputs of
+# the next, so that a pair of them needs one sum over `tensor`. Everything else (norms, biases, step heads) is small and whole.
+OUT_SPLIT = ("w_q", "w_k", "w_v", "w_gate", "w_up", "unembed")
+IN_SPLIT = ("w_o", "w_down", "embed")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """conf/train.yaml says what each key means."""
+
+    data: int | None
+    fsdp: int
+    tensor: int
+
+    def __post_init__(self):
+        for name, n in vars(self).items():
+            if n is not None and n < 1:
+                raise InputError(f"mesh.{name}: got {n}, expected at least 1")
+
+
+def join(cfg):
+    """Makes this process one of the several that `cfg.distributed` names; must come before jax looks for devices.
+
+    Afterwards the key is null: how a process was started is no part of its run. Only process 0 prints.
+    """
+    how, cfg.distributed = cfg.distributed, None
+    if how is None or jax.distributed.is_initialized():
+        return
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which train.py handles
+    explicit = {"coordinator": "coordinator_address", "processes": "num_processes", "process": "process_id"}
+    if how != "auto" and (isinstance(how, str) or how.keys() != explicit.keys()):
+        raise InputError(
+            f"distributed: got {how}, expected null, auto or {{coordinator: HOST:PORT, processes: N, process: I}}"
+        )
+    try:
+        jax.distributed.initialize(**{} if how == "auto" else {explicit[key]: x for key, x in how.items()})
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"distributed: {how}: {str(error).splitlines()[0]}") from error
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
+
+
+def same_folder(folder: Path) -> Path:
+    """Process 0's output folder on every process; the one that Hydra made for another process goes."""
+    if jax.process_count() == 1:
+        return folder
+    shared = Path(of_first(str(folder.resolve()).encode()).decode())
+    if shared != folder.resolve():
+        folder.rmdir()
+    return shared
+
+
+def of_first(content: bytes) -> bytes:
+    """What process 0 gives, on every process; all must ask."""
+    size = int(multihost_utils.broadcast_one_to_all(len(content)))
+    own = np.frombuffer(content, np.uint8) if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    return bytes(multihost_utils.broadcast_one_to_all(own)) if size else b""
+
+
+def same_file(path: Path):
+    """Gives every process, each of which writes a `path` of its own, what the one of process 0 holds; nothing if it is absent."""
+    if jax.process_count() == 1:
+        return
+    content = of_first(path.read_bytes() if jax.process_index() == 0 and path.exists() else b"")
+    if jax.process_index() > 0:
+        path.write_bytes(content)
+
+
+def text_folder(folder: Path) -> Path:
+    """The folder itself on process 0; a temporary one on the others, so that code which writes need not ask who it is."""
+    if jax.process_index() == 0:
+        return folder
+    temporary = tempfile.TemporaryDirectory()
+    atexit.register(temporary.cleanup)
+    return Path(temporary.name)
+
+
+def make_mesh(cfg: MeshConfig, devices=None) -> Mesh:
+    """The given devices, or every device of every process, as a mesh; InputError where the axes do not multiply to their number."""
+    devices = jax.devices() if devices is None else devices
+    inner = cfg.fsdp * cfg.tensor
+    data = len(devices) // inner if cfg.data is None else cfg.data
+    if data * inner != len(devices):
+        raise InputError(
+            f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "
+            f"the {len(devices)} devices there are"
+        )
+    # Auto, not make_mesh's default of Explicit: XLA then places what the model code, free of sharding, does not say.
+    shape, names = (data, cfg.fsdp, cfg.tensor), (*ROWS, "tensor")
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
+    """The layout rule: how a parameter, or an Adam moment of it, is split, from its name and shape.
+
+    An axis that the mesh does not divide evenly stays whole. `path` is that of a jax key path.
+    """
+    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
+    names = [name for name in names if name != "value"]
+    if any(name in OUT_SPLIT for name in names):
+        axes = ["fsdp", "tensor"]
+    elif any(name in IN_SPLIT for name in names):
+        axes = ["tensor", "fsdp"]
+    else:
+        return P()
+    if names[-1] in ("a", "b"):  # low-rank factors: as the matrix, but for the axis of the rank
+        axes["ba".index(names[-1])] = None
+    # Stacked layers stay whole: the loop over them takes one at a time.
+    axes = [None] * (len(shape) - 2) + axes
+    fits = [axis and sizes[axis] > 1 and n % sizes[axis] == 0 for axis, n in zip(axes, shape, strict=True)]
+    axes = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
+    # Without trailing None, as jax itself writes it; else the outputs of a step would not match its inputs.
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
+
+
+def layout(tree):
+    """The sharding of every array of a model or optimiser (abstract ones will do) on the mesh in use."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        here = SingleDeviceSharding(jax.devices()[0])
+        return jax.tree.map(lambda _: here, tree)
+    return jax.tree.map_with_path(lambda path, x: NamedSharding(mesh, spec(path, x.shape, mesh.shape)), tree)
+
+
+def born(make, *args, donate=()):
+    """make(*args) with every array of the result made where it belongs, never whole on one device.
+
+    Arguments numbered in `donate` give their memory to the result.
+    """
+    return jax.jit(make, out_shardings=layout(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
+
+
+def keep_layout(tree):
+    """Under jit: pins every array of a model, optimiser or gradient to the layout rule."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+    return jax.tree.map_with_path(
+        lambda path, x: jax.lax.with_sharding_constraint(x, spec(path, x.shape, mesh.shape)), tree
+    )
+
+
+def split_rows(x_BLD):
+    """Under jit: pins the residual stream, rows over data and fsdp, each row whole on every device of `tensor`.
+
+    Rows split over `tensor` too would store less for the backward pass, but XLA then makes the linear layers, flattened to
+    two axes, trade rows for features among all devices: nine times the bytes (72B on 64 devices, `python -m prm_jax.aot`).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return x_BLD if mesh.empty else jax.lax.with_sharding_constraint(x_BLD, P(ROWS))
+
+
+def look_up(embed_VD, ids_BL):
+    """Under jit: embed_VD[ids_BL], split as the residual stream.
+
+    Each device looks up its own features for the rows of its whole fsdp group, and an all-to-all trades features for rows;
+    left to itself XLA may gather every row of the batch.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return embed_VD[ids_BL]
+    features = spec([jax.tree_util.DictKey("embed")], embed_VD.shape, mesh.shape)[1:]
+    ids_BL = jax.lax.with_sharding_constraint(ids_BL, P("data"))
+    return split_rows(jax.lax.with_sharding_constraint(embed_VD[ids_BL], P("data", None, *features)))
+
+
+def on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
+    """attend(...) on each device's own rows and heads: attention needs no communication, and kernels cannot be split by XLA."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size <= 1:
+        return attend(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+    heads, rows = P(ROWS, None, "tensor"), P(ROWS)
+    split = jax.shard_map(
+        attend, in_specs=(heads,) * 3 + (rows,) * len(rest_BL), out_specs=heads, check_vma=False
+    )
+    return split(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+
+
+def row_parts() -> int:
+    """Among how many parts of the mesh in use the rows of a batch are split."""
+    shape = jax.sharding.get_mesh().shape
+    return math.prod(shape.get(axis, 1) for axis in ROWS)
+
+
+def check_divides(model_cfg, rows: int, key: str):
+    """InputError where the mesh in use cannot split the rows of a batch or the heads of the model evenly."""
+    n, tensor = row_parts(), jax.sharding.get_mesh().shape.get("tensor", 1)
+    if rows % n:
+        raise InputError(f"{key}: got {rows}, expected a multiple of {n} (mesh.data x mesh.fsdp)")
+    for name in ("heads", "kv_heads"):
+        if getattr(model_cfg, name) % tensor:
+            raise InputError(
+                f"mesh.tensor: got {tensor}, expected a divisor of the model's {getattr(model_cfg, name)} {name}"
+            )
+
+
+def row_sharding(axis: int):
+    """Sharding of an array whose axis number `axis` is the rows of a batch."""
+    mesh = jax.sharding.get_mesh()
+    return (
+        SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*[None] * axis, ROWS))
+    )
+
+
+def own_rows(rows: int) -> np.ndarray:
+    """Which of a batch's rows this process holds, ascending; it need not read the others."""
+    slices = row_sharding(0).addressable_devices_indices_map((rows,)).values()
+    return np.unique(np.concatenate([np.arange(rows)[s] for s in slices]))
+
+
+def put_rows(batch: dict[str, np.ndarray], rows: int, axis: int = 0):
+    """A batch of `rows` rows in all on the mesh; each process gives its own rows, or all of them, along `axis`."""
+    return {
+        name: jax.make_array_from_process_local_data(
+            row_sharding(axis), x, (*x.shape[:axis], rows, *x.shape[axis + 1 :])
+        )
+        for name, x in batch.items()
+    }
+
+
+def everywhere(x):
+    """Under jit: the whole array on every device, so that every process can read it."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P())
+
+
+def largest(n: int):
+    """The largest n that any process gives, as a number that need not be waited for; every process must ask."""
+    if jax.process_count() == 1:
+        return n
+    mesh = jax.sharding.get_mesh()
+    own = np.full(len(mesh.local_devices), n)
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, P(mesh.axis_names)), own).max()

@@ -1,0 +1,127 @@
+"""Run by test_sharding.py in a process of its own with eight devices: what every mesh computes, as one JSON object."""
+
+import contextlib
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from conftest import TINY
+from flax import nnx
+from test_losses import OPT, make_batch
+
+from prm_jax import hf
+from prm_jax.attention import SHORT
+from prm_jax.checkpoint import Checkpoints
+from prm_jax.formats import Encoded, Format
+from prm_jax.model import PRM
+from prm_jax.scoring import Verifier, good_probability, score_encoded
+from prm_jax.sharding import MeshConfig, born, layout, make_mesh, put_rows
+from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
+
+# Every kind of parameter at once, and a window that only rows long enough for tiles notice.
+CFG = dataclasses.replace(
+    TINY,
+    family="llama",
+    remat="full",
+    lm_head=True,
+    tied=False,
+    head="mlp",
+    qk_norm=True,
+    o_bias=True,
+    mlp_bias=True,
+    window=SHORT,
+)
+LOSS = LossConfig("prm", 1.0, 0.3)
+MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (4, 1, 2), "all": (2, 2, 2)}
+
+
+def leaves(tree):
+    return [np.asarray(x).tolist() for x in jax.tree.leaves(nnx.state(tree))]
+
+
+def start():
+    model = born(lambda: PRM(CFG, rngs=nnx.Rngs(0)))
+    return model, make_optimizer(model, OPT, 10)
+
+
+def train(model, opt):
+    """Losses of three steps of two micro-batches, the held-out sums after them, and how often the step was compiled."""
+    batch = put_rows(make_batch(np.random.default_rng(3), 16, A=2), 8, axis=1)
+    losses, before = [], train_step._cache_size()
+    for _ in range(3):
+        model, opt, metrics = train_step(model, opt, batch, LOSS, jax.random.key(0))
+        losses.append([float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")])
+    held_out = eval_step(model, {k: v[0] for k, v in batch.items()}, LOSS)
+    sums = {name: float(x) for name, x in held_out.items()}
+    return {"losses": losses, "sums": sums, "compiled": train_step._cache_size() - before}, model, opt
+
+
+def score():
+    """Step scores of five solutions, most of them alone in a long row, under both kinds of score."""
+    models = [born(lambda seed=seed: PRM(CFG, rngs=nnx.Rngs(seed))) for seed in (0, 1)]
+    rng = np.random.default_rng(4)
+    lengths = [SHORT + 20, 9, SHORT + 30, SHORT + 5, SHORT + 25]
+    solutions = [
+        Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths
+    ]
+    scores = []
+    for fmt in (Format("plain", "\n"), Format("plain", "\n", head="implicit", score="log_ratio")):
+        verifier = Verifier(models[0], None, fmt, "correctness", "prm", "tiny", models[1])
+        scores += score_encoded(verifier, solutions, 16, SHORT + 32)
+    return np.concatenate(scores).tolist()
+
+
+@jax.jit
+def gradient_norm(model, batch):
+    """Of the sum of all scores of long rows."""
+    return optax.tree.norm(jax.grad(lambda model: good_probability(model, batch).sum())(model))
+
+
+def long_gradient():
+    L = SHORT + 32
+    ids_BL = np.random.default_rng(5).integers(0, CFG.vocab, (8, L)).astype(np.int32)
+    pos_BL = np.broadcast_to(np.arange(L, dtype=np.int32), ids_BL.shape)
+    batch = put_rows({"ids": ids_BL, "pos": pos_BL, "until": np.full_like(ids_BL, L - 1)}, 8)
+    return float(gradient_norm(born(lambda: PRM(CFG, rngs=nnx.Rngs(0))), batch))
+
+
+def main(folder: Path):
+    """`folder` holds Hugging Face checkpoints `f32` and `bf16`; a run's checkpoint is written to `folder / run`."""
+    out = {"one": train(*start())[0]}
+    out["one"] |= {"scores": score(), "long_gradient": long_gradient()}
+    out["one"]["f32"] = leaves(hf.load(folder / "f32", CFG))
+    for name, shape in MESHES.items():
+        with jax.set_mesh(make_mesh(MeshConfig(*shape))):
+            model, opt = start()
+            out[name], model, opt = train(model, opt)
+            w_q, mu = model.blocks.w_q[...], opt.opt_state[1][0].mu["blocks"]["w_down"][...]
+            out[name]["shards"] = [w_q.addressable_data(0).shape, mu.addressable_data(0).shape]
+            out[name]["on_rule"] = all(
+                x.sharding.is_equivalent_to(where, x.ndim)
+                for tree in (model, opt)
+                for x, where in zip(jax.tree.leaves(tree), jax.tree.leaves(layout(tree)), strict=True)
+            )
+            out[name] |= {"scores": score(), "long_gradient": long_gradient()}
+            out[name]["f32"] = leaves(hf.load(folder / "f32", CFG))
+            out[name]["bf16"] = leaves(hf.load(folder / "bf16", CFG))
+    checkpoints = Checkpoints(folder / "run")  # of the last mesh
+    checkpoints.save(3, model, opt, {}, True)
+    saved = leaves(model), leaves(opt)
+    out["restored"] = {}
+    for n, shape in ((1, None), (1, (1, 1, 1)), (2, (1, 2, 1)), (4, (1, 2, 2))):
+        mesh = shape and jax.set_mesh(make_mesh(MeshConfig(*shape), jax.devices()[:n]))
+        with mesh or contextlib.nullcontext():
+            model, opt = start()
+            checkpoints.restore(model, opt)
+            placed = {len(x.sharding.device_set) for x in jax.tree.leaves(nnx.state(model))}
+            out["restored"][f"{n} {shape}"] = (leaves(model), leaves(opt)) == saved and placed == {n}
+    checkpoints.close()
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

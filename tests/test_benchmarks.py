@@ -1,0 +1,406 @@
+"""ProcessBench and PRMBench: official numbers on the real files and by hand, thresholds by brute force, errors by line."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import DATA, TINY, call, real_data, run
+from flax import nnx
+
+import evaluate
+from prm_jax import InputError, benchmarks, hf, plots
+from prm_jax.benchmarks import Row, Source, stored_scores
+from prm_jax.formats import train_tokenizer
+from prm_jax.model import PRM
+from prm_jax.solutions import Solution
+
+
+def random_scores(rng, rows):
+    return [rng.random(len(row.solution.steps)) for row in rows]
+
+
+def processbench_row(split, error, n=3, problem="q"):
+    labels = [1.0] * n if error == -1 else [*[1.0] * error, 0.0, *[None] * (n - error - 1)]
+    return Row(Solution(problem, ("s",) * n, tuple(labels), outcome=1.0), split, problem)
+
+
+def predicting(first_errors, n=3):
+    """Scores whose first step below 0.5 is the one asked for."""
+    return [np.where(np.arange(n) == error, 0.1, 0.9) for error in first_errors]
+
+
+# ProcessBench
+
+
+def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
+    paths = [str(real_data(f"processbench/{name}.json")) for name in ("gsm8k", "math")]
+    rows, counts = benchmarks.read("processbench", Source(paths, None, "train"))
+    scores = random_scores(rng, rows)
+    found = benchmarks.processbench(rows, scores, 0.3)
+    by_id = {row.solution.id: score_T for row, score_T in zip(rows, scores, strict=True)}
+    f1s = []
+    for name, path in zip(("gsm8k", "math"), paths, strict=True):
+        hits = {True: [], False: []}
+        for item in json.loads(Path(path).read_text()):
+            below = [t for t, s in enumerate(by_id[item["id"]]) if s < 0.3]
+            hits[item["label"] != -1].append((below or [-1])[0] == item["label"])
+        a, b = np.mean(hits[True]), np.mean(hits[False])
+        f1s.append(2 * a * b / (a + b))
+        split = found["splits"][name]
+        assert [split["accuracy_error"], split["accuracy_clean"], split["f1"]] == pytest.approx(
+            [a, b, f1s[-1]]
+        )
+        assert split["f1_interval"][0] < split["f1"] < split["f1_interval"][1]
+    assert found["mean_f1"] == pytest.approx(np.mean(f1s))
+    assert found["mean_f1_interval"][0] < found["mean_f1"] < found["mean_f1_interval"][1]
+    sizes = [[found["splits"][s][k] for k in ("n", "n_error", "n_clean")] for s in ("gsm8k", "math")]
+    assert sizes == [[400, 207, 193], [1000, 594, 406]] and counts["rows"] == found["n_rows"] == 1400
+    assert [found["splits"][s]["n_error_with_right_answer"] for s in ("gsm8k", "math")] == [7, 94]
+    assert [found["splits"][s]["n_problems"] for s in ("gsm8k", "math")] == [375, 955]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "accuracy_error", "accuracy_clean", "f1"),
+    [
+        ([-1, -1, -1, -1], 0, 1, 0),  # every solution called clean
+        ([1, 2, 0, 0], 0, 0, 0),  # all wrong: 0 / 0
+        ([0, 1, 0, 2], 1, 0, 0),  # no clean solution recognised
+        ([0, 2, -1, 2], 0.5, 0.5, 0.5),
+        ([0, 2, -1, -1], 0.5, 1, 2 / 3),
+    ],
+)
+def test_processbench_literally(predicted, accuracy_error, accuracy_clean, f1):
+    rows = [processbench_row("a", error) for error in (0, 1, -1, -1)]
+    found = benchmarks.processbench(rows, predicting(predicted), 0.5)
+    split = found["splits"]["a"]
+    assert (split["accuracy_error"], split["accuracy_clean"]) == (accuracy_error, accuracy_clean)
+    assert split["f1"] == found["mean_f1"] == pytest.approx(f1)
+    here = found["curve"]["threshold"].index(0.5)
+    assert found["curve"]["f1"]["a"][here] == pytest.approx(f1)
+
+
+def test_the_mean_is_plain_and_undefined_where_a_split_is(tmp_path):
+    rows = [processbench_row("a", error) for error in (0, -1)] * 10 + [
+        processbench_row("b", error) for error in (1, -1)
+    ]
+    found = benchmarks.processbench(rows, predicting([0, -1] * 10 + [0, -1]), 0.5)
+    assert (found["splits"]["a"]["f1"], found["splits"]["b"]["f1"], found["mean_f1"]) == (1, 0, 0.5)
+    one_sided = benchmarks.processbench([*rows, processbench_row("c", -1)], predicting([-1] * 23), 0.5)
+    assert np.isnan([one_sided["splits"]["c"]["f1"], one_sided["mean_f1"]]).all()
+    versions = {"verifier": "v", "versions": {"commit": "0"}}
+    for figure in plots.processbench_figures(one_sided | versions, tmp_path):  # and is drawn nevertheless
+        assert figure.stat().st_size > 10_000
+
+
+def test_the_threshold_is_the_best_of_all_on_the_named_split(rng):
+    # Scores on a coarse grid tie within and across solutions.
+    rows = [processbench_row(s, e, 4) for s in ("a", "b") for e in rng.integers(-1, 4, 40)]
+    scores = [np.round(rng.random(4), 1) for _ in rows]
+    f1_at = lambda t, split="a": benchmarks.processbench(rows, scores, t)["splits"][split]["f1"]
+    tuned = benchmarks.processbench(rows, scores, 0.99, threshold_split="a")
+    assert tuned["splits"]["a"]["f1"] == max(f1_at(t) for t in np.arange(0, 1.1, 0.05))
+    assert tuned["splits"]["b"]["f1"] == f1_at(tuned["threshold"], "b")
+    assert (tuned["threshold_origin"], benchmarks.processbench(rows, scores, 0.2)["threshold_origin"]) == (
+        "best F1 on a",
+        "given",
+    )
+    assert round(tuned["threshold"] * 20) % 2 == 1  # midway between two of the grid's scores
+    for t, f1 in list(zip(tuned["curve"]["threshold"], tuned["curve"]["f1"]["b"], strict=True))[::40]:
+        assert f1 == pytest.approx(f1_at(t, "b"))
+    with pytest.raises(InputError, match="threshold_split: got 'c', expected a, b"):
+        benchmarks.processbench(rows, scores, 0.5, threshold_split="c")
+    with pytest.raises(InputError, match="threshold_split: a has no F1 to tune on"):
+        benchmarks.processbench([processbench_row("a", 0)], predicting([0]), 0.5, threshold_split="a")
+
+
+# PRMBench
+
+
+def official_prmscore(is_bad, is_valid):
+    """PRMBench's evaluator: F1 of valid and of invalid steps from four counts."""
+    tp, fp = np.sum(~is_bad & is_valid), np.sum(is_bad & is_valid)
+    tn, fn = np.sum(is_bad & ~is_valid), np.sum(~is_bad & ~is_valid)
+    precision, recall = tp / (tp + fp), tp / (tp + fn)
+    f1 = 2 * precision * recall / (precision + recall)
+    if not is_bad.any():
+        return f1
+    precision, recall = tn / (tn + fn), tn / (tn + fp)
+    return 0.5 * f1 + 0.5 * 2 * precision * recall / (precision + recall)
+
+
+def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
+    real_data("prmbench")
+    paths = sorted(str(path) for path in (DATA / "prmbench").glob("*.jsonl"))
+    rows, counts = benchmarks.read("prmbench", Source(paths, None, "train"))
+    scores = random_scores(rng, rows)
+    found = benchmarks.prmbench(rows, scores, 0.3)
+    items = [json.loads(line) for path in paths for line in Path(path).read_bytes().splitlines()]
+    is_valid = [score_T >= 0.3 for score_T in scores]
+    is_bad = [np.isin(np.arange(len(i["modified_process"])) + 1, i["error_steps"]) for i in items]
+    expected = {}
+    for name in {item["classification"] for item in items}:
+        here = [k for k, item in enumerate(items) if item["classification"] == name]
+        expected[name] = official_prmscore(
+            *(np.concatenate([x[k] for k in here]) for x in (is_bad, is_valid))
+        )
+    assert {name: x["prmscore"] for name, x in found["classes"].items()} == pytest.approx(expected)
+    assert found["overall"] == pytest.approx(
+        official_prmscore(np.concatenate(is_bad), np.concatenate(is_valid))
+    )
+    simplicity = (expected["redundency"] + expected["circular"]) / 2
+    assert found["groups"]["simplicity"]["prmscore"] == pytest.approx(simplicity)
+    assert sum(len(group["classes"]) for group in found["groups"].values()) == len(expected) == 9
+    assert found["classes"]["multi_solutions"]["prmscore"] == found["classes"]["multi_solutions"]["f1_good"]
+    assert (found["n_rows"], found["n_steps"], counts["rows"]) == (883, 13148, 883)
+    odd = ("rows_with_error_steps_out_of_range", "error_steps_out_of_range", "rows_with_repeated_idx")
+    assert [counts[name] for name in odd] == [21, 26, 5]
+    assert len({row.problem for row in rows}) == 191
+    for x in found["classes"].values():
+        assert x["prmscore_interval"][0] < x["prmscore"] < x["prmscore_interval"][1]
+
+
+def prmbench_row(name, labels):
+    return Row(Solution("q", ("s",) * len(labels), tuple(labels)), name, "q")
+
+
+def test_prmbench_literally(tmp_path):
+    rows = [prmbench_row("circular", (1.0, 0.0, 1.0, 0.0)), prmbench_row("multi_solutions", (1.0, 1.0))]
+    scores = [[0.9, 0.1, 0.2, 0.6], [0.9, 0.5]]
+    found = benchmarks.prmbench(rows, scores, 0.5)
+    assert found["classes"]["circular"]["prmscore"] == found["classes"]["circular"]["f1_bad"] == 0.5
+    assert found["classes"]["multi_solutions"]["prmscore"] == 1  # a step at the threshold is good
+    # Pooled: 3 good steps right, 1 missed; 1 bad step right, 1 missed.
+    assert found["overall"] == pytest.approx((0.75 + 0.5) / 2)
+    assert np.isnan([group["prmscore"] for group in found["groups"].values()]).all()  # no group is complete
+    calls_all_good = benchmarks.prmbench(rows, [[1.0] * 4, [1.0] * 2], 0.5)
+    assert calls_all_good["classes"]["circular"]["prmscore"] == pytest.approx((2 / 3 + 0) / 2)
+    calls_all_bad = benchmarks.prmbench(rows, [[0.0] * 4, [0.0] * 2], 0.5)
+    assert calls_all_bad["classes"]["multi_solutions"]["prmscore"] == 0
+    all_wrong = benchmarks.prmbench(rows[:1], [[0.0, 1.0, 0.0, 1.0]], 0.5)
+    assert all_wrong["overall"] == 0  # where the official code, dividing 0 by 0, has -1
+    (figure,) = plots.prmbench_figures(found | {"verifier": "v", "versions": {"commit": "0"}}, tmp_path)
+    assert figure.stat().st_size > 10_000
+
+
+# Rows
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def pb(i, label=-1, steps=("s", "t")):
+    return {"id": i, "problem": "q", "steps": list(steps), "final_answer_correct": True, "label": label}
+
+
+def prm(name, **changes):
+    row = {"modified_question": "m", "question": "q", "modified_process": ["a", "b"], "error_steps": [2, 9]}
+    return row | {"idx": "1", "classification": name} | changes
+
+
+def test_a_file_is_a_split_and_every_row_counts(tmp_path):
+    paths = [
+        write(tmp_path / "math.jsonl", pb("m-0"), pb("m-1", 1)),
+        write(tmp_path / "omnimath.jsonl", pb("o-0")),
+    ]
+    rows, counts = benchmarks.read("processbench", Source(paths, None, "train"))
+    assert [(row.solution.id, row.group) for row in rows] == [
+        ("m-0", "math"),
+        ("m-1", "math"),
+        ("o-0", "omnimath"),
+    ]
+    assert counts["duplicates_dropped"] == 0  # m-0 and o-0 have one text
+
+
+def test_prmbench_rows_are_named_by_file_and_line(tmp_path):
+    path = write(tmp_path / "p.jsonl", prm("circular"), prm("confidence"), prm("circular", question="r"))
+    rows, counts = benchmarks.read("prmbench", Source(path, None, "train"))
+    assert [row.solution.id for row in rows] == ["p.jsonl:1", "p.jsonl:2", "p.jsonl:3"]
+    assert [(row.group, row.problem) for row in rows] == [
+        ("circular", "q"),
+        ("confidence", "q"),
+        ("circular", "r"),
+    ]
+    assert counts["rows_with_repeated_idx"] == 1 and counts["error_steps_out_of_range"] == 3
+
+
+def test_each_split_of_a_hub_data_set_is_one(monkeypatch):
+    hub = lambda name, split: enumerate([pb(f"{split}-0"), pb(f"{split}-1", 0)], 1)
+    monkeypatch.setattr(benchmarks, "load_hub", hub)
+    monkeypatch.setattr("prm_jax.solutions.load_hub", hub)
+    rows, _ = benchmarks.read("processbench", Source(None, "Qwen/ProcessBench", "gsm8k+math"))
+    assert [row.group for row in rows] == ["gsm8k", "gsm8k", "math", "math"]
+
+
+def test_bad_rows_name_the_place(tmp_path):
+    def error(kind, *paths):
+        with pytest.raises(InputError) as caught:
+            benchmarks.read(kind, Source(list(paths), None, "train"))
+        return str(caught.value)
+
+    a = write(tmp_path / "a.jsonl", pb("x"), pb("y"))
+    (tmp_path / "sub").mkdir()
+    again = write(tmp_path / "sub/a.jsonl", pb("z"))
+    b = write(tmp_path / "b.jsonl", pb("w"), pb("y"))
+    assert error("processbench", a, again).startswith("data.path: two files or splits have the name 'a'")
+    assert error("processbench", a, b) == f"{b} line 2: id: 'y' is the id of {a} line 2 too"
+    far = write(tmp_path / "far.jsonl", pb("x", 2))
+    assert error("processbench", far).startswith(f"{far} line 1: label: found 2, expected -1 to 1")
+    unclassed = write(tmp_path / "u.jsonl", prm("circular"), prm(None))
+    assert error("prmbench", unclassed).startswith(f"{unclassed} line 2: classification: found null")
+
+
+# Stored scores
+
+
+def test_scores_come_back_in_the_order_of_the_rows(tmp_path):
+    path = write(tmp_path / "s.jsonl", {"id": "b", "scores": [0, -800.5]}, {"id": "a", "scores": [2.0]})
+    (a, b) = stored_scores(path, {"a": 1, "b": 2}, "logit")
+    np.testing.assert_allclose(a, [1 / (1 + np.exp(-2.0))])
+    np.testing.assert_array_equal(b, [0.5, 0.0])
+    assert stored_scores(
+        write(tmp_path / "d.jsonl", {"id": "a", "scores": [-1, 0.5]}), {"a": 2}, "difference"
+    )[0].tolist() == [0.0, 0.75]
+    plain = write(tmp_path / "p.jsonl", {"id": "a", "scores": [0.0, 1.0]})
+    assert stored_scores(plain, {"a": 2}, "probability")[0].tolist() == [0.0, 1.0]
+
+
+GOOD = {"id": "a", "scores": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ([], "{path}: no row has the id 'b', expected one for each of 2 solutions"),
+        (
+            [{"id": "c", "scores": [0.1]}],
+            "{path} line 2: id 'c': no solution has it, expected one of 2 such as 'a'",
+        ),
+        ([GOOD], "{path} line 2: id 'a': is the id of {path} line 1 too"),
+        ([{"scores": [0.1]}], "{path} line 2: id: missing, expected text; found scores"),
+        ([{"id": "b"}], "{path} line 2: id 'b': scores: missing, expected a list; found id"),
+        (
+            [{"id": "b", "scores": [0.1, 0.2]}],
+            "{path} line 2: id 'b': scores: found 2, expected 1, one a step",
+        ),
+        (
+            [{"id": "b", "scores": [float("nan")]}],
+            "{path} line 2: id 'b': scores[0]: found nan, expected a finite",
+        ),
+        (
+            [{"id": "b", "scores": [None]}],
+            "{path} line 2: id 'b': scores[0]: found null, expected a finite number",
+        ),
+        (
+            [{"id": "b", "scores": [1.5]}],
+            "{path} line 2: id 'b': scores[0]: found 1.5, expected a probability in [0, 1]; scores_unit=logit",
+        ),
+    ],
+)
+def test_bad_scores_name_file_line_and_id(second, message, tmp_path):
+    path = write(tmp_path / "s.jsonl", GOOD, *second)
+    with pytest.raises(InputError) as caught:
+        stored_scores(path, {"a": 2, "b": 1}, "probability")
+    assert str(caught.value).startswith(message.format(path=path)) and "\n" not in str(caught.value)
+
+
+# The commands
+
+
+def test_a_checkpoint_from_end_to_end(tmp_path):
+    model = PRM(dataclasses.replace(TINY, vocab=320, head="binary"), rngs=nnx.Rngs(0))
+    model.w_head[...] = model.w_head[...] * 100  # scores away from 0.5
+    # P(good) - P(bad), as PURE scores: the threshold is on P(good) all the same.
+    pure = {"name": "pure", "separator": "\n", "head": "binary", "score": "difference"}
+    tokenizer = train_tokenizer(["7 + 5 = 2"], 280)
+    hf.save(tmp_path / "model", model, tokenizer, label_kind="value", format=pure)
+    rows = [pb(f"x-{i}", [-1, 0, 1][i % 3], (f"{i} + 1", f"so {i + 1}")) for i in range(12)]
+    path = write(tmp_path / "gsm8k.jsonl", *rows)
+    out, _ = run(
+        "evaluate.py",
+        "task=processbench",
+        "checkpoint=model",
+        f"data.path={path}",
+        "threshold_split=gsm8k",
+        "batch.rows=2",
+        "hydra.run.dir=out",
+        cwd=tmp_path,
+    )
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert (results["verifier"], results["label_kind"], results["n_rows"]) == ("model", "value", 12)
+    assert results["threshold_origin"] == "best F1 on gsm8k" and "(best F1 on gsm8k)" in out
+    split = results["splits"]["gsm8k"]
+    assert (split["n"], split["n_error"], split["n_clean"]) == (12, 8, 4) and results["mean_f1"] == split[
+        "f1"
+    ]
+    # The scores it wrote give the same numbers without the model.
+    read, _ = benchmarks.read("processbench", Source(path, None, "train"))
+    scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "difference")
+    assert np.ptp(scores) > 0.05 and results["score"] == {"kind": "difference", "range": [-1, 1]}
+    assert any(min(json.loads(line)["scores"]) < 0 for line in (tmp_path / "out/scores.jsonl").open())
+    again = benchmarks.processbench(read, scores, 0.5, "gsm8k")
+    assert again["threshold"] == results["threshold"] and again["curve"] == results["curve"]
+    for name in ("processbench", "processbench_threshold"):
+        assert (tmp_path / f"out/figures/{name}.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["task=processbench", "scores_file=s.jsonl"],
+            "data.path: task=processbench needs a file or a list of files",
+        ),
+        (
+            ["task=prmbench", "scores_file=s.jsonl", "data=arithmetic"],
+            "data: got 'arithmetic', expected data=prmbench",
+        ),
+        (
+            ["task=prmbench", "scores_file=s.jsonl", "checkpoint=x"],
+            "scores_file: stored scores need no verifier",
+        ),
+        (
+            ["task=processbench", "scores_file=s.jsonl", "data.path=[a.jsonl]"],
+            "s.jsonl line 1: id 'a': scores: found 2",
+        ),
+        (
+            ["task=processbench", "checkpoint=[x,y]", "data.path=a.jsonl"],
+            "checkpoint: task=processbench takes one",
+        ),
+        (["task=steps", "checkpoint=x", "data.path=a.jsonl"], "data.path: say what the rows are, data=NAME"),
+    ],
+)
+def test_bad_overrides_are_one_line(overrides, message, monkeypatch, tmp_path):
+    write(tmp_path / "s.jsonl", GOOD)
+    write(tmp_path / "a.jsonl", pb("a", steps=("one",)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x/checkpoints").mkdir(parents=True)
+    error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
+    assert message in error and "\n" not in error
+
+
+def test_prmbench_from_stored_scores_as_a_command(monkeypatch, tmp_path, capsys):
+    """In this process: the only task here that needs neither a model nor a compiler."""
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "p.jsonl", prm("circular"), prm("multi_solutions", error_steps=[]))
+    write(tmp_path / "s.jsonl", *({"id": f"p.jsonl:{n}", "scores": [3.0, -3.0]} for n in (1, 2)))
+    command = [
+        "evaluate.py",
+        "task=prmbench",
+        f"data.path={path}",
+        "scores_file=s.jsonl",
+        "scores_unit=logit",
+    ]
+    monkeypatch.setattr("sys.argv", [*command, "data=prmbench", "hydra.run.dir=out"])
+    evaluate.main()
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["classes"]["circular"]["prmscore"] == 1
+    assert results["classes"]["multi_solutions"]["prmscore"] == pytest.approx(2 / 3)
+    assert results["overall"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert results["groups"]["soundness"]["prmscore"] is None and results["overall_interval"] == [None, None]
+    assert results["counts"]["error_steps_out_of_range"] == 1 and results["verifier"] == "s.jsonl"
+    assert "1 error_steps_out_of_range" in capsys.readouterr().out
+    assert (tmp_path / "out/figures/prmbench.png").exists()

@@ -1,0 +1,125 @@
+"""Training less, and storing less: low-rank updates, a frozen backbone, low-precision moments."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import TINY, run, start
+from flax import nnx
+from test_losses import OPT, make_batch
+from test_train import SMALL, kill_after, parameters, records
+
+from prm_jax import InputError, hf
+from prm_jax.checkpoint import load_run
+from prm_jax.lora import LoraConfig, LowRank, attach, merge
+from prm_jax.model import PRM, thin
+from prm_jax.scoring import good_probability, load_verifier, score_solutions
+from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step
+
+LORA = LoraConfig(rank=3, alpha=6.0, targets=["w_q", "w_v", "w_down"])
+LOSS = LossConfig("prm", 1.0, 0.0)
+
+
+def arrays(model):
+    return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
+
+
+def trained(model, opt_cfg, rng, steps=3):
+    opt = make_optimizer(model, opt_cfg, 10)
+    batch = jax.tree.map(jnp.asarray, make_batch(rng, 4))
+    for _ in range(steps):
+        model, opt, metrics = train_step(model, opt, batch, LOSS, jax.random.key(0))
+    return model, opt, float(metrics["loss"]), {k: v[0] for k, v in batch.items()}
+
+
+def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same(rng):
+    base = PRM(TINY, rngs=nnx.Rngs(0))
+    model = attach(PRM(TINY, rngs=nnx.Rngs(0)), LORA, 0)
+    a_q, a_v = model.blocks.w_q.a[...], model.blocks.w_v.a[...]
+    assert a_q.shape == (2, 32, 3) and model.blocks.w_down.b.shape == (2, 3, 32)
+    assert not np.allclose(a_q[0], a_q[1]) and not np.allclose(a_q, a_v)
+    np.testing.assert_allclose(a_q.std(), 32**-0.5, rtol=0.2)
+    batch = {k: jnp.asarray(v[0]) for k, v in make_batch(rng, 4).items()}
+    before = arrays(model)
+    np.testing.assert_array_equal(good_probability(model, batch), good_probability(base, batch))
+
+    model, opt, _, batch = trained(model, dataclasses.replace(OPT, trains="lora"), rng)
+    after = arrays(model)
+    moved = {key for key in after if not np.array_equal(before[key], after[key])}
+    updates = {f".blocks.{name}.{ab}.value" for name in LORA.targets for ab in "ab"}
+    assert moved == updates | {".w_head.value", ".b_head.value"}
+    assert optax.tree.get(opt.opt_state, "mu").keys() == {
+        "blocks",
+        "w_head",
+        "b_head",
+    }  # none for what is frozen
+    scores = good_probability(model, batch)
+    w_q = model.blocks.w_q
+    expected = np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])
+    merged = merge(model)
+    assert merged.blocks.w_q.shape == (2, 32, 32) and arrays(merged).keys() == arrays(base).keys()
+    np.testing.assert_allclose(merged.blocks.w_q[...], expected, atol=1e-6)
+    np.testing.assert_allclose(good_probability(merged, batch), scores, atol=1e-6)
+    assert np.abs(scores - good_probability(base, batch)).max() > 1e-3
+
+
+def test_targets_that_no_block_has_are_refused():
+    with pytest.raises(InputError, match="lora.targets: got 'w_z', expected names among .*w_q"):
+        attach(PRM(TINY, rngs=nnx.Rngs(0)), dataclasses.replace(LORA, targets=["w_z"]), 0)
+    with pytest.raises(InputError, match="lora.rank: got 0"):
+        LoraConfig(0, 1.0, ["w_q"])
+
+
+def test_thin_matrices_take_half_the_memory_and_give_the_same_scores(rng):
+    cfg = dataclasses.replace(TINY, dtype="bfloat16")
+    batch = {k: jnp.asarray(v[0]) for k, v in make_batch(rng, 4).items()}
+    full, low = PRM(cfg, rngs=nnx.Rngs(0)), thin(attach(PRM(cfg, rngs=nnx.Rngs(0)), LORA, 0))
+    kept = {key for key, x in arrays(low).items() if x.dtype == np.float32}
+    assert low.blocks.w_q.base[...].dtype == low.embed[...].dtype == jnp.bfloat16
+    assert {key.split(".")[-2] for key in kept} == {
+        "a", "b", "b_q", "b_k", "b_v", "norm_attn", "norm_ffn", "norm_out", "w_head", "b_head",
+    }  # fmt: skip
+    np.testing.assert_array_equal(good_probability(low, batch), good_probability(full, batch))
+
+
+@pytest.mark.parametrize("mu, nu, each", [("float32", "bfloat16", 6), ("bfloat16", "bfloat16", 4)])
+def test_low_precision_moments_store_less_and_train_alike(mu, nu, each, rng):
+    plain = trained(PRM(TINY, rngs=nnx.Rngs(0)), OPT, np.random.default_rng(0))
+    cfg = dataclasses.replace(OPT, mu_dtype=mu, nu_dtype=nu)
+    model, opt, loss, _ = trained(PRM(TINY, rngs=nnx.Rngs(0)), cfg, np.random.default_rng(0))
+    n = sum(x.size for x in jax.tree.leaves(model))
+    assert sum(x.nbytes for x in jax.tree.leaves(opt.opt_state)) == each * n + 8  # and two counters
+    assert loss == pytest.approx(plain[2], rel=1e-2) and loss != plain[2]
+
+
+def test_moments_that_would_not_move_are_refused():
+    with pytest.raises(InputError, match=r"optimizer.nu_dtype: .* expected optimizer.b2 of at most 0.99"):
+        dataclasses.replace(OPT, nu_dtype="bfloat16", b2=0.999)
+    with pytest.raises(InputError, match="optimizer.trains: got 'some', expected all, head, lora"):
+        OptimizerConfig(**vars(OPT) | {"trains": "some"})
+
+
+@pytest.mark.slow
+def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(tmp_path):
+    args = [*SMALL, "optimizer.trains=lora", "lora.rank=2", "steps=30", "eval.every=8"]
+    out, _ = run("train.py", *args, "hydra.run.dir=whole", cwd=tmp_path)
+    assert "of them train" in out
+    kill_after(start("train.py", *args, "hydra.run.dir=killed", cwd=tmp_path), tmp_path / "killed", 3)
+    run("train.py", "resume=killed", cwd=tmp_path)
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    for mine, theirs in zip(*(parameters(tmp_path / r, 30) for r in ("killed", "whole")), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    model, tokenizer, config, step = load_run(tmp_path / "whole", "best", "float32")
+    assert step in (8, 16, 24, 30) and not isinstance(model.blocks.w_q, LowRank)
+    hf.save(tmp_path / "export", model, tokenizer, format=dict(config.format))
+    rows = [("Modulo 7: start with 4, add 5, max 3.", ("4+5=2", "max(2,3)=3"))]
+    scores = [
+        score_solutions(
+            load_verifier(tmp_path / name, "best", None, "float32"), rows, batch_rows=1, row_tokens=64
+        )[0]
+        for name in ("whole", "export")
+    ]
+    np.testing.assert_array_equal(*scores)

@@ -1,0 +1,223 @@
+"""One device or eight, one process or four: the same numbers; nothing lies whole where it should be split."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import ROOT, run, start
+from devices import CFG, MESHES, leaves
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from safetensors.numpy import load_file, save_file
+from test_train import SMALL, records
+
+from prm_jax import InputError, hf
+from prm_jax.formats import train_tokenizer
+from prm_jax.model import PRM
+from prm_jax.sharding import MeshConfig, check_divides, make_mesh, spec
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """What devices.py found with eight devices."""
+    folder = tmp_path_factory.mktemp("eight")
+    hf.save(folder / "f32", PRM(CFG, rngs=nnx.Rngs(5)), train_tokenizer(["7 + 5 = 2"], 280))
+    tensors = load_file(folder / "f32" / "model.safetensors")
+    (folder / "bf16").mkdir()
+    (folder / "bf16" / "config.json").write_text((folder / "f32" / "config.json").read_text())
+    save_file({k: x.astype(jnp.bfloat16) for k, x in tensors.items()}, folder / "bf16" / "model.safetensors")
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+    command = [sys.executable, str(ROOT / "tests" / "devices.py"), str(folder)]
+    process = subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_eight_devices_train_as_one(eight, mesh):
+    one, many = eight["one"], eight[mesh]
+    np.testing.assert_allclose(
+        many["losses"][0], one["losses"][0], rtol=2e-6
+    )  # before Adam enlarges rounding
+    np.testing.assert_allclose(many["losses"], one["losses"], rtol=1e-4)
+    assert many["sums"].keys() == one["sums"].keys()
+    np.testing.assert_allclose(list(many["sums"].values()), list(one["sums"].values()), rtol=1e-4)
+    assert (
+        many["compiled"] == one["compiled"] == 1
+    )  # outputs lie as inputs do, so the second step compiles nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_eight_devices_score_and_derive_long_rows_as_one(eight, mesh):
+    """Rows through tiles, of a number that the devices do not divide, P(good) and log-ratios."""
+    one, many = eight["one"], eight[mesh]
+    assert len(one["scores"]) == 20 and np.ptp(one["scores"]) > 0.1
+    np.testing.assert_allclose(many["scores"], one["scores"], atol=2e-4)
+    np.testing.assert_allclose(many["long_gradient"], one["long_gradient"], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_model_and_optimiser_lie_by_the_rule(eight, mesh):
+    _, fsdp, tensor = MESHES[mesh]
+    assert eight[mesh]["on_rule"]
+    assert eight[mesh]["shards"] == [[2, 32 // fsdp, 32 // tensor], [2, 48 // tensor, 32 // fsdp]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_weights_are_read_in_parts_and_are_the_whole_ones(eight, mesh):
+    saved = PRM(CFG, rngs=nnx.Rngs(5))
+    assert eight[mesh]["f32"] == eight["one"]["f32"] == leaves(saved)
+    assert eight[mesh]["bf16"] == leaves(
+        jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype("float32"), saved)
+    )
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_eight_devices_restores_on_fewer_bit_for_bit(eight):
+    assert len(eight["restored"]) == 4 and all(eight["restored"].values())
+
+
+def test_the_layout_rule():
+    sizes = {"data": 2, "fsdp": 4, "tensor": 2}
+    key = jax.tree_util.DictKey
+    of = lambda shape, *names: spec([key(name) for name in names], shape, sizes)
+    assert of((3, 8, 6), "blocks", "w_q") == P(None, "fsdp", "tensor")
+    assert of((3, 8, 6), "mu", "blocks", "w_o") == P(None, "tensor")  # 6 is no multiple of 4
+    assert of((64, 8), "embed") == P("tensor", "fsdp")
+    assert of((3, 8, 16), "blocks", "w_q", "a") == P(None, "fsdp")
+    assert of((3, 16, 8), "blocks", "w_o", "b") == P(None, None, "fsdp")
+    assert of((8, 1), "w_head") == of((3, 8), "blocks", "norm_attn") == of((), "count") == P()
+    for name in ("b_q", "b_o", "b_gate", "b_up", "b_down", "norm_q", "norm_k"):
+        assert of((3, 8), "blocks", name) == P()
+    assert of((8, 8), "w_mlp_head") == of((8,), "mu", "b_mlp_head") == P()
+    assert of((8, 64), "unembed") == P("fsdp", "tensor")
+
+
+def test_meshes_that_do_not_fit_are_refused():
+    with pytest.raises(InputError, match=r"mesh: data None x fsdp 3 x tensor 1 does not make the 1 devices"):
+        make_mesh(MeshConfig(None, 3, 1))
+    with pytest.raises(InputError, match="mesh.fsdp: got 0"):
+        MeshConfig(None, 0, 1)
+    assert make_mesh(MeshConfig(None, 1, 1)).shape == {"data": 1, "fsdp": 1, "tensor": 1}
+    check_divides(CFG, 7, "batch.rows")  # no mesh: nothing to divide
+
+
+def free_port(low=1024):
+    """A port of this machine that nobody listens on, at least `low`."""
+    for port in range(low, 65_536):
+        with socket.socket() as s:
+            if s.connect_ex(("localhost", port)):
+                return port
+
+
+def launch(n, devices, script, *args, cwd, slurm=False):
+    """Starts n processes of `devices` devices each that find each other by SLURM's variables or by an explicit address."""
+    port = free_port(61_440 if slurm else 20_000 + os.getpid() % 20_000)  # SLURM's: 61440 + job number % 4096
+    processes = []
+    for i in range(n):
+        how = f"distributed={{coordinator: 'localhost:{port}', processes: {n}, process: {i}}}"
+        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        if slurm:
+            how = "distributed=auto"
+            job = {
+                "JOB_ID": port - 61_440,
+                "STEP_NODELIST": "localhost",
+                "NTASKS": n,
+                "PROCID": i,
+                "LOCALID": 0,
+            }
+            env |= {f"SLURM_{name}": str(value) for name, value in job.items()}
+        processes.append(start(script, *args, how, cwd=cwd, **env))
+    return processes
+
+
+def finish(processes, code=0):
+    """What process 0 printed, once all have ended with `code`; none is left behind."""
+    try:
+        texts = [process.communicate(timeout=150) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [code] * len(processes), texts
+    assert all("run folder" not in out for out, _ in texts[1:])  # only process 0 speaks
+    return texts[0][0]
+
+
+@pytest.mark.slow
+def test_processes_train_stop_resume_and_score_as_one(tmp_path):
+    """Two processes of two devices each, stopped by a signal to one of them; four processes of one device go on."""
+    args = [*SMALL, "steps=24", "log_every=1", "eval.every=8", "checkpoint_every=8"]
+    run("train.py", *args, "hydra.run.dir=one", cwd=tmp_path)
+    # Each process of a job gets its own folder from Hydra's clock; all must end up in that of process 0.
+    processes = launch(2, 2, "train.py", *args, "mesh.fsdp=2", cwd=tmp_path)
+    deadline = time.time() + 120
+    while not (logs := list(tmp_path.glob("runs/train/*/metrics.jsonl"))) or not logs[0].read_text():
+        assert all(p.poll() is None for p in processes) and time.time() < deadline, finish(processes)
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    out = finish(processes, 128 + signal.SIGTERM)
+    assert "by SIGTERM after step" in out
+    (folder,) = tmp_path.glob("runs/train/*")
+    assert len(list(folder.rglob("metrics.jsonl"))) == 1 and not (folder / "summary.json").exists()
+    finish(launch(4, 1, "train.py", f"resume={folder}", cwd=tmp_path, slurm=True))
+    assert [path.name for path in tmp_path.glob("runs/train/*")] == [folder.name]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["finished"] and summary["steps"] == 24
+    many, one = records(folder), records(tmp_path / "one")
+    assert [row["step"] for row in many] == [row["step"] for row in one] == list(range(1, 25))
+    for mine, theirs in zip(many, one, strict=True):
+        assert mine.keys() == theirs.keys() and mine["n_tokens"] == theirs["n_tokens"]  # the same rows
+        np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-3)
+
+    data = [
+        "baselines=false",
+        "batch.rows=8",
+        "fresh.problems=5",
+        "fresh.candidates=4",
+        f"checkpoint={folder}",
+    ]
+    run("evaluate.py", *data, "hydra.run.dir=a", cwd=tmp_path)
+    finish(launch(2, 1, "evaluate.py", *data, "hydra.run.dir=b", cwd=tmp_path))
+    assert_same_scores(tmp_path / "a", tmp_path / "b")
+    # The evaluation was stopped while it wrote: process 0 alone has its folder, and both skip the same rows.
+    (tmp_path / "b" / "results.json").unlink()
+    lines = (tmp_path / "b" / "scores_0.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "scores_0.jsonl").write_text("".join(lines[:23]) + lines[23][:9])
+    out = finish(launch(2, 1, "evaluate.py", "resume=b", cwd=tmp_path))
+    assert "scored      23 of 60 solutions before" in out
+    assert_same_scores(tmp_path / "a", tmp_path / "b")
+
+
+def assert_same_scores(a, b):
+    """Of two evaluation folders, and the numbers made from them."""
+    for name, n in (("scores_0.jsonl", 60), ("pool_scores_prm.jsonl", 20)):
+        rows = [[json.loads(line) for line in (x / name).read_text().splitlines()] for x in (a, b)]
+        assert len(rows[0]) == n
+        for mine, theirs in zip(*rows, strict=True):
+            assert mine["id"] == theirs["id"]
+            np.testing.assert_allclose(mine["scores"], theirs["scores"], atol=1e-5)
+    a, b = (json.loads((x / "results.json").read_text()) for x in (a, b))
+    assert a.keys() == b.keys() and a["step_auroc"] == pytest.approx(b["step_auroc"], abs=1e-3)
+
+
+def test_ways_to_join_that_do_not_exist_are_refused(tmp_path):
+    for how in ("distributed=slurm", "distributed={coordinator: 'localhost:1'}"):
+        _, err = run("train.py", how, cwd=tmp_path, code=1)
+        assert err.startswith("error: distributed: got") and "expected null, auto or {coordinator" in err
+    _, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
+    assert err.startswith("error: distributed: auto: ") and err.count("\n") == 1
