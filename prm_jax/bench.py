@@ -164,8 +164,9 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
     def aggregate_all():
         return rerank.aggregate_all(logp_PNT, mask_PNT, unit="logp")
 
+    @jax.jit  # one program for all, in which the rank weights are computed once
     def curves(score):
-        return [rerank.best_of_n(score_PN, right_PN, answered_PN) for score_PN in score.values()]
+        return {how: rerank.best_of_n(score_PN, right_PN, answered_PN) for how, score_PN in score.items()}
 
     def one_curve():
         score_PN = rerank.aggregate(logp_PNT, mask_PNT, "prod", unit="logp")
