@@ -184,13 +184,7 @@ def test_processes_train_stop_resume_and_score_as_one(tmp_path):
         assert mine.keys() == theirs.keys() and mine["n_tokens"] == theirs["n_tokens"]  # the same rows
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-3)
 
-    data = [
-        "baselines=false",
-        "batch.rows=8",
-        "fresh.problems=5",
-        "fresh.candidates=4",
-        f"checkpoint={folder}",
-    ]
+    data = ["task=steps", "baselines=false", "batch.rows=8", f"checkpoint={folder}"]
     run("evaluate.py", *data, "hydra.run.dir=a", cwd=tmp_path)
     finish(launch(2, 1, "evaluate.py", *data, "hydra.run.dir=b", cwd=tmp_path))
     assert_same_scores(tmp_path / "a", tmp_path / "b")
@@ -205,12 +199,11 @@ def test_processes_train_stop_resume_and_score_as_one(tmp_path):
 
 def assert_same_scores(a, b):
     """Of two evaluation folders, and the numbers made from them."""
-    for name, n in (("scores_0.jsonl", 60), ("pool_scores_prm.jsonl", 20)):
-        rows = [[json.loads(line) for line in (x / name).read_text().splitlines()] for x in (a, b)]
-        assert len(rows[0]) == n
-        for mine, theirs in zip(*rows, strict=True):
-            assert mine["id"] == theirs["id"]
-            np.testing.assert_allclose(mine["scores"], theirs["scores"], atol=1e-5)
+    rows = [[json.loads(line) for line in (x / "scores_0.jsonl").read_text().splitlines()] for x in (a, b)]
+    assert len(rows[0]) == 60
+    for mine, theirs in zip(*rows, strict=True):
+        assert mine["id"] == theirs["id"]
+        np.testing.assert_allclose(mine["scores"], theirs["scores"], atol=1e-5)
     a, b = (json.loads((x / "results.json").read_text()) for x in (a, b))
     assert a.keys() == b.keys() and a["step_auroc"] == pytest.approx(b["step_auroc"], abs=1e-3)
 
