@@ -123,7 +123,8 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
         batches.append({k: jnp.asarray(np.stack([row[k] for row in packed]))[None] for k in packed[0]})
 
     optimizer = OptimizerConfig(**OPTIMIZER)
-    folder = Path(tempfile.mkdtemp())
+    scratch = tempfile.TemporaryDirectory()
+    folder = Path(scratch.name)
     if dtypes := peer_dtypes(cfg):
         hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
     opt, key, loss_cfg = (
@@ -177,6 +178,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
             Row(f"times_torch_{dtype}", rate / theirs_rate),
             Row(f"loss_difference_{dtype}", worst, f"largest of {n_steps} steps from the same weights"),
         ]
+    scratch.cleanup()
     return out
 
 
