@@ -10,11 +10,12 @@ nothing was run. On a mesh each device attends to its own rows and heads (`on_ow
 tiles of all rows would gather the rows of all devices.
 
 Dimension key: B rows, L query tokens, M key tokens (= L), H query heads, G key/value heads, R = H / G queries per group,
-K head size, n tiles of a row, t tokens of a tile.
+K head size, N tiles of all rows, t tokens of a tile, m = R t.
 """
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and not NaN
 SHORT = 128  # rows up to here are one dense product: a loop over tiles has nothing to skip
@@ -81,7 +82,8 @@ def _dense_forward(q_bmK, k_bLK, v_bLK, until_BL):
     sum_bm1 = p_bmL.sum(-1, keepdims=True)
     # Dividing after the product touches K columns in place of L.
     o_bmK = (multiply(p_bmL.astype(v_bLK.dtype), v_bLK, 2, 1) / sum_bm1).astype(q_bmK.dtype)
-    return o_bmK, (q_bmK, k_bLK, v_bLK, until_BL, o_bmK, top_bm1 + jnp.log(sum_bm1))
+    o_bmK, lse_bm1 = (checkpoint_name(x, "attention") for x in (o_bmK, top_bm1 + jnp.log(sum_bm1)))
+    return o_bmK, (q_bmK, k_bLK, v_bLK, until_BL, o_bmK, lse_bm1)
 
 
 def _dense_backward(saved, do_bmK):
@@ -103,100 +105,117 @@ _dense.defvjp(_dense_forward, _dense_backward)
 
 def tiled(q_BLHK, k_BLGK, v_BLGK, until_BL):
     """A loop over the pairs (query tile, key tile) in which some query sees some key: cost and memory grow with what is
-    visible and not with L x L, so the length of a row is free."""
+    visible and not with L x L, so the length of a row is free. All rows are tiles of one long row, in which no token sees
+    one of another row."""
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
     R, n = H // G, -(-L // t)
+    N = B * n
     own_L = jnp.arange(n * t)
     until_BL = jnp.pad(until_BL, ((0, 0), (0, n * t - L)), constant_values=L)
-    until_Bnt = jnp.where(until_BL < L, until_BL, own_L).reshape(B, n, t)  # padding sees itself alone
+    until_BL = jnp.where(until_BL < L, until_BL, own_L)  # padding sees itself alone
+    until_Nt = (until_BL + n * t * jnp.arange(B)[:, None]).reshape(N, t)
     cut = lambda x_BLGx: jnp.pad(x_BLGx, ((0, 0), (0, n * t - L), (0, 0), (0, 0)))
-    q_BnGmK = (
-        cut(q_BLHK * K**-0.5).reshape(B, n, t, G, R, K).transpose(0, 1, 3, 4, 2, 5).reshape(B, n, G, R * t, K)
-    )
-    k_BnGtK, v_BnGtK = (cut(x).reshape(B, n, t, G, K).transpose(0, 1, 3, 2, 4) for x in (k_BLGK, v_BLGK))
-    o_BnGmK = _tiled(q_BnGmK, k_BnGtK, v_BnGtK, until_Bnt)
-    return o_BnGmK.reshape(B, n, G, R, t, K).transpose(0, 1, 4, 2, 3, 5).reshape(B, n * t, H, K)[:, :L]
+    q_NGmK = cut(q_BLHK * K**-0.5).reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
+    k_NGtK, v_NGtK = (cut(x).reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
+    o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, until_Nt)
+    return o_NGmK.reshape(N, G, R, t, K).transpose(0, 3, 1, 2, 4).reshape(B, n * t, H, K)[:, :L]
 
 
-def _pairs(until_Bnt):
-    """Arrays row, query tile, key tile of the pairs to visit, and their number (the arrays are longer)."""
-    B, n, t = until_Bnt.shape
-    i_n = jnp.arange(n)
-    is_needed_Bij = (i_n <= i_n[:, None]) & (until_Bnt.max(-1)[:, None, :] >= i_n[:, None] * t)
-    return *jnp.nonzero(is_needed_Bij, size=B * n * (n + 1) // 2), is_needed_Bij.sum()
+def _last_tile(until_Nt):
+    """The last query tile that reads each key tile, last_N; all from the key's own to that one do."""
+    return until_Nt.max(-1) // until_Nt.shape[1]
 
 
-def _read(x_Bn, b, i):
-    return jax.lax.dynamic_slice(x_Bn, (b, i, *(0,) * (x_Bn.ndim - 2)), (1, 1, *x_Bn.shape[2:]))[0, 0]
+def _read(x_N, i):
+    return jax.lax.dynamic_index_in_dim(x_N, i, keepdims=False)
 
 
-def _write(x_Bn, value, b, i):
-    return jax.lax.dynamic_update_slice(x_Bn, value[None, None], (b, i, *(0,) * (x_Bn.ndim - 2)))
+def _write(x_N, value, i):
+    return jax.lax.dynamic_update_index_in_dim(x_N, value, i, axis=0)
 
 
-def _tile_scores(q_GmK, k_GtK, until_t, i, j):
-    """Masked scores of one pair in float32, s_Gmt; m = R * t."""
-    t = until_t.shape[0]
+def _add(x_N, value, i):
+    return _write(x_N, _read(x_N, i) + value, i)
+
+
+def _is_visible(until_Nt, i, j):
+    """Which queries of tile i see which keys of tile j, mask_tt[query, key]."""
+    t = until_Nt.shape[1]
     query_t1, key_t = (i * t + jnp.arange(t))[:, None], j * t + jnp.arange(t)
-    mask_tt = (key_t <= query_t1) & (query_t1 <= until_t)
-    return jnp.where(jnp.tile(mask_tt, (q_GmK.shape[1] // t, 1)), multiply(q_GmK, k_GtK, 2, 2), MASKED)
+    return (key_t <= query_t1) & (query_t1 <= _read(until_Nt, j))
 
 
 @jax.custom_vjp
-def _tiled(q_BnGmK, k_BnGtK, v_BnGtK, until_Bnt):
-    return _tiled_forward(q_BnGmK, k_BnGtK, v_BnGtK, until_Bnt)[0]
+def _tiled(q_NGmK, k_NGtK, v_NGtK, until_Nt):
+    return _tiled_forward(q_NGmK, k_NGtK, v_NGtK, until_Nt)[0]
 
 
-def _tiled_forward(q_BnGmK, k_BnGtK, v_BnGtK, until_Bnt):
-    row, query, key, count = _pairs(until_Bnt)
+def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, until_Nt):
+    R = q_NGmK.shape[2] // until_Nt.shape[1]
+    last_N = _last_tile(until_Nt)
 
-    def visit(at, carry):
-        o_BnGmK, sum_BnGm1, top_BnGm1 = carry
-        b, i, j = row[at], query[at], key[at]
-        s_Gmt = _tile_scores(_read(q_BnGmK, b, i), _read(k_BnGtK, b, j), _read(until_Bnt, b, j), i, j)
-        old_Gm1 = _read(top_BnGm1, b, i)
-        top_Gm1 = jnp.maximum(old_Gm1, s_Gmt.max(-1, keepdims=True))
-        p_Gmt, shrink_Gm1 = jnp.exp(s_Gmt - top_Gm1), jnp.exp(old_Gm1 - top_Gm1)
-        v_GtK = _read(v_BnGtK, b, j)
-        o_GmK = _read(o_BnGmK, b, i) * shrink_Gm1 + multiply(p_Gmt.astype(v_GtK.dtype), v_GtK, 2, 1)
-        sum_Gm1 = _read(sum_BnGm1, b, i) * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True)
-        return (
-            _write(o_BnGmK, o_GmK, b, i),
-            _write(sum_BnGm1, sum_Gm1, b, i),
-            _write(top_BnGm1, top_Gm1, b, i),
-        )
+    def key_tile(j, carry):
+        k_GtK, v_GtK = _read(k_NGtK, j), _read(v_NGtK, j)
 
-    o_BnGmK = jnp.zeros(q_BnGmK.shape, jnp.float32)
-    sum_BnGm1 = jnp.zeros((*q_BnGmK.shape[:-1], 1))
+        def query_tile(i, carry):
+            o_NGmK, sum_NGm1, top_NGm1 = carry
+            mask_mt = jnp.tile(_is_visible(until_Nt, i, j), (R, 1))
+            s_Gmt = jnp.where(mask_mt, multiply(_read(q_NGmK, i), k_GtK, 2, 2), MASKED)
+            old_Gm1 = _read(top_NGm1, i)
+            top_Gm1 = jnp.maximum(old_Gm1, s_Gmt.max(-1, keepdims=True))
+            p_Gmt, shrink_Gm1 = jnp.exp(s_Gmt - top_Gm1), jnp.exp(old_Gm1 - top_Gm1)
+            o_GmK = _read(o_NGmK, i) * shrink_Gm1 + multiply(p_Gmt.astype(v_GtK.dtype), v_GtK, 2, 1)
+            sum_Gm1 = _read(sum_NGm1, i) * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True)
+            return _write(o_NGmK, o_GmK, i), _write(sum_NGm1, sum_Gm1, i), _write(top_NGm1, top_Gm1, i)
+
+        return jax.lax.fori_loop(j, last_N[j] + 1, query_tile, carry)
+
+    o_NGmK = jnp.zeros(q_NGmK.shape, jnp.float32)
+    sum_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
     # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds exp(-huge) = 0.
-    start = o_BnGmK, sum_BnGm1, jnp.full_like(sum_BnGm1, MASKED / 2)
-    o_BnGmK, sum_BnGm1, top_BnGm1 = jax.lax.fori_loop(0, count, visit, start)
-    o_BnGmK = (o_BnGmK / sum_BnGm1).astype(q_BnGmK.dtype)
-    return o_BnGmK, (q_BnGmK, k_BnGtK, v_BnGtK, until_Bnt, o_BnGmK, top_BnGm1 + jnp.log(sum_BnGm1))
+    start = o_NGmK, sum_NGm1, jnp.full_like(sum_NGm1, MASKED / 2)
+    o_NGmK, sum_NGm1, top_NGm1 = jax.lax.fori_loop(0, len(last_N), key_tile, start)
+    o_NGmK = checkpoint_name((o_NGmK / sum_NGm1).astype(q_NGmK.dtype), "attention")
+    lse_NGm = checkpoint_name((top_NGm1 + jnp.log(sum_NGm1))[..., 0], "attention")
+    return o_NGmK, (q_NGmK, k_NGtK, v_NGtK, until_Nt, o_NGmK, lse_NGm)
 
 
-def _tiled_backward(saved, do_BnGmK):
-    q_BnGmK, k_BnGtK, v_BnGtK, until_Bnt, o_BnGmK, lse_BnGm1 = saved
-    row, query, key, count = _pairs(until_Bnt)
-    delta_BnGm1 = (do_BnGmK.astype(jnp.float32) * o_BnGmK.astype(jnp.float32)).sum(-1, keepdims=True)
-    dtype = q_BnGmK.dtype
+def _tiled_backward(saved, do_NGmK):
+    """Scores stand transposed, keys first: then no product has its sum over the rows of its left factor, which XLA's CPU
+    backend multiplies at half speed."""
+    q_NGmK, k_NGtK, v_NGtK, until_Nt, o_NGmK, lse_NGm = saved
+    delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
+    dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // until_Nt.shape[1]
+    last_N = _last_tile(until_Nt)
 
-    def visit(at, carry):
-        dq_BnGmK, dk_BnGtK, dv_BnGtK = carry
-        b, i, j = row[at], query[at], key[at]
-        q_GmK, do_GmK = _read(q_BnGmK, b, i), _read(do_BnGmK, b, i)
-        k_GtK, v_GtK = _read(k_BnGtK, b, j), _read(v_BnGtK, b, j)
-        p_Gmt = jnp.exp(_tile_scores(q_GmK, k_GtK, _read(until_Bnt, b, j), i, j) - _read(lse_BnGm1, b, i))
-        ds_Gmt = (p_Gmt * (multiply(do_GmK, v_GtK, 2, 2) - _read(delta_BnGm1, b, i))).astype(dtype)
-        dq_GmK = _read(dq_BnGmK, b, i) + multiply(ds_Gmt, k_GtK, 2, 1)
-        dk_GtK = _read(dk_BnGtK, b, j) + multiply(ds_Gmt, q_GmK, 1, 1)
-        dv_GtK = _read(dv_BnGtK, b, j) + multiply(p_Gmt.astype(dtype), do_GmK, 1, 1)
-        return _write(dq_BnGmK, dq_GmK, b, i), _write(dk_BnGtK, dk_GtK, b, j), _write(dv_BnGtK, dv_GtK, b, j)
+    def key_tile(j, carry):
+        k_GtK, v_GtK = _read(k_NGtK, j), _read(v_NGtK, j)
+        k_GKt = k_GtK.swapaxes(1, 2)
 
-    zeros = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q_BnGmK, k_BnGtK, v_BnGtK))
-    gradients = jax.lax.fori_loop(0, count, visit, zeros)
-    return *(x.astype(dtype) for x in gradients), None
+        def query_tile(i, carry):
+            dq_NGKm, dk_GtK, dv_GtK = carry
+            q_GmK, do_GmK = _read(q_NGmK, i), _read(do_NGmK, i)
+            mask_tm = jnp.tile(_is_visible(until_Nt, i, j).T, (1, R))
+            s_Gtm = jnp.where(mask_tm, multiply(k_GtK, q_GmK, 2, 2), MASKED)
+            p_Gtm = jnp.exp(s_Gtm - _read(lse_NGm, i)[:, None])
+            ds_Gtm = p_Gtm * (multiply(v_GtK, do_GmK, 2, 2) - _read(delta_NGm, i)[:, None])
+            p_Gtm, ds_Gtm = p_Gtm.astype(dtype), ds_Gtm.astype(dtype)
+            dq_GKm = _read(dq_NGKm, i) + multiply(k_GKt, ds_Gtm, 2, 1)
+            dk_GtK, dv_GtK = dk_GtK + multiply(ds_Gtm, q_GmK, 2, 1), dv_GtK + multiply(p_Gtm, do_GmK, 2, 1)
+            return _write(dq_NGKm, dq_GKm, i), dk_GtK, dv_GtK
+
+        dq_NGKm, dk_NGtK, dv_NGtK = carry
+        zeros_GtK = jnp.zeros(k_GtK.shape)
+        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(
+            j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK)
+        )
+        return dq_NGKm, _write(dk_NGtK, dk_GtK.astype(dtype), j), _write(dv_NGtK, dv_GtK.astype(dtype), j)
+
+    dq_NGKm = jnp.zeros(q_NGmK.swapaxes(2, 3).shape)
+    start = dq_NGKm, jnp.zeros_like(k_NGtK), jnp.zeros_like(v_NGtK)
+    dq_NGKm, dk_NGtK, dv_NGtK = jax.lax.fori_loop(0, len(last_N), key_tile, start)
+    return dq_NGKm.swapaxes(2, 3).astype(dtype), dk_NGtK, dv_NGtK, None
 
 
 _tiled.defvjp(_tiled_forward, _tiled_backward)

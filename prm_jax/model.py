@@ -9,6 +9,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from prm_jax import InputError
 from prm_jax.attention import attend
@@ -17,8 +19,8 @@ from prm_jax.sharding import IN_SPLIT, OUT_SPLIT, look_up, on_own_heads, split_r
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
 HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
-# What of a block is kept for the backward pass; `dots` keeps the outputs of linear layers, not the attention scores.
-REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
+# What of a block is kept for the backward pass; `dots` keeps what linear layers and attention give.
+REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ class ModelConfig:
     head: str = "none"  # step head: none, scalar, binary, mlp, ternary
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
-    remat: str = "none"  # what the backward pass computes again: none, dots (all but matrix products), full (each block)
+    remat: str = "none"  # what the backward pass computes again: none, dots (all but linear layers, attention), full (each block)
 
     def __post_init__(self):
         assert self.head in HEADS, f"head: got {self.head!r}, expected one of {', '.join(HEADS)}"
@@ -75,16 +77,48 @@ def normal(rngs, shape, scale):
     return nnx.Param(rngs.params.normal(shape) * scale)
 
 
+def _multiply(x, w, over_x: int, over_w: int):
+    """x and w multiplied and summed over one axis each, in the dtype of x. Sums are asked for in float32 on CPU, where XLA
+    multiplies bfloat16 at twice the speed of float32 with them and not at all faster without."""
+    sums = jnp.float32 if jax.default_backend() == "cpu" else None
+    dimensions = (((over_x,), (over_w,)), ((), ()))
+    return jax.lax.dot_general(x, w, dimensions, preferred_element_type=sums).astype(x.dtype)
+
+
+@jax.custom_vjp
+def matmul(x_nD, w_DF):
+    """x @ w. Its derivative is written out for the weight gradient: XLA's CPU backend takes twice as long where the sum is
+    over the rows of the left factor, so that one is transposed, and held to that layout lest XLA transpose it back."""
+    return _multiply(x_nD, w_DF, 1, 0)
+
+
+def _matmul_forward(x_nD, w_DF):
+    return matmul(x_nD, w_DF), (x_nD, w_DF)
+
+
+def _matmul_backward(saved, dy_nF):
+    x_nD, w_DF = saved
+    x_Dn = x_nD.T
+    if jax.default_backend() == "cpu":
+        x_Dn = with_layout_constraint(x_Dn, Layout((0, 1)))
+    return _multiply(dy_nF, w_DF, 1, 1), _multiply(x_Dn, dy_nF, 1, 0)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
 def linear(x_BLD, w_DF, b_F=None):
     """x @ w (+ b) over the last axis, computed in the dtype of x.
 
     Flattened to two axes because XLA's CPU backend takes twice as long for the weight gradient of a 3-D product.
     """
     x_nD = x_BLD.reshape(-1, x_BLD.shape[-1])
-    y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else x_nD @ w_DF[...].astype(x_BLD.dtype)
-    if b_F is not None:
-        y_nF += b_F[...].astype(x_BLD.dtype)
-    return y_nF.reshape(*x_BLD.shape[:-1], -1)
+    y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_BLD.dtype))
+    if (
+        b_F is not None
+    ):  # as a product, since XLA's CPU backend sums the gradient over rows six times slower than it multiplies
+        y_nF += matmul(jnp.ones((len(y_nF), 1), y_nF.dtype), b_F[...].astype(y_nF.dtype)[None])
+    return checkpoint_name(y_nF, "linear").reshape(*x_BLD.shape[:-1], -1)
 
 
 def rms_norm(x_BLD, gain_D, eps):
@@ -142,24 +176,26 @@ class Block(nnx.Module):
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
 
-    def __call__(self, x_BLD, cos_BL1k, sin_BL1k, until_BL):
+    def __call__(self, x_nD, cos_BL1k, sin_BL1k, until_BL):
         cfg = self.cfg
-        B, L, _ = x_BLD.shape
-        h_BLD = rms_norm(x_BLD, self.norm_attn, cfg.norm_eps)
-        q_BLHK = linear(h_BLD, self.w_q, self.b_q).reshape(B, L, cfg.heads, cfg.head_dim)
-        k_BLGK = linear(h_BLD, self.w_k, self.b_k).reshape(B, L, cfg.kv_heads, cfg.head_dim)
-        v_BLGK = linear(h_BLD, self.w_v, self.b_v).reshape(B, L, cfg.kv_heads, cfg.head_dim)
+        B, L = until_BL.shape
+        h_nD = rms_norm(x_nD, self.norm_attn, cfg.norm_eps)
+        q_BLHK = linear(h_nD, self.w_q, self.b_q).reshape(B, L, cfg.heads, cfg.head_dim)
+        k_BLGK = linear(h_nD, self.w_k, self.b_k).reshape(B, L, cfg.kv_heads, cfg.head_dim)
+        v_BLGK = linear(h_nD, self.w_v, self.b_v).reshape(B, L, cfg.kv_heads, cfg.head_dim)
         if cfg.qk_norm:
             q_BLHK = rms_norm(q_BLHK, self.norm_q, cfg.norm_eps)
             k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
         q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
         o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, until_BL)
-        x_BLD += linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o)
+        x_nD += linear(o_BLHK.reshape(B * L, -1), self.w_o, self.b_o)
 
-        h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
-        gate_BLF = jax.nn.silu(linear(h_BLD, self.w_gate, self.b_gate))
-        x_BLD += linear(gate_BLF * linear(h_BLD, self.w_up, self.b_up), self.w_down, self.b_down)
-        return x_BLD
+        h_nD = rms_norm(x_nD, self.norm_ffn, cfg.norm_eps)
+        gate_nF, up_nF = linear(h_nD, self.w_gate, self.b_gate), linear(h_nD, self.w_up, self.b_up)
+        # In float32, which XLA's CPU backend computes twice as fast as bfloat16.
+        h_nF = (jax.nn.silu(gate_nF.astype(jnp.float32)) * up_nF.astype(jnp.float32)).astype(h_nD.dtype)
+        x_nD += linear(h_nF, self.w_down, self.b_down)
+        return x_nD
 
 
 class PRM(nnx.Module):
@@ -187,13 +223,14 @@ class PRM(nnx.Module):
         angle_BL1k = pos_BL[:, :, None, None] * rope_frequencies(cfg)
         cos_BL1k, sin_BL1k = jnp.cos(angle_BL1k), jnp.sin(angle_BL1k)
 
-        def layer(x_BLD, block):
-            return split_rows(block(x_BLD, cos_BL1k, sin_BL1k, until_BL)), None
+        def layer(x_nD, block):
+            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, until_BL)), None
 
         if cfg.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
-        x_BLD, _ = jax.lax.scan(layer, look_up(self.embed[...], ids_BL).astype(cfg.dtype), self.blocks)
-        return rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
+        x_nD = look_up(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
+        x_nD, _ = jax.lax.scan(layer, x_nD, self.blocks)
+        return rms_norm(x_nD, self.norm_out, cfg.norm_eps).reshape(*ids_BL.shape, cfg.dim)
 
     def step_logits(self, x_BLD, mark_BT, k_dropout=None):
         """Logits of the step head at the marked positions only, float32 logit_BTC."""

@@ -9,7 +9,7 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax.model import PRM, good_logit
+from prm_jax.model import PRM, good_logit, linear
 
 
 def causal(rng, B, L, vocab=64):
@@ -47,6 +47,16 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
     np.testing.assert_array_equal(
         tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0, :12], packed[:12]
     )
+
+
+def test_a_linear_layer_has_the_plain_product_and_gradients(rng):
+    x_BLD, w_DF, b_F, dy_BLF = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, 4), (4, 5), (5,), (2, 3, 5))
+    )
+    ours, vjp = jax.vjp(lambda x, w, b: linear(x, nnx.Param(w), nnx.Param(b)), x_BLD, w_DF, b_F)
+    theirs, plain_vjp = jax.vjp(lambda x, w, b: x @ w + b, x_BLD, w_DF, b_F)
+    for mine, plain in zip((ours, *vjp(dy_BLF)), (theirs, *plain_vjp(dy_BLF)), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["dots", "full"])
