@@ -111,7 +111,7 @@ def peer_dtypes(cfg: BenchConfig) -> list[str]:
 
 
 def run_peer(cfg: BenchConfig, folder: Path, dtype: str, **job) -> dict:
-    """The result of a job of peers.py on the model in `folder`, with the largest memory of its process (peak_mib).
+    """The result of a job of peers.py on the model in `folder`.
 
     Training: steps (of each its solutions: ids, marks, labels), rates, b1, b2, weight_decay, clip; gives seconds and
     losses of each step. Scoring: solutions (ids, marks); gives seconds of all and scores of each.
@@ -229,7 +229,6 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
             ),
             Row(f"times_{peer}", rate / theirs_rate),
             Row(f"{peer}_loss_difference", worst, f"largest of {n_steps} steps from the same weights"),
-            Row(f"{peer}_peak_mib", theirs["peak_mib"]),
         ]
     scratch.cleanup()
     return out
@@ -302,7 +301,6 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
                 Row(f"{peer}_tokens_per_second", tokens / theirs["seconds"]),
                 Row(f"times_{peer}", theirs["seconds"] / seconds),
                 Row(f"{peer}_score_difference", worst),
-                Row(f"{peer}_peak_mib", theirs["peak_mib"]),
             ]
     return out
 

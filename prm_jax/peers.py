@@ -10,7 +10,6 @@ Training takes the solutions of a step in one batch, padded to its longest, as P
 
 import contextlib
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -166,5 +165,4 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     job = json.loads((folder / "job.json").read_text())
     result = JOBS[job["what"]][job["peer"]](folder, job)
-    result["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     (folder / "result.json").write_text(json.dumps(result))
