@@ -91,7 +91,7 @@ def run_peer_python(cfg: BenchConfig, *args: str):
             check=False,
         )
     except OSError as error:
-        raise InputError(f"peer_python: {cfg.peer_python} cannot be run ({error.strerror})") from error
+        raise InputError(f"peer_python: cannot be run: {error}") from error
     return done.returncode, (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
