@@ -84,7 +84,8 @@ class BenchConfig:
     train: TrainConfig
     score: ScoreConfig
     rerank: RerankConfig
-    peer: bool
+    peer: str | None
+    peer_python: str | None
     warmup: int
     repeats: int
     seed: int
@@ -92,6 +93,11 @@ class BenchConfig:
     def __post_init__(self):
         if self.warmup < 0 or self.repeats < 1:
             raise InputError(f"warmup, repeats: got {self.warmup}, {self.repeats}, expected at least 0, 1")
+        peers = {"train": ("torch", "trl"), "score": ("torch",)}.get(self.what, ())
+        if self.peer not in (None, *peers):
+            raise InputError(
+                f"peer: got {self.peer!r}, expected {', '.join(('null', *peers))} where what={self.what}"
+            )
 
 
 class Row(NamedTuple):

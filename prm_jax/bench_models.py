@@ -5,8 +5,8 @@ set against the largest rate that a matrix product shows on this machine.
 """
 
 import dataclasses
-import importlib.util
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from prm_jax import hf, pools
+from prm_jax import InputError, hf, pools
 from prm_jax.batches import Example, lay_out, longest_first, make_units, pack_row, plan_units
 from prm_jax.bench import BenchConfig, Row, matmul_peak
 from prm_jax.formats import Encoded, Format, encode
@@ -71,11 +71,56 @@ def memory() -> list[Row]:
     ]
 
 
+# The peer, in a process of its own
+
+PEER_NEEDS = {  # what it imports, and what to install where that fails
+    "torch": ("import transformers, torch", "torch transformers"),
+    "trl": ("import trl.experimental.prm, transformers, torch", "torch trl==1.13.0"),  # the last that has it
+}
+
+
+def run_peer_python(cfg: BenchConfig, *args: str):
+    """(exit code, last line of the errors) of the peer's interpreter; nothing of ours is on its path, nor the network."""
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    try:
+        done = subprocess.run(
+            [cfg.peer_python or sys.executable, "-P", *args],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
+        )
+    except OSError as error:
+        raise InputError(f"peer_python: cannot be run: {error}") from error
+    return done.returncode, (done.stderr.strip().splitlines() or ["no message"])[-1]
+
+
 def peer_dtypes(cfg: BenchConfig) -> list[str]:
-    if cfg.peer and importlib.util.find_spec("torch") is None:
-        print("peer        PyTorch is not installed: nothing to compare with")
+    """In which the peer runs. Raises InputError, before anything is measured, where it lacks a package."""
+    if cfg.peer is None:
         return []
-    return ["float32", "bfloat16"] if cfg.peer else []
+    imports, packages = PEER_NEEDS[cfg.peer]
+    failed, error = run_peer_python(cfg, "-c", imports)
+    if failed:
+        python = cfg.peer_python or sys.executable
+        raise InputError(
+            f"peer={cfg.peer}: {python} cannot import it ({error}); `pip install {packages}` in an environment of "
+            "its own and give peer_python=ENVIRONMENT/bin/python"
+        )
+    return ["float32", "bfloat16"]
+
+
+def run_peer(cfg: BenchConfig, folder: Path, dtype: str, **job) -> dict:
+    """The result of a job of peers.py on the model in `folder`.
+
+    Training: steps (of each its solutions: ids, marks, labels), rates, b1, b2, weight_decay, clip; gives seconds and
+    losses of each step. Scoring: solutions (ids, marks); gives seconds of all and scores of each.
+    """
+    (folder / "job.json").write_text(json.dumps({"what": cfg.what, "peer": cfg.peer, "dtype": dtype} | job))
+    failed, error = run_peer_python(cfg, str(Path(__file__).with_name("peers.py")), str(folder))
+    if failed:
+        raise InputError(f"peer={cfg.peer}: failed in {dtype} ({error})")
+    return json.loads((folder / "result.json").read_text())
 
 
 # Training
@@ -92,8 +137,14 @@ def balanced(lengths, groups: int, size: int) -> list[list[int]]:
     return found
 
 
+def for_peer(e: Example) -> dict:
+    """A training example as peers.py takes it."""
+    return {"ids": e.ids_L.tolist(), "marks": e.mark_T.tolist(), "labels": e.label_T.astype(int).tolist()}
+
+
 def bench_train(cfg: BenchConfig) -> list[Row]:
     """Optimiser steps of the PRM objective on random solutions; the peer takes the same solutions in every step."""
+    dtypes = peer_dtypes(cfg)
     model, rng, t = make_model(cfg), np.random.default_rng(cfg.seed), cfg.train
     n_steps = cfg.warmup + cfg.repeats
     lengths = random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
@@ -125,7 +176,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     optimizer = OptimizerConfig(**OPTIMIZER)
     scratch = tempfile.TemporaryDirectory()
     folder = Path(scratch.name)
-    if dtypes := peer_dtypes(cfg):
+    if dtypes:
         hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
     opt, key, loss_cfg = (
         make_optimizer(model, optimizer, n_steps),
@@ -160,23 +211,24 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
         *memory(),
     ]
     schedule = make_schedule(optimizer, n_steps)
+    job = {
+        "steps": [[for_peer(examples[i]) for i in step] for step in steps],
+        "rates": [float(schedule(step)) for step in range(n_steps)],
+        **{name: OPTIMIZER[name] for name in ("b1", "b2", "weight_decay", "clip")},
+    }
+    padded = sum(len(step) * max(lengths[i] for i in step) for step in steps)
     for dtype in dtypes:
-        from prm_jax import peers
-
-        theirs, their_losses = peers.train(
-            folder, [[examples[i] for i in step] for step in steps], optimizer, schedule, dtype
-        )
-        theirs_rate = useful / sum(theirs[timed])
-        worst = max(abs(a - b) for a, b in zip(losses, their_losses, strict=True))
-        padded = sum(len(step) * max(lengths[i] for i in step) for step in steps)
+        theirs, peer = run_peer(cfg, folder, dtype, **job), f"{cfg.peer}_{dtype}"
+        theirs_rate = useful / sum(theirs["seconds"][timed])
+        worst = max(abs(a - b) for a, b in zip(losses, theirs["losses"], strict=True))
         out += [
             Row(
-                f"torch_{dtype}_tokens_per_second",
+                f"{peer}_tokens_per_second",
                 theirs_rate,
                 f"{1 - sum(tokens) / padded:.0%} of what it computes is padding",
             ),
-            Row(f"times_torch_{dtype}", rate / theirs_rate),
-            Row(f"loss_difference_{dtype}", worst, f"largest of {n_steps} steps from the same weights"),
+            Row(f"times_{peer}", rate / theirs_rate),
+            Row(f"{peer}_loss_difference", worst, f"largest of {n_steps} steps from the same weights"),
         ]
     scratch.cleanup()
     return out
@@ -204,6 +256,7 @@ def scoring_job(cfg: BenchConfig, vocab: int) -> list[Encoded]:
 
 def bench_score(cfg: BenchConfig) -> list[Row]:
     """Step scores of all candidates of a pool; the peer sorts by length and pads per batch of 32."""
+    dtypes = peer_dtypes(cfg)
     model, s = make_model(cfg), cfg.score
     encoded = scoring_job(cfg, model.cfg.vocab)
     verifier = Verifier(model, None, PLAIN, "correctness", "prm", "bench")
@@ -236,19 +289,18 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
         Row("share_of_matmul_peak", achieved / peak),
         *memory(),
     ]
-    dtypes = peer_dtypes(cfg)
-    with tempfile.TemporaryDirectory() as folder:
+    job = {"solutions": [{"ids": e.ids_L.tolist(), "marks": e.mark_T.tolist()} for e in encoded]}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         if dtypes:
-            hf.save(Path(folder), model, hf.load_tokenizer(hf.EMBEDDED))
+            hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
         for dtype in dtypes:
-            from prm_jax import peers
-
-            theirs, their_scores = peers.score(folder, encoded, dtype)
-            worst = max(float(np.abs(a - b).max()) for a, b in zip(scores, their_scores, strict=True))
+            theirs, peer = run_peer(cfg, folder, dtype, **job), f"{cfg.peer}_{dtype}"
+            worst = max(float(np.abs(a - b).max()) for a, b in zip(scores, theirs["scores"], strict=True))
             out += [
-                Row(f"torch_{dtype}_tokens_per_second", tokens / theirs),
-                Row(f"times_torch_{dtype}", theirs / seconds),
-                Row(f"score_difference_{dtype}", worst),
+                Row(f"{peer}_tokens_per_second", tokens / theirs["seconds"]),
+                Row(f"times_{peer}", theirs["seconds"] / seconds),
+                Row(f"{peer}_score_difference", worst),
             ]
     return out
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import venv
 
 import numpy as np
 import pytest
@@ -45,18 +46,36 @@ def results(monkeypatch, tmp_path, *args):
 
 def test_training_takes_the_peers_steps(monkeypatch, tmp_path):
     """The same solutions, weights, schedule and loss: PyTorch's loss is ours, step by step."""
-    args = ["what=train", "peer=true", "warmup=1", "repeats=5", "train.mean_tokens=50", "train.rows=2"]
+    args = ["what=train", "peer=torch", "warmup=1", "repeats=5", "train.mean_tokens=50", "train.rows=2"]
     got = results(monkeypatch, tmp_path, *args)
-    assert got["loss_difference_float32"] < 1e-4
+    assert got["torch_float32_loss_difference"] < 1e-4
     assert got["times_torch_float32"] == pytest.approx(
         got["useful_tokens_per_second"] / got["torch_float32_tokens_per_second"]
     )
 
 
 def test_scoring_gives_the_peers_scores(monkeypatch, tmp_path):
-    args = ["what=score", "peer=true", "score.problems=2", "score.candidates=4", "score.tokens=512"]
+    args = ["what=score", "peer=torch", "score.problems=2", "score.candidates=4", "score.tokens=512"]
     got = results(monkeypatch, tmp_path, *args, "warmup=0", "repeats=1", "score.mean_tokens=100")
-    assert got["score_difference_float32"] < 1e-5 and got["tokens_a_computed_token"] > 1.2
+    assert got["torch_float32_score_difference"] < 1e-5 and got["tokens_a_computed_token"] > 1.2
+
+
+def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):
+    """An environment without packages: the error comes before anything is measured."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    python = tmp_path / "bare" / "bin" / "python"
+    asked = ["what=train", "peer=trl", f"peer_python={python}", f"hydra.run.dir={tmp_path}/bench"]
+    assert call(bench.main, monkeypatch, "bench", *asked, *SMALL) == (
+        f"error: peer=trl: {python} cannot import it (ModuleNotFoundError: No module named 'trl'); `pip install torch "
+        "trl==1.13.0` in an environment of its own and give peer_python=ENVIRONMENT/bin/python"
+    )
+    asked[2] = f"peer_python={tmp_path}/none"
+    asked[3] += "2"
+    message = call(bench.main, monkeypatch, "bench", *asked, *SMALL)
+    assert (
+        message
+        == f"error: peer_python: cannot be run: [Errno 2] No such file or directory: '{tmp_path}/none'"
+    )
 
 
 def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
@@ -113,6 +132,7 @@ def test_trials_by_hand():
         ),
         ("rerank.steps=2.5", "error: rerank.steps: got 2.5, expected an integer"),
         ("what=sleep", "error: what: got 'sleep', expected train, score, rerank or startup"),
+        ("peer=keras", "error: peer: got 'keras', expected null, torch, trl where what=train"),
         ("repeats=0", "error: warmup, repeats: got 3, 0, expected at least 0, 1"),
     ],
 )
