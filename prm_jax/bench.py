@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, cli, hf, rerank
+from prm_jax.model import matmul
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +151,7 @@ def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
     """FLOP/s of a large square matrix product in the compute dtype: the limit that this machine shows."""
     size = 2048 if jax.devices()[0].platform == "cpu" else 8192  # long enough to hide an accelerator's launch
     a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
-    product = jax.jit(jnp.matmul)
+    product = jax.jit(matmul)
     return 2 * size**3 / median_seconds(lambda: product(a, b), warmup, repeats)
 
 

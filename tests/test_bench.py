@@ -35,6 +35,7 @@ SMALL = [
     "model.vocab=300",
     "model.heads=2",
     "model.kv_heads=1",
+    "model.head_dim=8",
 ]
 
 
