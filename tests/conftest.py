@@ -10,6 +10,9 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # a second run hardly compiles
+# Most of the time of a test is XLA's compiler, and seven eighths of that is LLVM at work on speed that no test needs.
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
 
 import jax
 import numpy as np
@@ -79,11 +82,16 @@ def real_gold(rows):
     return np.array([[c["correct"] for c in row["candidates"]] for row in rows])
 
 
-def start(script, *args, cwd, **env):
+def with_devices(n):
+    """The environment of a process that sees n devices."""
+    return os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={n}"}
+
+
+def start(script, *args, cwd, devices=1, **env):
     """A command of this repository in a process of its own."""
     command = [sys.executable, str(ROOT / script), *args]
-    one_device = {"XLA_FLAGS": "", "HYDRA_FULL_ERROR": ""} | env
-    environment = {k: v for k, v in (os.environ | one_device).items() if v != ""}
+    environment = with_devices(devices) | env
+    environment.pop("HYDRA_FULL_ERROR", None)
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, run, start
+from conftest import ROOT, run, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import PartitionSpec as P
@@ -34,8 +34,7 @@ def eight(tmp_path_factory):
     (folder / "bf16").mkdir()
     (folder / "bf16" / "config.json").write_text((folder / "f32" / "config.json").read_text())
     save_file({k: x.astype(jnp.bfloat16) for k, x in tensors.items()}, folder / "bf16" / "model.safetensors")
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+    environment = with_devices(8) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, str(ROOT / "tests" / "devices.py"), str(folder)]
     process = subprocess.run(
         command, check=False, env=environment, capture_output=True, text=True, timeout=300
@@ -131,7 +130,7 @@ def launch(n, devices, script, *args, cwd, slurm=False):
     processes = []
     for i in range(n):
         how = f"distributed={{coordinator: 'localhost:{port}', processes: {n}, process: {i}}}"
-        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        env = {}
         if slurm:
             how = "distributed=auto"
             job = {
@@ -141,8 +140,8 @@ def launch(n, devices, script, *args, cwd, slurm=False):
                 "PROCID": i,
                 "LOCALID": 0,
             }
-            env |= {f"SLURM_{name}": str(value) for name, value in job.items()}
-        processes.append(start(script, *args, how, cwd=cwd, **env))
+            env = {f"SLURM_{name}": str(value) for name, value in job.items()}
+        processes.append(start(script, *args, how, cwd=cwd, devices=devices, **env))
     return processes
 
 
