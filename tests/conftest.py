@@ -1,6 +1,8 @@
 """Shared by all tests: tiny models, and where real data lie."""
 
+import contextlib
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -84,7 +86,8 @@ def real_gold(rows):
 
 def with_devices(n):
     """The environment of a process that sees n devices."""
-    return os.environ | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={n}"}
+    several = f" --xla_force_host_platform_device_count={n}" if n > 1 else ""
+    return os.environ | {"XLA_FLAGS": XLA_FLAGS + several}
 
 
 def start(script, *args, cwd, devices=1, **env):
@@ -107,6 +110,15 @@ def run(script, *args, cwd, code=0, **env):
         raise
     assert process.returncode == code, out + err
     return out, err
+
+
+def printed(main, monkeypatch, *overrides, cwd):
+    """What a command prints that runs in this process, without a process's imports and compiling."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["", *overrides])
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main()
+    return out.getvalue()
 
 
 def call(main, monkeypatch, script, *overrides):
