@@ -54,7 +54,8 @@ def parameters(folder, step):
 def finished(tmp_path_factory):
     """A folder in which a small run has finished."""
     cwd = tmp_path_factory.mktemp("work")
-    out, _ = run("train.py", *SMALL, "hydra.run.dir=runs/train/whole", cwd=cwd)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        out = printed(train.main, monkeypatch, *SMALL, "hydra.run.dir=runs/train/whole", cwd=cwd)
     return cwd, out
 
 
@@ -191,10 +192,10 @@ def kill_after(process, folder, step):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(tmp_path):
+def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
     """Killed before the first checkpoint and at two random ones; log, evaluation and checkpoint steps all differ."""
     long = [*SMALL, "steps=60", "eval.every=7"]
-    run("train.py", *long, "hydra.run.dir=whole", cwd=tmp_path)
+    printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     process = start("train.py", *long, "hydra.run.dir=killed", cwd=tmp_path)
     while not (folder / "model").exists():
