@@ -112,7 +112,8 @@ def use_compilation_cache():
 
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "prm_jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):

@@ -1,6 +1,8 @@
 """Shared by all tests: tiny models, and where real data lie."""
 
+import contextlib
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -10,6 +12,9 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # a second run hardly compiles
+# Most of the time of a test is XLA's compiler, and seven eighths of that is LLVM at work on speed that no test needs.
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
 
 import jax
 import numpy as np
@@ -35,6 +40,12 @@ TINY = ModelConfig(
     tied=True,
     head="scalar",
 )
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first, so that all processes end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture
@@ -79,11 +90,17 @@ def real_gold(rows):
     return np.array([[c["correct"] for c in row["candidates"]] for row in rows])
 
 
-def start(script, *args, cwd, **env):
+def with_devices(n):
+    """The environment of a process that sees n devices."""
+    several = f" --xla_force_host_platform_device_count={n}" if n > 1 else ""
+    return os.environ | {"XLA_FLAGS": XLA_FLAGS + several}
+
+
+def start(script, *args, cwd, devices=1, **env):
     """A command of this repository in a process of its own."""
     command = [sys.executable, str(ROOT / script), *args]
-    one_device = {"XLA_FLAGS": "", "HYDRA_FULL_ERROR": ""} | env
-    environment = {k: v for k, v in (os.environ | one_device).items() if v != ""}
+    environment = with_devices(devices) | env
+    environment.pop("HYDRA_FULL_ERROR", None)
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -99,6 +116,15 @@ def run(script, *args, cwd, code=0, **env):
         raise
     assert process.returncode == code, out + err
     return out, err
+
+
+def printed(main, monkeypatch, *overrides, cwd):
+    """What a command prints that runs in this process, without a process's imports and compiling."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(sys, "argv", ["", *overrides])
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main()
+    return out.getvalue()
 
 
 def call(main, monkeypatch, script, *overrides):

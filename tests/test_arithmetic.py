@@ -172,8 +172,8 @@ def test_bad_task_settings(change, message):
 
 def test_too_few_problems_raise():
     tiny = dataclasses.replace(CFG, min_operations=1, max_operations=1)
-    with pytest.raises(InputError, match="distinct problems"):
-        sample_problems(tiny, 500, "test", 0)
+    with pytest.raises(InputError, match="only 10 distinct problems of 20"):
+        sample_problems(tiny, 20, "test", 0)
 
 
 def test_words_cover_all_operations():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DATA, TINY, call, real_data, run
+from conftest import DATA, TINY, call, printed, real_data
 from flax import nnx
 
 import evaluate
@@ -310,7 +310,7 @@ def test_bad_scores_name_file_line_and_id(second, message, tmp_path):
 # The commands
 
 
-def test_a_checkpoint_from_end_to_end(tmp_path):
+def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     model = PRM(dataclasses.replace(TINY, vocab=320, head="binary"), rngs=nnx.Rngs(0))
     model.w_head[...] = model.w_head[...] * 100  # scores away from 0.5
     # P(good) - P(bad), as PURE scores: the threshold is on P(good) all the same.
@@ -319,16 +319,8 @@ def test_a_checkpoint_from_end_to_end(tmp_path):
     hf.save(tmp_path / "model", model, tokenizer, label_kind="value", format=pure)
     rows = [pb(f"x-{i}", [-1, 0, 1][i % 3], (f"{i} + 1", f"so {i + 1}")) for i in range(12)]
     path = write(tmp_path / "gsm8k.jsonl", *rows)
-    out, _ = run(
-        "evaluate.py",
-        "task=processbench",
-        "checkpoint=model",
-        f"data.path={path}",
-        "threshold_split=gsm8k",
-        "batch.rows=2",
-        "hydra.run.dir=out",
-        cwd=tmp_path,
-    )
+    command = ["task=processbench", "checkpoint=model", f"data.path={path}", "threshold_split=gsm8k"]
+    out = printed(evaluate.main, monkeypatch, *command, "batch.rows=2", "hydra.run.dir=out", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert (results["verifier"], results["label_kind"], results["n_rows"]) == ("model", "value", 12)
     assert results["threshold_origin"] == "best F1 on gsm8k" and "(best F1 on gsm8k)" in out

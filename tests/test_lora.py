@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import TINY, run, start
+from conftest import TINY, printed, run, start
 from flax import nnx
 from test_losses import OPT, make_batch
 from test_train import SMALL, kill_after, parameters, records
 
+import train
 from prm_jax import InputError, hf
 from prm_jax.checkpoint import load_run
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
@@ -103,9 +104,9 @@ def test_moments_that_would_not_move_are_refused():
 
 
 @pytest.mark.slow
-def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(tmp_path):
+def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, tmp_path):
     args = [*SMALL, "optimizer.trains=lora", "lora.rank=2", "steps=30", "eval.every=8"]
-    out, _ = run("train.py", *args, "hydra.run.dir=whole", cwd=tmp_path)
+    out = printed(train.main, monkeypatch, *args, "hydra.run.dir=whole", cwd=tmp_path)
     assert "of them train" in out
     kill_after(start("train.py", *args, "hydra.run.dir=killed", cwd=tmp_path), tmp_path / "killed", 3)
     run("train.py", "resume=killed", cwd=tmp_path)

@@ -104,10 +104,10 @@ OPT = OptimizerConfig(1e-2, 0.1, 0.1, 0.1, 0.9, 0.95, 1.0, "all", "float32", "fl
 
 @pytest.mark.parametrize("objective, lm_weight", [("prm", 0.0), ("prm", 0.5), ("lm", 0.0)])
 def test_accumulation_equals_one_large_batch(objective, lm_weight):
-    """The mean is over the labelled steps of the whole batch, so 2 x 4 rows and 1 x 8 rows take the same step."""
+    """The mean is over the labelled steps of the whole batch, so 4 x 2 rows and 1 x 8 rows take the same step."""
     cfg = LossConfig(objective, 1.0, lm_weight)
     after = []
-    for A in (1, 2, 4):
+    for A in (1, 4):
         model = PRM(TINY, rngs=nnx.Rngs(0))
         opt = make_optimizer(model, OPT, 10)
         batch = make_batch(np.random.default_rng(3), 8, A)
@@ -115,10 +115,9 @@ def test_accumulation_equals_one_large_batch(objective, lm_weight):
             model, opt, metrics = train_step(model, opt, batch, cfg, jax.random.key(0))
         numbers = [float(metrics[name]) for name in ("loss", "grad_norm", "accuracy")]
         after.append((numbers, jax.tree.leaves(nnx.state(model))))
-    for numbers, leaves in after[1:]:
-        np.testing.assert_allclose(numbers, after[0][0], rtol=1e-3)
-        for a, b in zip(leaves, after[0][1], strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-3)  # Adam enlarges rounding where a gradient is nearly 0
+    np.testing.assert_allclose(after[1][0], after[0][0], rtol=1e-3)
+    for a, b in zip(after[1][1], after[0][1], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-3)  # Adam enlarges rounding where a gradient is nearly 0
 
 
 def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng):
@@ -143,8 +142,9 @@ def test_weight_decay_leaves_norms_and_biases_alone():
     opt = make_optimizer(model, dataclasses.replace(OPT, weight_decay=0.5, warmup=0.01), 100)
     zero = jax.tree.map(jnp.zeros_like, model)
     before = jax.tree.map(np.asarray, nnx.state(model).to_pure_dict())
+    update = nnx.jit(lambda model, opt: opt.update(model, nnx.state(zero)))
     for _ in range(2):
-        opt.update(model, nnx.state(zero))
+        update(model, opt)
     after = nnx.state(model).to_pure_dict()
     np.testing.assert_array_equal(before["norm_out"], after["norm_out"])
     np.testing.assert_array_equal(before["blocks"]["norm_attn"], after["blocks"]["norm_attn"])

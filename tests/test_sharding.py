@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT, run, start
+from conftest import ROOT, call, printed, run, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 from test_train import SMALL, records
 
+import evaluate
+import train
 from prm_jax import InputError, hf
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
@@ -34,8 +36,7 @@ def eight(tmp_path_factory):
     (folder / "bf16").mkdir()
     (folder / "bf16" / "config.json").write_text((folder / "f32" / "config.json").read_text())
     save_file({k: x.astype(jnp.bfloat16) for k, x in tensors.items()}, folder / "bf16" / "model.safetensors")
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+    environment = with_devices(8) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, str(ROOT / "tests" / "devices.py"), str(folder)]
     process = subprocess.run(
         command, check=False, env=environment, capture_output=True, text=True, timeout=300
@@ -131,7 +132,7 @@ def launch(n, devices, script, *args, cwd, slurm=False):
     processes = []
     for i in range(n):
         how = f"distributed={{coordinator: 'localhost:{port}', processes: {n}, process: {i}}}"
-        env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        env = {}
         if slurm:
             how = "distributed=auto"
             job = {
@@ -141,8 +142,8 @@ def launch(n, devices, script, *args, cwd, slurm=False):
                 "PROCID": i,
                 "LOCALID": 0,
             }
-            env |= {f"SLURM_{name}": str(value) for name, value in job.items()}
-        processes.append(start(script, *args, how, cwd=cwd, **env))
+            env = {f"SLURM_{name}": str(value) for name, value in job.items()}
+        processes.append(start(script, *args, how, cwd=cwd, devices=devices, **env))
     return processes
 
 
@@ -159,10 +160,10 @@ def finish(processes, code=0):
 
 
 @pytest.mark.slow
-def test_processes_train_stop_resume_and_score_as_one(tmp_path):
+def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
     """Two processes of two devices each, stopped by a signal to one of them; four processes of one device go on."""
     args = [*SMALL, "steps=24", "log_every=1", "eval.every=8", "checkpoint_every=8"]
-    run("train.py", *args, "hydra.run.dir=one", cwd=tmp_path)
+    printed(train.main, monkeypatch, *args, "hydra.run.dir=one", cwd=tmp_path)
     # Each process of a job gets its own folder from Hydra's clock; all must end up in that of process 0.
     processes = launch(2, 2, "train.py", *args, "mesh.fsdp=2", cwd=tmp_path)
     deadline = time.time() + 120
@@ -185,7 +186,7 @@ def test_processes_train_stop_resume_and_score_as_one(tmp_path):
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-3)
 
     data = ["task=steps", "baselines=false", "batch.rows=8", f"checkpoint={folder}"]
-    run("evaluate.py", *data, "hydra.run.dir=a", cwd=tmp_path)
+    printed(evaluate.main, monkeypatch, *data, "hydra.run.dir=a", cwd=tmp_path)
     finish(launch(2, 1, "evaluate.py", *data, "hydra.run.dir=b", cwd=tmp_path))
     assert_same_scores(tmp_path / "a", tmp_path / "b")
     # The evaluation was stopped while it wrote: process 0 alone has its folder, and both skip the same rows.
@@ -208,9 +209,10 @@ def assert_same_scores(a, b):
     assert a.keys() == b.keys() and a["step_auroc"] == pytest.approx(b["step_auroc"], abs=1e-3)
 
 
-def test_ways_to_join_that_do_not_exist_are_refused(tmp_path):
+def test_ways_to_join_that_do_not_exist_are_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     for how in ("distributed=slurm", "distributed={coordinator: 'localhost:1'}"):
-        _, err = run("train.py", how, cwd=tmp_path, code=1)
+        err = call(train.main, monkeypatch, "train.py", how)
         assert err.startswith("error: distributed: got") and "expected null, auto or {coordinator" in err
     _, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
     assert err.startswith("error: distributed: auto: ") and err.count("\n") == 1

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import ROOT, call, run, start
+from conftest import ROOT, call, printed, run, start
 
 import evaluate
 import train
@@ -54,7 +54,8 @@ def parameters(folder, step):
 def finished(tmp_path_factory):
     """A folder in which a small run has finished."""
     cwd = tmp_path_factory.mktemp("work")
-    out, _ = run("train.py", *SMALL, "hydra.run.dir=runs/train/whole", cwd=cwd)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        out = printed(train.main, monkeypatch, *SMALL, "hydra.run.dir=runs/train/whole", cwd=cwd)
     return cwd, out
 
 
@@ -89,7 +90,7 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
         assert text in card, text
 
 
-def test_run_folder_and_its_evaluation(finished):
+def test_run_folder_and_its_evaluation(finished, monkeypatch):
     cwd, out = finished
     folder = cwd / "runs/train/whole"
     assert "eval loss" in out and "next        python evaluate.py" in out
@@ -100,9 +101,8 @@ def test_run_folder_and_its_evaluation(finished):
     assert {"eval_loss", "eval_accuracy"} <= records(folder)[1].keys()
 
     # The newest finished run: step metrics and a fresh pool.
-    out, _ = run(
-        "evaluate.py", "hydra.run.dir=runs/evaluate/a", "fresh.problems=6", "fresh.candidates=8", cwd=cwd
-    )
+    fresh = ("fresh.problems=6", "fresh.candidates=8")
+    out = printed(evaluate.main, monkeypatch, "hydra.run.dir=runs/evaluate/a", *fresh, cwd=cwd)
     results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
     for key in (
         "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
@@ -132,23 +132,23 @@ def test_run_folder_and_its_evaluation(finished):
     )
 
 
-def test_an_interrupted_evaluation_is_gone_on_with(finished):
+def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
     cwd, _ = finished
     folder = cwd / "runs/evaluate/b"
-    run("evaluate.py", "task=steps", f"hydra.run.dir={folder}", cwd=cwd)
+    printed(evaluate.main, monkeypatch, "task=steps", f"hydra.run.dir={folder}", cwd=cwd)
     whole, results = (
         (folder / "scores_0.jsonl").read_bytes(),
         json.loads((folder / "results.json").read_text()),
     )
     (folder / "scores_0.jsonl").write_bytes(whole[: len(whole) // 2])
     (folder / "results.json").unlink()
-    out, _ = run("evaluate.py", f"resume={folder}", cwd=cwd)
+    out = printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=cwd)
     again = json.loads((folder / "results.json").read_text())
     assert "solutions before" in out and again["step_auroc"] == pytest.approx(results["step_auroc"])
     assert (folder / "scores_0.jsonl").read_bytes().count(b"\n") == 60
 
 
-def test_scoring_a_file_and_a_pool(finished, tmp_path):
+def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     cwd, _ = finished
     problem = "Modulo 7: start with 4, add 5, max 3."
     write_jsonl(
@@ -158,14 +158,8 @@ def test_scoring_a_file_and_a_pool(finished, tmp_path):
             Solution(problem, ("4+5=6",), id="b/c"),
         ],
     )
-    out, _ = run(
-        "evaluate.py",
-        "task=score",
-        f"input={tmp_path}/mine.jsonl",
-        "figures=[b/c]",
-        "hydra.run.dir=runs/s",
-        cwd=cwd,
-    )
+    mine = ("task=score", f"input={tmp_path}/mine.jsonl", "figures=[b/c]", "hydra.run.dir=runs/s")
+    out = printed(evaluate.main, monkeypatch, *mine, cwd=cwd)
     ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]
     assert {r["id"] for r in ranking} == {"a", "b/c"} and ranking[0]["score"] >= ranking[1]["score"]
     assert (cwd / "runs/s/figures/solution_b_c.png").exists() and "weakest step" in out
@@ -180,14 +174,8 @@ def test_scoring_a_file_and_a_pool(finished, tmp_path):
     ]
     pool = {"id": "p", "problem": problem, "answer": "3", "candidates": candidates}
     (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
-    run(
-        "evaluate.py",
-        "task=score",
-        f"input={tmp_path}/pool.jsonl",
-        "scores_name=mine",
-        "hydra.run.dir=runs/p",
-        cwd=cwd,
-    )
+    pool = ("task=score", f"input={tmp_path}/pool.jsonl", "scores_name=mine", "hydra.run.dir=runs/p")
+    printed(evaluate.main, monkeypatch, *pool, cwd=cwd)
     (scored,) = read_pool(cwd / "runs/p/pool.jsonl.gz")
     np.testing.assert_allclose(scored.candidates[0].step_scores["mine"], scores["a"], atol=1e-6)
 
@@ -204,10 +192,10 @@ def kill_after(process, folder, step):
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(tmp_path):
+def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
     """Killed before the first checkpoint and at two random ones; log, evaluation and checkpoint steps all differ."""
     long = [*SMALL, "steps=60", "eval.every=7"]
-    run("train.py", *long, "hydra.run.dir=whole", cwd=tmp_path)
+    printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     process = start("train.py", *long, "hydra.run.dir=killed", cwd=tmp_path)
     while not (folder / "model").exists():
@@ -226,7 +214,7 @@ def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(tmp_path):
+def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(monkeypatch, tmp_path):
     folder = tmp_path / "stopped"
     args = [
         *SMALL,
@@ -247,29 +235,19 @@ def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(tmp_path)
     assert (folder / "checkpoints/latest" / str(step)).is_dir() and not (folder / "summary.json").exists()
     assert [row["step"] for row in records(folder)] == list(range(1, step + 1))
     before = (folder / ".hydra/config.yaml").read_text()
-    _, err = run("train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7", cwd=tmp_path, code=1)
-    assert re.fullmatch(
-        r"error: resume: optimizer.lr \(was 0.\d+, asked 1\): would change the result.*\n", err
-    )
-    _, err = run("train.py", f"hydra.run.dir={folder}", "optimizer.lr=1", cwd=tmp_path, code=1)
+    monkeypatch.chdir(tmp_path)
+    err = call(train.main, monkeypatch, "train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7")
+    assert re.fullmatch(r"error: resume: optimizer.lr \(was 0.\d+, asked 1\): would change the result.*", err)
+    err = call(train.main, monkeypatch, "train.py", f"hydra.run.dir={folder}", "optimizer.lr=1")
     assert "already holds a run" in err and (folder / ".hydra/config.yaml").read_text() == before
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkpoint(tmp_path):
-    _, err = run(
-        "train.py",
-        *SMALL,
-        "optimizer.lr=1e30",
-        "optimizer.clip=1e30",
-        "hydra.run.dir=r",
-        cwd=tmp_path,
-        code=1,
-    )
-    assert (
-        re.search(r"^error: step \d+: \w+ is (nan|inf).*stopped", err, flags=re.MULTILINE)
-        and "Traceback" not in err
-    )
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkpoint(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    wild = ("optimizer.lr=1e30", "optimizer.clip=1e30", "hydra.run.dir=r")
+    err = call(train.main, monkeypatch, "train.py", *SMALL, *wild)
+    assert re.match(r"error: step \d+: \w+ is (nan|inf).*stopped", err) and "\n" not in err
     assert not (tmp_path / "r/summary.json").exists()
 
 
