@@ -18,7 +18,7 @@ from flax import nnx
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, cli
-from prm_jax.model import FAMILIES, HEADS, PRM, REMAT, ModelConfig, choose_dtype, thin
+from prm_jax.model import FAMILIES, HEADS, PRM, REMAT, ModelConfig, RopeScaling, choose_dtype, thin
 from prm_jax.sharding import layout
 
 EMBEDDED = Path(__file__).parent / "assets" / "base"
@@ -111,9 +111,15 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
     """
 
     def need(key):
-        if key not in config:
+        if config.get(key) is None:
             raise InputError(f"{where}: {key}: missing")
         return config[key]
+
+    def size(key, default=None):
+        value = need(key) if default is None else config.get(key) or default
+        if type(value) is not int or value < 1:
+            raise InputError(f"{where}: {key}: got {value!r}, expected a whole number above 0")
+        return value
 
     def only(key, allowed, found):
         if found != allowed:
@@ -122,54 +128,107 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
     family = need("model_type")
     only("hidden_act", "silu", config.get("hidden_act", "silu"))
     only("quantization_config", None, config.get("quantization_config"))
-    only("use_sliding_window", False, bool(config.get("use_sliding_window")))
     # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise InputError(f"{where}: rope_type: got {kind!r}, expected 'default' or 'llama3'")
-    only(
-        "partial_rotary_factor",
-        1.0,
-        rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)),
-    )
-    window = config.get("sliding_window", 4096) if family == "mistral" else None
-    layer_types = set(config.get("layer_types") or ())
-    if len(layer_types) > 1:
-        raise InputError(f"{where}: layer_types: got {sorted(layer_types)}, expected one kind for all layers")
     biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     try:
         shape = {
             "family": family,
-            "vocab": need("vocab_size"),
-            "dim": need("hidden_size"),
-            "layers": need("num_hidden_layers"),
-            "heads": need("num_attention_heads"),
-            "kv_heads": config.get("num_key_value_heads") or need("num_attention_heads"),
-            "head_dim": config.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
-            "ffn": need("intermediate_size"),
+            "vocab": size("vocab_size"),
+            "dim": size("hidden_size"),
+            "layers": size("num_hidden_layers"),
+            "heads": size("num_attention_heads"),
+            "kv_heads": size("num_key_value_heads", size("num_attention_heads")),
+            "head_dim": size("head_dim", size("hidden_size") // size("num_attention_heads")),
+            "ffn": size("intermediate_size"),
             "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-            "rope_llama3": tuple(float(rope[key]) for key in LLAMA3) if kind == "llama3" else None,
+            "rope_scaling": rope_scaling(config, rope, where),
             "norm_eps": float(need("rms_norm_eps")),
             "qkv_bias": family == "qwen2" or biased,
             "o_bias": biased,
             "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
             "qk_norm": family == "qwen3",
-            "window": None if layer_types == {"full_attention"} else window,
             "tied": bool(config.get("tie_word_embeddings", False)),
-        }
+        } | sliding_window(config, where)
         return ModelConfig(**(shape | changes))
-    except KeyError as error:
-        raise InputError(
-            f"{where}: rope_parameters: {error} is missing, which rope_type llama3 needs"
-        ) from error
+    except InputError:
+        raise
     except AssertionError as error:
         raise InputError(f"{where}: {error}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{where}: a field of the wrong type ({error})") from error
 
 
-LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+LENGTH = "original_max_position_embeddings"
+# rope_type -> {field of RopeScaling: key of a config.json}
+ROPE = {
+    "linear": {"factor": "factor"},
+    "llama3": {"factor": "factor", "slow": "low_freq_factor", "fast": "high_freq_factor", "length": LENGTH},
+    "yarn": {
+        "factor": "factor",
+        "slow": "beta_slow",
+        "fast": "beta_fast",
+        "length": LENGTH,
+        "attention": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+
+
+def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
+    """The scaling of rotary frequencies that a config asks for, with the defaults of transformers; None for none."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" and kind not in ROPE:
+        why = ", with which a score depends on the longest row of its batch" if kind == "dynamic" else ""
+        raise InputError(f"{where}: rope_type: got {kind!r}{why}; expected default, {', '.join(ROPE)}")
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if share != 1.0:
+        raise InputError(f"{where}: partial_rotary_factor: got {share!r}, expected 1.0")
+    names = ROPE.get(kind, {})
+    neutral = {"rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH}
+    if unknown := sorted(rope.keys() - neutral - set(names.values())):
+        raise InputError(f"{where}: rope_parameters: {unknown[0]} is not supported with rope_type {kind!r}")
+    if kind == "default":
+        return None
+    length = config.get(LENGTH) or rope.get(LENGTH) or config.get("max_position_embeddings")
+    given = {field: value for field, key in names.items() if (value := rope.get(key)) is not None}
+    if "length" in names and length is not None:
+        given["length"] = length
+    for field in names if kind == "llama3" else names.keys() & {"factor", "length"}:
+        if field not in given:
+            raise InputError(
+                f"{where}: rope_parameters: {names[field]!r} is missing, which rope_type {kind!r} needs"
+            )
+    if kind == "yarn":  # equation 22 of the paper
+        given = {"attention": 0.1 * math.log(max(1, given["factor"])) + 1} | given
+    types = {"length": int, "truncate": bool}
+    return RopeScaling(kind, **{field: types.get(field, float)(value) for field, value in given.items()})
+
+
+def sliding_window(config: dict, where: str) -> dict:
+    """The fields `window` and `sliding` of a ModelConfig: all layers of Mistral slide, of Qwen those that its config names."""
+    family, layers = config["model_type"], config.get("num_hidden_layers")
+    kinds = config.get("layer_types")
+    if family == "mistral":
+        window = config.get("sliding_window", 4096)
+        return {"window": None if kinds and set(kinds) == {"full_attention"} else window}
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    if not kinds:
+        first = config.get("max_window_layers", 28)
+        kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+    if not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise InputError(
+            f"{where}: layer_types: got {sorted(set(kinds))}, expected full_ or sliding_attention"
+        )
+    sliding = tuple(kind == "sliding_attention" for kind in kinds)
+    if any(sliding) and (family not in ("qwen2", "qwen3") or window is None):
+        raise InputError(
+            f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window"
+        )
+    return {
+        "window": window if any(sliding) else None,
+        "sliding": None if all(sliding) or not any(sliding) else sliding,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,12 +287,18 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "ternary": ["bad", "neutral", "good"],
         "none": [],
     }[cfg.head]
-    rope = {"rope_type": "default"}
-    if cfg.rope_llama3 is not None:
-        rope = {"rope_type": "llama3"} | dict(zip(LLAMA3, cfg.rope_llama3, strict=True))
+    rope, how = {"rope_type": "default"}, cfg.rope_scaling
+    if how is not None:
+        rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
+    slides = {"use_sliding_window": False}
+    if cfg.window is not None:
+        sliding = cfg.sliding or (True,) * cfg.layers
+        kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+        slides = {"use_sliding_window": True, "sliding_window": cfg.window, "layer_types": kinds}
+        slides["max_window_layers"] = sliding.index(True)  # for transformers 4
     own = {  # what only this family's config has
-        "qwen2": {"use_sliding_window": False},
-        "qwen3": {"use_sliding_window": False, "attention_bias": cfg.qkv_bias},
+        "qwen2": slides,
+        "qwen3": slides | {"attention_bias": cfg.qkv_bias},
         "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
         "mistral": {"sliding_window": cfg.window},
     }[cfg.family]
@@ -262,7 +327,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
             "pad_token_id": tokenizer.pad_token_id,
         }
         | own
-        | ({"rope_scaling": rope} if cfg.rope_llama3 is not None else {})  # for transformers 4
+        | ({"rope_scaling": rope} if how is not None else {})  # for transformers 4
         | ({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {})
     )
 

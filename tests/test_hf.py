@@ -17,7 +17,7 @@ from flax import nnx
 
 from prm_jax import InputError, hf
 from prm_jax.formats import train_tokenizer
-from prm_jax.model import PRM, good_logit
+from prm_jax.model import PRM, RopeScaling, good_logit
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,8 @@ LLAMA31 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+# Of 4 pairs the first keeps its frequency, two are blended, and the last is divided.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 BACKBONES = {
     "qwen2": {},
     "qwen2 tied, one group": {"tie_word_embeddings": True, "num_key_value_heads": 1},
@@ -62,6 +64,19 @@ BACKBONES = {
     "llama 3.1": {"rope_scaling": LLAMA31, "num_attention_heads": 2},
     "llama biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 4},
     "mistral window": {"sliding_window": 4, "head_dim": 16},
+    "qwen2 yarn": {"rope_scaling": YARN},
+    "llama yarn": {
+        "rope_scaling": YARN | {"attention_factor": 1.3, "beta_fast": 5.0, "truncate": False},
+        "head_dim": 32,
+    },
+    "qwen3 linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "head_dim": 8},
+    "qwen2 upper layers slide": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    "qwen3 one layer slides": {
+        "use_sliding_window": True,
+        "sliding_window": 3,
+        "head_dim": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
     "mistral full": {"sliding_window": None, "tie_word_embeddings": True},
 }
 
@@ -162,14 +177,44 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
     new = old | {"rope_parameters": LLAMA31 | {"rope_theta": 5e5}}
     old |= {"rope_theta": 5e5, "rope_scaling": LLAMA31}
     assert hf.model_config(old) == hf.model_config(new)
-    assert hf.model_config(old).rope_llama3 == (8.0, 1.0, 4.0, 64.0)
+    assert hf.model_config(old).rope_scaling == RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
     assert hf.model_config(old | {"rope_scaling": None}).rope_theta == 5e5
     for changes, pattern in (
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type: got 'yarn'"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'low_freq_factor' is missing"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "'dynamic', with which a score depends on the longest",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope"}},
+            "rope_type: got 'longrope'; expected default, linear, llama3, yarn",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),
+        ({"rope_scaling": YARN | {"mscale": 0.7}}, "mscale is not supported with rope_type 'yarn'"),
+        ({"rope_scaling": {"full_attention": {"rope_type": "yarn"}}}, "full_attention is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "'factor' is missing, which rope_type 'linear' needs"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
+            "is missing, which rope_type 'llama3' needs",
+        ),
+        ({"rope_scaling": "yarn"}, "a field of the wrong type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: got"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: got"),
+        ({"layer_types": ["sliding_attention"]}, "names sliding layers, but the config gives llama no"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types: got .*'chunked_attention'"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "gives qwen2 no sliding_window"),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            "layer_types: has 2 layers, expected 1",
+        ),
+        ({"vocab_size": None}, "config.json: vocab_size: missing"),
+        ({"vocab_size": "many"}, "vocab_size: got 'many', expected a whole number above 0"),
+        ({"intermediate_size": 0}, "intermediate_size: got 0, expected a whole number"),
+        ({"head_dim": 7}, "head_dim: 7 is odd"),
         ({"rms_norm_eps": "small"}, "a field of the wrong type"),
         ({"num_key_value_heads": 3}, "is no multiple of kv_heads 3"),
     ):
@@ -270,7 +315,15 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {},
         {"tied": False, "lm_head": True, "head": "none"},
         {"family": "qwen3", "qk_norm": True, "head": "mlp", **no_bias},
-        {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_llama3": (8.0, 1.0, 4.0, 64.0)},
+        {
+            "family": "llama",
+            "o_bias": True,
+            "mlp_bias": True,
+            "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0),
+        },
+        {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
+        {"rope_scaling": RopeScaling("linear", 2.0), "window": 3},
+        {"window": 5, "sliding": (False, True)},
         {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
         {"family": "mistral", "window": None, "head": "binary", **no_bias},
     ):
