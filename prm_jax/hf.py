@@ -340,9 +340,13 @@ STORED = {
 }
 
 
+PIECE = 2**24  # bytes of a file that are mapped at a time
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies in a safetensors file. Mapped only while it is copied: mapped pages count as memory."""
+    """Where a tensor lies in a safetensors file. Mapped only a piece at a time, while that is copied: mapped pages count as
+    memory, and the embedding can be a quarter of a model."""
 
     path: Path
     name: str
@@ -358,9 +362,19 @@ class StoredTensor:
             )
         return STORED[self.kind]
 
-    def read(self, index=...) -> np.ndarray:
+    def read(self, index) -> np.ndarray:
         """The part at an index (a number, a tuple of slices), mapped: no more of the file is read than is used of it."""
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)[index]
+
+    def copy(self, index: tuple[slice, ...], out: np.ndarray):
+        """Copies the part at an index into `out`, which may be a transposed view and of another type."""
+        start, stop, _ = index[0].indices(self.shape[0])
+        piece = max(1, PIECE // (math.prod(self.shape[1:]) * self.dtype.itemsize))
+        if self.dtype == out.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
+            out = out.view(np.uint16)
+        for at in range(start, stop, piece):
+            x = self.read((slice(at, min(at + piece, stop)), *index[1:]))
+            out[at - start : at - start + len(x)] = x.view(out.dtype) if out.dtype == np.uint16 else x
 
 
 def open_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -497,10 +511,7 @@ def load(
         def read(index, out):
             layers, own = (index[0], index[1:]) if layered else (slice(None), index)
             for y, name in zip(out if layered else out[None], names[layers], strict=True):
-                x = tensors[name].read(own[::-1] if transposed else own)
-                if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
-                    x, y = x.view(np.uint16), y.view(np.uint16)
-                y[...] = x.T if transposed else x
+                tensors[name].copy(own[::-1] if transposed else own, y.T if transposed else y)
 
         return functools.reduce(jnp.promote_types, [tensors[name].dtype for name in names]), read
 

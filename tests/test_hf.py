@@ -472,7 +472,7 @@ print(json.dumps([size, (status("VmHWM") - before) * 1024, seconds, dtypes]))
 
 @pytest.mark.slow
 def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
-    """A bfloat16 checkpoint of Qwen2.5-0.5B's shape in 3 shards: its dtype kept, the peak below 1.3 times its size."""
+    """A bfloat16 checkpoint of Qwen2.5-0.5B's shape in 3 shards: its dtype kept, the peak hardly above its size."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 
@@ -512,4 +512,4 @@ def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
     size, peak, seconds, dtypes = json.loads(done.stdout)
     print(f"{size / 2**20:.0f} MiB, peak {peak / size:.3f} of it, {seconds:.1f} s")
     assert size == sum(map(math.prod, names.values())) * 2 > 0.98e9 and dtypes == ["bfloat16"]
-    assert peak < 1.3 * size
+    assert peak < 1.1 * size
