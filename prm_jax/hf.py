@@ -18,7 +18,17 @@ from flax import nnx
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, cli
-from prm_jax.model import FAMILIES, HEADS, PRM, REMAT, ModelConfig, RopeScaling, choose_dtype, thin
+from prm_jax.model import (
+    FAMILIES,
+    HEADS,
+    PRM,
+    REMAT,
+    ModelConfig,
+    RopeScaling,
+    choose_dtype,
+    head_scale,
+    thin,
+)
 from prm_jax.sharding import layout
 
 EMBEDDED = Path(__file__).parent / "assets" / "base"
@@ -341,6 +351,9 @@ STORED = {
 
 
 PIECE = 2**24  # bytes of a file that are mapped at a time
+SHARD = (
+    5 * 10**9
+)  # bytes of a written file at most, as transformers writes them; a tensor of more has one to itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -577,42 +590,73 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """A fresh step-head parameter, distributed as in `PRM.__init__`."""
+    """A fresh step-head parameter."""
     if key.startswith("b_"):
         return np.zeros(shape, np.float32)
-    scale = shape[0] ** -0.5 if key == "w_mlp_head" else 0.02
-    return scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    noise = np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    return head_scale(key, shape[0]) * noise
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
-    """Writes config.json, model.safetensors (float32) and the tokenizer, as transformers' own classes read them.
+    """Writes config.json, weights (safetensors, float32) and the tokenizer, as transformers' own classes read them.
 
-    `notes` (format, label kind, objective) go into config.json under `prm_jax`, which transformers leaves alone.
+    More than SHARD bytes go into several files with an index. Weights that the folder held are replaced. Takes the memory
+    of one tensor beside the model. `notes` (format, label kind, objective) go into config.json under `prm_jax`, which
+    transformers leaves alone.
     """
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
-    state = nnx.state(model).to_pure_dict()
-    tensors = {}
-
-    def put(name, transposed, x):
-        tensors[name] = np.ascontiguousarray(
-            np.asarray(x, np.float32).T if transposed else np.asarray(x, np.float32)
-        )
-
-    for key, (name, transposed) in TOP.items():
-        put(f"model.{name}", transposed, state[key])
-    for key, (name, transposed) in LAYER.items():
-        for i, x in enumerate(state["blocks"].get(key, [])):
-            put("model." + name.format(i), transposed, x)
-    for key, (name, transposed) in HEAD.items():
-        if key in state:
-            put(name.format("score.2" if model.cfg.head == "mlp" else "score"), transposed, state[key])
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for path in folder.glob("model*.safetensors*"):
+        path.unlink()
+    state, last = nnx.state(model).to_pure_dict(), "score.2" if model.cfg.head == "mlp" else "score"
+    # (name, array, the layer of it or everything, stored transposed)
+    parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
+    for key, x in state["blocks"].items():
+        name, transposed = LAYER[key]
+        parts += [("model." + name.format(i), x, i, transposed) for i in range(len(x))]
+    parts += [(name.format(last), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
+    shards, free = [[]], SHARD
+    for part in parts:
+        size = n_bytes(*part[1:3])
+        if shards[-1] and size > free:
+            shards.append([])
+            free = SHARD
+        shards[-1].append(part)
+        free -= size
+    names = [f"model-{k:05}-of-{len(shards):05}.safetensors" for k in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+    for name, shard in zip(names, shards, strict=True):
+        write_tensors(folder / name, shard)
+    if len(shards) > 1:
+        weight_map = {part[0]: name for name, shard in zip(names, shards, strict=True) for part in shard}
+        total = sum(n_bytes(*part[1:3]) for part in parts)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(
         json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"
     )
     tokenizer.save_pretrained(folder)
+
+
+def n_bytes(x, index) -> int:
+    """Bytes of the part of an array, in float32."""
+    return 4 * math.prod(x.shape if index is ... else x.shape[1:])
+
+
+def write_tensors(path: Path, parts):
+    """A safetensors file of float32 tensors, inverse of `read_header` and `StoredTensor.read`; one is in memory at a time."""
+    table, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, x, index, transposed in parts:
+        shape = x.shape if index is ... else x.shape[1:]
+        offsets = [at, at := at + n_bytes(x, index)]
+        table[name] = {"dtype": "F32", "shape": shape[::-1] if transposed else shape, "data_offsets": offsets}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, x, index, transposed in parts:
+            x = np.asarray(x[index], "<f4")
+            file.write(np.ascontiguousarray(x.T if transposed else x))
 
 
 def load_tokenizer(folder: str | Path):
@@ -703,6 +747,10 @@ def main(cfg):
     from prm_jax.checkpoint import load_run  # which itself reads the layouts of this file
 
     given, cfg = cfg, cli.parse(cfg, ExportConfig)
+    if any(Path(cfg.to).glob("*.safetensors")) and "prm_jax" not in read_config(Path(cfg.to)):
+        raise InputError(
+            f"to: {cfg.to} holds weights that were not exported from here, expected another folder"
+        )
     cli.claim(cli.output_dir(), given)
     run = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
     model, tokenizer, config, step = load_run(run, cfg.which, "float32")

@@ -95,6 +95,11 @@ def normal(rngs, shape, scale):
     return nnx.Param(rngs.params.normal(shape) * scale)
 
 
+def head_scale(key: str, dim: int) -> float:
+    """Standard deviation that a matrix of the step head starts with."""
+    return dim**-0.5 if key == "w_mlp_head" else 0.02
+
+
 def linear(x_BLD, w_DF, b_F=None):
     """x @ w (+ b) over the last axis, computed in the dtype of x.
 
@@ -202,9 +207,10 @@ class PRM(nnx.Module):
             normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
         )
         C = HEADS[cfg.head]
-        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), cfg.dim**-0.5) if cfg.head == "mlp" else None
+        scale = lambda key: head_scale(key, cfg.dim)
+        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if cfg.head == "mlp" else None
         self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim)) if cfg.head == "mlp" else None
-        self.w_head = normal(rngs, (cfg.dim, C), 0.02) if C else None
+        self.w_head = normal(rngs, (cfg.dim, C), scale("w_head")) if C else None
         self.b_head = nnx.Param(jnp.zeros(C)) if C else None
 
     def __call__(self, ids_BL, pos_BL, until_BL):

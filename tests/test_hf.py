@@ -338,6 +338,29 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
             np.testing.assert_array_equal(a, b)
 
 
+def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, tokenizer, monkeypatch):
+    """At most 20,000 bytes a file but for one larger tensor; what a folder held before does not stay beside it."""
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    model = PRM(TINY, rngs=nnx.Rngs(0))
+    hf.save(tmp_path, model, tokenizer)
+    whole = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    largest = max(4 * math.prod(x.shape) for x in hf.open_tensors(tmp_path).values())
+    monkeypatch.setattr(hf, "SHARD", 20_000)
+    hf.save(tmp_path, model, tokenizer)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
+    assert all(path.stat().st_size < max(20_000, largest) + 4_000 for path in files)
+    parts = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    ids = torch.tensor(rng.integers(0, 64, (2, 9)))
+    with torch.no_grad():
+        assert torch.equal(whole(ids).logits, parts(ids).logits)
+    again = hf.load(tmp_path, TINY)
+    for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, again)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
     hf.save(tmp_path, PRM(dataclasses.replace(TINY, head="none"), rngs=nnx.Rngs(0)), tokenizer)
     with pytest.raises(InputError, match="no step head.*model.new_head=true"):
