@@ -351,9 +351,9 @@ STORED = {
 
 
 PIECE = 2**24  # bytes of a file that are mapped at a time
-SHARD = (
-    5 * 10**9
-)  # bytes of a written file at most, as transformers writes them; a tensor of more has one to itself
+# Bytes of a written file at most, as transformers writes them; a tensor of more has one to itself.
+SHARD = 5 * 10**9
+INDEX = "model.safetensors.index.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -392,7 +392,7 @@ class StoredTensor:
 
 def open_tensors(folder: Path) -> dict[str, StoredTensor]:
     """{tensor name: where it lies}, over model.safetensors or all shards of the index; reads the headers alone."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     names = ["model.safetensors"]
     if index.exists():
         try:
@@ -600,13 +600,13 @@ def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes config.json, weights (safetensors, float32) and the tokenizer, as transformers' own classes read them.
 
-    More than SHARD bytes go into several files with an index. Weights that the folder held are replaced. Takes the memory
+    More than SHARD bytes go into several files with an index; old files that it does not name are left lying. Takes the memory
     of one tensor beside the model. `notes` (format, label kind, objective) go into config.json under `prm_jax`, which
     transformers leaves alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("model*.safetensors*"):
-        path.unlink()
+    for name in ("model.safetensors", INDEX):  # either would be read before the other
+        (folder / name).unlink(missing_ok=True)
     state, last = nnx.state(model).to_pure_dict(), "score.2" if model.cfg.head == "mlp" else "score"
     # (name, array, the layer of it or everything, stored transposed)
     parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
@@ -631,7 +631,7 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
         weight_map = {part[0]: name for name, shard in zip(names, shards, strict=True) for part in shard}
         total = sum(n_bytes(*part[1:3]) for part in parts)
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(
         json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"
     )
@@ -747,10 +747,6 @@ def main(cfg):
     from prm_jax.checkpoint import load_run  # which itself reads the layouts of this file
 
     given, cfg = cfg, cli.parse(cfg, ExportConfig)
-    if any(Path(cfg.to).glob("*.safetensors")) and "prm_jax" not in read_config(Path(cfg.to)):
-        raise InputError(
-            f"to: {cfg.to} holds weights that were not exported from here, expected another folder"
-        )
     cli.claim(cli.output_dir(), given)
     run = Path(cfg.checkpoint) if cfg.checkpoint else cli.newest_run()
     model, tokenizer, config, step = load_run(run, cfg.which, "float32")

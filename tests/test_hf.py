@@ -339,7 +339,7 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
 
 
 def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, tokenizer, monkeypatch):
-    """At most 20,000 bytes a file but for one larger tensor; what a folder held before does not stay beside it."""
+    """At most 20,000 bytes a file but for one larger tensor; the one file of before is gone, and comes back."""
     import torch
     from transformers import AutoModelForTokenClassification
 
@@ -359,6 +359,9 @@ def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, token
     again = hf.load(tmp_path, TINY)
     for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, again)), strict=True):
         np.testing.assert_array_equal(a, b)
+    monkeypatch.undo()
+    hf.save(tmp_path, model, tokenizer)
+    assert {x.path.name for x in hf.open_tensors(tmp_path).values()} == {"model.safetensors"}
 
 
 def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
