@@ -98,13 +98,15 @@ def locate(name: str) -> Path:
 def read_config(folder: Path) -> dict:
     """config.json of a checkpoint folder, as the dictionary that it is."""
     path = folder / "config.json"
-    if not path.exists():
+    if not path.is_file():
         raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
     try:
         config = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
-    if not isinstance(config, dict):
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not text ({error})") from error
+    if not isinstance(config, dict) or not isinstance(config.get("prm_jax", {}), dict):
         raise InputError(f"{path}: expected an object with named fields")
     if config.get("model_type") not in FAMILIES:
         code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
@@ -393,20 +395,24 @@ class StoredTensor:
 def open_tensors(folder: Path) -> dict[str, StoredTensor]:
     """{tensor name: where it lies}, over model.safetensors or all shards of the index; reads the headers alone."""
     index = folder / INDEX
-    names = ["model.safetensors"]
+    names, weight_map = ["model.safetensors"], {}
     if index.exists():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            weight_map = json.loads(index.read_text())["weight_map"]
+            names = sorted(set(weight_map.values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{index}: expected JSON with a weight_map ({error})") from error
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+        if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise InputError(f"{index}: weight_map: expected names of files beside it")
     tensors = {}
     for name in names:
         path = folder / name
-        if not path.exists():
+        if not path.is_file():
             raise InputError(f"{path}: no such file{why_no_weights(folder)}")
         tensors |= read_header(path)
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].path.name != file:
+            raise InputError(f"{index}: tensor {name}: is not in {file}, which the weight_map names for it")
     return tensors
 
 
@@ -440,6 +446,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         end = 8 + length + max((x["data_offsets"][1] for x in table.values()), default=0)
         for x in found.values():
             begin, stop = table[x.name]["data_offsets"]
+            if not 0 <= begin <= stop:
+                raise ValueError(f"tensor {x.name} begins at {begin} and ends at {stop}")
             if x.kind in STORED and stop - begin != math.prod(x.shape) * x.dtype.itemsize:
                 raise ValueError(f"tensor {x.name} takes {stop - begin} bytes for shape {x.shape}")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -663,17 +671,24 @@ def load_tokenizer(folder: str | Path):
     """The tokenizer of a checkpoint folder; never runs code that came with it."""
     from transformers import AutoTokenizer
 
-    if (Path(folder) / "tokenizer.model").exists() and not (Path(folder) / "tokenizer.json").exists():
-        raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
-            f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
-            "save the tokenizer once with AutoTokenizer of transformers 4"
-        )
+    folder = Path(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        if (folder / "tokenizer.model").exists():
+            raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
+                f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
+                "save the tokenizer once with AutoTokenizer of transformers 4"
+            )
+        raise InputError(f"{folder}: has no tokenizer.json")  # transformers would make up an empty tokenizer
+    path = folder / "tokenizer_config.json"
     try:
+        if path.exists() and "auto_map" in json.loads(path.read_text()):
+            raise InputError(f"{path}: auto_map: the tokenizer is Python code of its own, which is never run")
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{folder}: no tokenizer that transformers can read ({str(error).splitlines()[0]})"
-        ) from error
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds, down to the KeyError of a field that it misses
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ def load_verifier(
     kind, layer = hf.find_head(hf.open_tensors(folder), str(folder))
     notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
     if "format" in notes:
-        fmt = cli.parse(notes["format"], Format, "format")
+        fmt = cli.parse(notes["format"], Format, f"{where}: prm_jax.format")
     elif fmt.name == "auto":
         fits = hf.FORMATS[layer]
         if len(fits) > 1:
@@ -86,9 +86,9 @@ def load_verifier(
             if fmt.head == "implicit"
             else f"reference: format={fmt.name} uses one model alone, expected null"
         )
-    tokenizer = hf.load_tokenizer(folder)
     if fmt.head == "implicit":
         cfg = hf.model_config(config, where, lm_head=True, dtype=dtype)
+        tokenizer = hf.load_tokenizer(folder)
         second = hf.locate(reference)
         other = hf.model_config(
             hf.read_config(second), str(second / "config.json"), lm_head=True, dtype=dtype
@@ -98,6 +98,7 @@ def load_verifier(
         pair = [hf.load(f, c, dtype=None) for f, c in ((folder, cfg), (second, other))]
         return Verifier(pair[0], tokenizer, fmt, "value", "prm", str(path), pair[1])
     cfg = hf.model_config(config, where, head="binary" if fmt.head == "tokens" else kind, dtype=dtype)
+    tokenizer = hf.load_tokenizer(folder)
     model = hf.load(folder, cfg, dtype=None, verdicts=verdicts(fmt, tokenizer))
     label_kind, objective = notes.get("label_kind", "correctness"), notes.get("objective", "prm")
     return Verifier(model, tokenizer, fmt, label_kind, objective, str(path))

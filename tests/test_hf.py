@@ -411,9 +411,31 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     refuses("model_type: got")
     (tmp_path / "config.json").write_text("[]")
     refuses("expected an object")
+    write(prm_jax=3)
+    refuses("expected an object")
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    refuses("config.json: not text")
+
+
+def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
+    def refuses(pattern, **files):
+        for stem, text in files.items():
+            (tmp_path / f"{stem}.json").write_text(text)
+        with pytest.raises(InputError, match=pattern) as caught:
+            hf.load_tokenizer(tmp_path)
+        assert "\n" not in str(caught.value)
+
+    refuses("has no tokenizer.json", config='{"model_type": "qwen2"}')
     (tmp_path / "tokenizer.model").touch()
-    (tmp_path / "tokenizer.json").unlink()
-    refuses("tokenizer.model but no tokenizer.json", lambda: hf.load_tokenizer(tmp_path))
+    refuses("tokenizer.model but no tokenizer.json")
+    for text in ("{", "{}", "[]"):
+        refuses("no tokenizer that transformers can read", tokenizer=text)
+    tokenizer.save_pretrained(tmp_path)
+    refuses("no tokenizer that transformers can read", tokenizer_config="{")
+    refuses(
+        "auto_map: the tokenizer is Python code",
+        tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}',
+    )
 
 
 def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
@@ -436,6 +458,7 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
     refuses("model.norm.weight takes 128 bytes", **{"model.norm.weight": norm | {"shape": [31]}})
     refuses("has type I8, expected F64, F32", **{"model.norm.weight": norm | {"dtype": "I8"}})
     refuses("not a whole", **{"model.norm.weight": norm | {"data_offsets": [begin + 10**6, end + 10**6]}})
+    refuses("begins at -8", **{"model.norm.weight": norm | {"data_offsets": [-8, end - begin - 8]}})
     refuses("not a whole", **{"model.norm.weight": {"dtype": "F32"}})
     refuses("not a whole", **{"model.norm.weight": 5})
     refuses(
@@ -446,9 +469,15 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
         weights.write_bytes(wrong)
         with pytest.raises(InputError, match="not a whole safetensors file"):
             hf.load(tmp_path, cfg)
+    weights.write_bytes(whole)
     for content, pattern in (
         ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
         ('{"weight_map": {"a": "../other/model.safetensors"}}', "weight_map: expected names of files beside"),
+        ('{"weight_map": {}}', "weight_map: expected names of files"),
+        (
+            '{"weight_map": {"absent": "model.safetensors"}}',
+            "tensor absent: is not in model.safetensors, which",
+        ),
         ('{"weight_map": 3}', "expected JSON with a weight_map"),
         ("{", "expected JSON with a weight_map"),
     ):
