@@ -189,7 +189,7 @@ def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
             key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, P()))
             lowered = train_step.lower(*state, batch, LossConfig("prm", 1.0, 0.0), key)
         else:
-            batch = {name: batch[name] for name in ("ids", "pos", "until")}
+            batch = {name: batch[name] for name in ("ids", "pos", "until", "mark")}
             lowered = good_probability.lower(*state, batch)
         compiled = lowered.compile()
     memory = compiled.memory_analysis()

@@ -18,7 +18,17 @@ from flax import nnx
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, cli
-from prm_jax.model import FAMILIES, HEADS, PRM, REMAT, ModelConfig, choose_dtype, thin
+from prm_jax.model import (
+    FAMILIES,
+    HEADS,
+    PRM,
+    REMAT,
+    ModelConfig,
+    RopeScaling,
+    choose_dtype,
+    head_scale,
+    thin,
+)
 from prm_jax.sharding import layout
 
 EMBEDDED = Path(__file__).parent / "assets" / "base"
@@ -88,13 +98,15 @@ def locate(name: str) -> Path:
 def read_config(folder: Path) -> dict:
     """config.json of a checkpoint folder, as the dictionary that it is."""
     path = folder / "config.json"
-    if not path.exists():
+    if not path.is_file():
         raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
     try:
         config = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
-    if not isinstance(config, dict):
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not text ({error})") from error
+    if not isinstance(config, dict) or not isinstance(config.get("prm_jax", {}), dict):
         raise InputError(f"{path}: expected an object with named fields")
     if config.get("model_type") not in FAMILIES:
         code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
@@ -111,9 +123,15 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
     """
 
     def need(key):
-        if key not in config:
+        if config.get(key) is None:
             raise InputError(f"{where}: {key}: missing")
         return config[key]
+
+    def size(key, default=None):
+        value = need(key) if default is None else config.get(key) or default
+        if type(value) is not int or value < 1:
+            raise InputError(f"{where}: {key}: got {value!r}, expected a whole number above 0")
+        return value
 
     def only(key, allowed, found):
         if found != allowed:
@@ -122,54 +140,107 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
     family = need("model_type")
     only("hidden_act", "silu", config.get("hidden_act", "silu"))
     only("quantization_config", None, config.get("quantization_config"))
-    only("use_sliding_window", False, bool(config.get("use_sliding_window")))
     # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "llama3"):
-        raise InputError(f"{where}: rope_type: got {kind!r}, expected 'default' or 'llama3'")
-    only(
-        "partial_rotary_factor",
-        1.0,
-        rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)),
-    )
-    window = config.get("sliding_window", 4096) if family == "mistral" else None
-    layer_types = set(config.get("layer_types") or ())
-    if len(layer_types) > 1:
-        raise InputError(f"{where}: layer_types: got {sorted(layer_types)}, expected one kind for all layers")
     biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     try:
         shape = {
             "family": family,
-            "vocab": need("vocab_size"),
-            "dim": need("hidden_size"),
-            "layers": need("num_hidden_layers"),
-            "heads": need("num_attention_heads"),
-            "kv_heads": config.get("num_key_value_heads") or need("num_attention_heads"),
-            "head_dim": config.get("head_dim") or need("hidden_size") // need("num_attention_heads"),
-            "ffn": need("intermediate_size"),
+            "vocab": size("vocab_size"),
+            "dim": size("hidden_size"),
+            "layers": size("num_hidden_layers"),
+            "heads": size("num_attention_heads"),
+            "kv_heads": size("num_key_value_heads", size("num_attention_heads")),
+            "head_dim": size("head_dim", size("hidden_size") // size("num_attention_heads")),
+            "ffn": size("intermediate_size"),
             "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-            "rope_llama3": tuple(float(rope[key]) for key in LLAMA3) if kind == "llama3" else None,
+            "rope_scaling": rope_scaling(config, rope, where),
             "norm_eps": float(need("rms_norm_eps")),
             "qkv_bias": family == "qwen2" or biased,
             "o_bias": biased,
             "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
             "qk_norm": family == "qwen3",
-            "window": None if layer_types == {"full_attention"} else window,
             "tied": bool(config.get("tie_word_embeddings", False)),
-        }
+        } | sliding_window(config, where)
         return ModelConfig(**(shape | changes))
-    except KeyError as error:
-        raise InputError(
-            f"{where}: rope_parameters: {error} is missing, which rope_type llama3 needs"
-        ) from error
+    except InputError:
+        raise
     except AssertionError as error:
         raise InputError(f"{where}: {error}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{where}: a field of the wrong type ({error})") from error
 
 
-LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+LENGTH = "original_max_position_embeddings"
+# rope_type -> {field of RopeScaling: key of a config.json}
+ROPE = {
+    "linear": {"factor": "factor"},
+    "llama3": {"factor": "factor", "slow": "low_freq_factor", "fast": "high_freq_factor", "length": LENGTH},
+    "yarn": {
+        "factor": "factor",
+        "slow": "beta_slow",
+        "fast": "beta_fast",
+        "length": LENGTH,
+        "attention": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+
+
+def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
+    """The scaling of rotary frequencies that a config asks for, with the defaults of transformers; None for none."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" and kind not in ROPE:
+        why = ", with which a score depends on the longest row of its batch" if kind == "dynamic" else ""
+        raise InputError(f"{where}: rope_type: got {kind!r}{why}; expected default, {', '.join(ROPE)}")
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if share != 1.0:
+        raise InputError(f"{where}: partial_rotary_factor: got {share!r}, expected 1.0")
+    names = ROPE.get(kind, {})
+    neutral = {"rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH}
+    if unknown := sorted(rope.keys() - neutral - set(names.values())):
+        raise InputError(f"{where}: rope_parameters: {unknown[0]} is not supported with rope_type {kind!r}")
+    if kind == "default":
+        return None
+    length = config.get(LENGTH) or rope.get(LENGTH) or config.get("max_position_embeddings")
+    given = {field: value for field, key in names.items() if (value := rope.get(key)) is not None}
+    if "length" in names and length is not None:
+        given["length"] = length
+    for field in names if kind == "llama3" else names.keys() & {"factor", "length"}:
+        if field not in given:
+            raise InputError(
+                f"{where}: rope_parameters: {names[field]!r} is missing, which rope_type {kind!r} needs"
+            )
+    if kind == "yarn":  # equation 22 of the paper
+        given = {"attention": 0.1 * math.log(max(1, given["factor"])) + 1} | given
+    types = {"length": int, "truncate": bool}
+    return RopeScaling(kind, **{field: types.get(field, float)(value) for field, value in given.items()})
+
+
+def sliding_window(config: dict, where: str) -> dict:
+    """The fields `window` and `sliding` of a ModelConfig: all layers of Mistral slide, of Qwen those that its config names."""
+    family, layers = config["model_type"], config.get("num_hidden_layers")
+    kinds = config.get("layer_types")
+    if family == "mistral":
+        window = config.get("sliding_window", 4096)
+        return {"window": None if kinds and set(kinds) == {"full_attention"} else window}
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    if not kinds:
+        first = config.get("max_window_layers", 28)
+        kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+    if not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise InputError(
+            f"{where}: layer_types: got {sorted(set(kinds))}, expected full_ or sliding_attention"
+        )
+    sliding = tuple(kind == "sliding_attention" for kind in kinds)
+    if any(sliding) and (family not in ("qwen2", "qwen3") or window is None):
+        raise InputError(
+            f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window"
+        )
+    return {
+        "window": window if any(sliding) else None,
+        "sliding": None if all(sliding) or not any(sliding) else sliding,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,12 +299,18 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "ternary": ["bad", "neutral", "good"],
         "none": [],
     }[cfg.head]
-    rope = {"rope_type": "default"}
-    if cfg.rope_llama3 is not None:
-        rope = {"rope_type": "llama3"} | dict(zip(LLAMA3, cfg.rope_llama3, strict=True))
+    rope, how = {"rope_type": "default"}, cfg.rope_scaling
+    if how is not None:
+        rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
+    slides = {"use_sliding_window": False}
+    if cfg.window is not None:
+        sliding = cfg.sliding or (True,) * cfg.layers
+        kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+        slides = {"use_sliding_window": True, "sliding_window": cfg.window, "layer_types": kinds}
+        slides["max_window_layers"] = sliding.index(True)  # for transformers 4
     own = {  # what only this family's config has
-        "qwen2": {"use_sliding_window": False},
-        "qwen3": {"use_sliding_window": False, "attention_bias": cfg.qkv_bias},
+        "qwen2": slides,
+        "qwen3": slides | {"attention_bias": cfg.qkv_bias},
         "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
         "mistral": {"sliding_window": cfg.window},
     }[cfg.family]
@@ -262,7 +339,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
             "pad_token_id": tokenizer.pad_token_id,
         }
         | own
-        | ({"rope_scaling": rope} if cfg.rope_llama3 is not None else {})  # for transformers 4
+        | ({"rope_scaling": rope} if how is not None else {})  # for transformers 4
         | ({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {})
     )
 
@@ -275,9 +352,16 @@ STORED = {
 }
 
 
+PIECE = 2**24  # bytes of a file that are mapped at a time
+# Bytes of a written file at most, as transformers writes them; a tensor of more has one to itself.
+SHARD = 5 * 10**9
+INDEX = "model.safetensors.index.json"
+
+
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies in a safetensors file. Mapped only while it is copied: mapped pages count as memory."""
+    """Where a tensor lies in a safetensors file. Mapped only a piece at a time, while that is copied: mapped pages count as
+    memory, and the embedding can be a quarter of a model."""
 
     path: Path
     name: str
@@ -293,28 +377,42 @@ class StoredTensor:
             )
         return STORED[self.kind]
 
-    def read(self, index=...) -> np.ndarray:
+    def read(self, index) -> np.ndarray:
         """The part at an index (a number, a tuple of slices), mapped: no more of the file is read than is used of it."""
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)[index]
+
+    def copy(self, index: tuple[slice, ...], out: np.ndarray):
+        """Copies the part at an index into `out`, which may be a transposed view and of another type."""
+        start, stop, _ = index[0].indices(self.shape[0])
+        piece = max(1, PIECE // (math.prod(self.shape[1:]) * self.dtype.itemsize))
+        if self.dtype == out.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
+            out = out.view(np.uint16)
+        for at in range(start, stop, piece):
+            x = self.read((slice(at, min(at + piece, stop)), *index[1:]))
+            out[at - start : at - start + len(x)] = x.view(out.dtype) if out.dtype == np.uint16 else x
 
 
 def open_tensors(folder: Path) -> dict[str, StoredTensor]:
     """{tensor name: where it lies}, over model.safetensors or all shards of the index; reads the headers alone."""
-    index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
+    index = folder / INDEX
+    names, weight_map = ["model.safetensors"], {}
     if index.exists():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            weight_map = json.loads(index.read_text())["weight_map"]
+            names = sorted(set(weight_map.values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{index}: expected JSON with a weight_map ({error})") from error
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+        if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise InputError(f"{index}: weight_map: expected names of files beside it")
     tensors = {}
     for name in names:
         path = folder / name
-        if not path.exists():
+        if not path.is_file():
             raise InputError(f"{path}: no such file{why_no_weights(folder)}")
         tensors |= read_header(path)
+    for name, file in weight_map.items():
+        if name not in tensors or tensors[name].path.name != file:
+            raise InputError(f"{index}: tensor {name}: is not in {file}, which the weight_map names for it")
     return tensors
 
 
@@ -348,6 +446,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         end = 8 + length + max((x["data_offsets"][1] for x in table.values()), default=0)
         for x in found.values():
             begin, stop = table[x.name]["data_offsets"]
+            if not 0 <= begin <= stop:
+                raise ValueError(f"tensor {x.name} begins at {begin} and ends at {stop}")
             if x.kind in STORED and stop - begin != math.prod(x.shape) * x.dtype.itemsize:
                 raise ValueError(f"tensor {x.name} takes {stop - begin} bytes for shape {x.shape}")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
@@ -432,10 +532,7 @@ def load(
         def read(index, out):
             layers, own = (index[0], index[1:]) if layered else (slice(None), index)
             for y, name in zip(out if layered else out[None], names[layers], strict=True):
-                x = tensors[name].read(own[::-1] if transposed else own)
-                if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
-                    x, y = x.view(np.uint16), y.view(np.uint16)
-                y[...] = x.T if transposed else x
+                tensors[name].copy(own[::-1] if transposed else own, y.T if transposed else y)
 
         return functools.reduce(jnp.promote_types, [tensors[name].dtype for name in names]), read
 
@@ -501,59 +598,97 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """A fresh step-head parameter, distributed as in `PRM.__init__`."""
+    """A fresh step-head parameter."""
     if key.startswith("b_"):
         return np.zeros(shape, np.float32)
-    scale = shape[0] ** -0.5 if key == "w_mlp_head" else 0.02
-    return scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    noise = np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    return head_scale(key, shape[0]) * noise
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
-    """Writes config.json, model.safetensors (float32) and the tokenizer, as transformers' own classes read them.
+    """Writes config.json, weights (safetensors, float32) and the tokenizer, as transformers' own classes read them.
 
-    `notes` (format, label kind, objective) go into config.json under `prm_jax`, which transformers leaves alone.
+    More than SHARD bytes go into several files with an index; old files that it does not name are left lying. Takes the memory
+    of one tensor beside the model. `notes` (format, label kind, objective) go into config.json under `prm_jax`, which
+    transformers leaves alone.
     """
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
-    state = nnx.state(model).to_pure_dict()
-    tensors = {}
-
-    def put(name, transposed, x):
-        tensors[name] = np.ascontiguousarray(
-            np.asarray(x, np.float32).T if transposed else np.asarray(x, np.float32)
-        )
-
-    for key, (name, transposed) in TOP.items():
-        put(f"model.{name}", transposed, state[key])
-    for key, (name, transposed) in LAYER.items():
-        for i, x in enumerate(state["blocks"].get(key, [])):
-            put("model." + name.format(i), transposed, x)
-    for key, (name, transposed) in HEAD.items():
-        if key in state:
-            put(name.format("score.2" if model.cfg.head == "mlp" else "score"), transposed, state[key])
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in ("model.safetensors", INDEX):  # either would be read before the other
+        (folder / name).unlink(missing_ok=True)
+    state, last = nnx.state(model).to_pure_dict(), "score.2" if model.cfg.head == "mlp" else "score"
+    # (name, array, the layer of it or everything, stored transposed)
+    parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
+    for key, x in state["blocks"].items():
+        name, transposed = LAYER[key]
+        parts += [("model." + name.format(i), x, i, transposed) for i in range(len(x))]
+    parts += [(name.format(last), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
+    shards, free = [[]], SHARD
+    for part in parts:
+        size = n_bytes(*part[1:3])
+        if shards[-1] and size > free:
+            shards.append([])
+            free = SHARD
+        shards[-1].append(part)
+        free -= size
+    names = [f"model-{k:05}-of-{len(shards):05}.safetensors" for k in range(1, len(shards) + 1)]
+    if len(shards) == 1:
+        names = ["model.safetensors"]
+    for name, shard in zip(names, shards, strict=True):
+        write_tensors(folder / name, shard)
+    if len(shards) > 1:
+        weight_map = {part[0]: name for name, shard in zip(names, shards, strict=True) for part in shard}
+        total = sum(n_bytes(*part[1:3]) for part in parts)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     (folder / "config.json").write_text(
         json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"
     )
     tokenizer.save_pretrained(folder)
 
 
+def n_bytes(x, index) -> int:
+    """Bytes of the part of an array, in float32."""
+    return 4 * math.prod(x.shape if index is ... else x.shape[1:])
+
+
+def write_tensors(path: Path, parts):
+    """A safetensors file of float32 tensors, inverse of `read_header` and `StoredTensor.read`; one is in memory at a time."""
+    table, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, x, index, transposed in parts:
+        shape = x.shape if index is ... else x.shape[1:]
+        offsets = [at, at := at + n_bytes(x, index)]
+        table[name] = {"dtype": "F32", "shape": shape[::-1] if transposed else shape, "data_offsets": offsets}
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, x, index, transposed in parts:
+            x = np.asarray(x[index], "<f4")
+            file.write(np.ascontiguousarray(x.T if transposed else x))
+
+
 def load_tokenizer(folder: str | Path):
     """The tokenizer of a checkpoint folder; never runs code that came with it."""
     from transformers import AutoTokenizer
 
-    if (Path(folder) / "tokenizer.model").exists() and not (Path(folder) / "tokenizer.json").exists():
-        raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
-            f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
-            "save the tokenizer once with AutoTokenizer of transformers 4"
-        )
+    folder = Path(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        if (folder / "tokenizer.model").exists():
+            raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
+                f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
+                "save the tokenizer once with AutoTokenizer of transformers 4"
+            )
+        raise InputError(f"{folder}: has no tokenizer.json")  # transformers would make up an empty tokenizer
+    path = folder / "tokenizer_config.json"
     try:
+        if path.exists() and "auto_map" in json.loads(path.read_text()):
+            raise InputError(f"{path}: auto_map: the tokenizer is Python code of its own, which is never run")
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{folder}: no tokenizer that transformers can read ({str(error).splitlines()[0]})"
-        ) from error
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds, down to the KeyError of a field that it misses
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
 
 
 @dataclasses.dataclass(frozen=True)

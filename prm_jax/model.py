@@ -5,6 +5,7 @@ T step marks, C head outputs. Parameters of the blocks carry a leading layer axi
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,23 @@ FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
 HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
 # What of a block is kept for the backward pass; `dots` keeps what linear layers and attention give.
 REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are slowed for rows longer than the model was first trained at (`rope_frequencies`).
+
+    `slow` and `fast` count turns that a pair of features makes over that first length: below `slow` its frequency is
+    divided by `factor`, above `fast` it is kept, and between the two it is blended.
+    """
+
+    kind: str  # rope_type of a config.json: linear (all are divided), llama3, yarn
+    factor: float
+    length: int = 0  # tokens that the model was first trained at
+    slow: float = 1.0
+    fast: float = 32.0
+    attention: float = 1.0  # yarn: factor of cosine and sine, so that scores grow by its square
+    truncate: bool = True  # yarn: the bounds of the blend are whole pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +62,9 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3: queries and keys are normed, head by head, before the rotation
-    window: int | None = None  # Mistral: a query sees its own and the window - 1 tokens before it
-    rope_llama3: tuple[float, float, float, int] | None = (
-        None  # factor, low and high frequency factor, old length
-    )
+    window: int | None = None  # a query sees its own and the window - 1 tokens before it
+    sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
+    rope_scaling: RopeScaling | None = None
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
     head: str = "none"  # step head: none, scalar, binary, mlp, ternary
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
@@ -61,6 +78,9 @@ class ModelConfig:
         )
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
         assert self.window is None or self.window > 0, f"sliding_window: got {self.window}, expected above 0"
+        assert self.sliding is None or len(self.sliding) == self.layers, (
+            f"layer_types: has {len(self.sliding)} layers, expected {self.layers}"
+        )
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
 
 
@@ -107,6 +127,11 @@ def _matmul_backward(saved, dy_nF):
 matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
+def head_scale(key: str, dim: int) -> float:
+    """Standard deviation that a matrix of the step head starts with."""
+    return dim**-0.5 if key == "w_mlp_head" else 0.02
+
+
 def linear(x_BLD, w_DF, b_F=None):
     """x @ w (+ b) over the last axis, computed in the dtype of x.
 
@@ -131,15 +156,23 @@ def rms_norm(x_BLD, gain_D, eps):
 def rope_frequencies(cfg: ModelConfig):
     """Radians a position for each pair of features, freq_k.
 
-    Llama 3.1 divides the low frequencies by a factor, keeps the high ones, and blends between the two by how many
-    wavelengths fit into the length that the model was first trained at.
+    Where they are scaled: Llama 3.1 blends by the number of turns a pair makes over the first length, YaRN (Peng et al.
+    2023, section 3.2) by the number of the pair, between those that make `fast` and `slow` turns.
     """
-    freq_k = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2) / cfg.head_dim)
-    if cfg.rope_llama3 is not None:
-        factor, low, high, length = cfg.rope_llama3
-        keep_k = jnp.clip((length * freq_k / (2 * jnp.pi) - low) / (high - low), 0, 1)
-        freq_k *= keep_k + (1 - keep_k) / factor
-    return freq_k
+    freq_k, how = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2) / cfg.head_dim), cfg.rope_scaling
+    if how is None:
+        return freq_k
+    keep_k = 0.0
+    if how.kind == "llama3":
+        keep_k = jnp.clip((how.length * freq_k / (2 * jnp.pi) - how.slow) / (how.fast - how.slow), 0, 1)
+    if how.kind == "yarn":
+        pairs = cfg.head_dim / 2 / math.log(cfg.rope_theta)
+        low, high = (pairs * math.log(how.length / (2 * math.pi * turns)) for turns in (how.fast, how.slow))
+        if how.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, cfg.head_dim - 1)
+        keep_k = 1 - jnp.clip((jnp.arange(len(freq_k)) - low) / max(high - low, 0.001), 0, 1)
+    return freq_k * (keep_k + (1 - keep_k) / how.factor)
 
 
 def rotate(x_BLHK, cos_BL1k, sin_BL1k):
@@ -210,26 +243,31 @@ class PRM(nnx.Module):
             normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
         )
         C = HEADS[cfg.head]
-        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), cfg.dim**-0.5) if cfg.head == "mlp" else None
+        scale = lambda key: head_scale(key, cfg.dim)
+        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if cfg.head == "mlp" else None
         self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim)) if cfg.head == "mlp" else None
-        self.w_head = normal(rngs, (cfg.dim, C), 0.02) if C else None
+        self.w_head = normal(rngs, (cfg.dim, C), scale("w_head")) if C else None
         self.b_head = nnx.Param(jnp.zeros(C)) if C else None
 
     def __call__(self, ids_BL, pos_BL, until_BL):
         """Hidden states after the final norm, x_BLD. `until_BL`: last position that sees each token (attention.py)."""
         cfg = self.cfg
+        slides, near_BL = jnp.array(cfg.sliding or [True] * cfg.layers), until_BL
         if cfg.window is not None:
-            until_BL = jnp.minimum(until_BL, jnp.arange(until_BL.shape[1]) + cfg.window - 1)
+            near_BL = jnp.minimum(until_BL, jnp.arange(until_BL.shape[1]) + cfg.window - 1)
         angle_BL1k = pos_BL[:, :, None, None] * rope_frequencies(cfg)
-        cos_BL1k, sin_BL1k = jnp.cos(angle_BL1k), jnp.sin(angle_BL1k)
+        attention = 1.0 if cfg.rope_scaling is None else cfg.rope_scaling.attention
+        cos_BL1k, sin_BL1k = attention * jnp.cos(angle_BL1k), attention * jnp.sin(angle_BL1k)
 
-        def layer(x_nD, block):
-            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, until_BL)), None
+        def layer(x_nD, block_and_slides):
+            block, is_sliding = block_and_slides
+            seen_BL = jnp.where(is_sliding, near_BL, until_BL)
+            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL)), None
 
         if cfg.remat != "none":
             layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
         x_nD = look_up(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
-        x_nD, _ = jax.lax.scan(layer, x_nD, self.blocks)
+        x_nD, _ = jax.lax.scan(layer, x_nD, (self.blocks, slides))
         return rms_norm(x_nD, self.norm_out, cfg.norm_eps).reshape(*ids_BL.shape, cfg.dim)
 
     def step_logits(self, x_BLD, mark_BT, k_dropout=None):

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, checkpoint, cli, hf
@@ -61,7 +60,7 @@ def load_verifier(
     kind, layer = hf.find_head(hf.open_tensors(folder), str(folder))
     notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
     if "format" in notes:
-        fmt = cli.parse(notes["format"], Format, "format")
+        fmt = cli.parse(notes["format"], Format, f"{where}: prm_jax.format")
     elif fmt.name == "auto":
         fits = hf.FORMATS[layer]
         if len(fits) > 1:
@@ -87,9 +86,9 @@ def load_verifier(
             if fmt.head == "implicit"
             else f"reference: format={fmt.name} uses one model alone, expected null"
         )
-    tokenizer = hf.load_tokenizer(folder)
     if fmt.head == "implicit":
         cfg = hf.model_config(config, where, lm_head=True, dtype=dtype)
+        tokenizer = hf.load_tokenizer(folder)
         second = hf.locate(reference)
         other = hf.model_config(
             hf.read_config(second), str(second / "config.json"), lm_head=True, dtype=dtype
@@ -99,6 +98,7 @@ def load_verifier(
         pair = [hf.load(f, c, dtype=None) for f, c in ((folder, cfg), (second, other))]
         return Verifier(pair[0], tokenizer, fmt, "value", "prm", str(path), pair[1])
     cfg = hf.model_config(config, where, head="binary" if fmt.head == "tokens" else kind, dtype=dtype)
+    tokenizer = hf.load_tokenizer(folder)
     model = hf.load(folder, cfg, dtype=None, verdicts=verdicts(fmt, tokenizer))
     label_kind, objective = notes.get("label_kind", "correctness"), notes.get("objective", "prm")
     return Verifier(model, tokenizer, fmt, label_kind, objective, str(path))
@@ -106,10 +106,9 @@ def load_verifier(
 
 @jax.jit
 def good_probability(model: PRM, batch):
-    """P(good) at every token of a packed batch, p_BL in [0, 1]; it is a score where the token is a mark."""
+    """P(good) at the marks of a packed batch, p_BT in [0, 1]; the step head sees no other token."""
     x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-    own_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
-    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, own_BL), model.cfg.head)))
+    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, batch["mark"]), model.cfg.head)))
 
 
 @jax.jit
@@ -122,14 +121,16 @@ def log_ratio(policy: PRM, reference: PRM, batch):
     return everywhere(logp_BL[0] - logp_BL[1])
 
 
-def at_marks(verifier: Verifier, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """Step scores of one solution, score_T, from the values at its tokens, in the range that the format states."""
-    if verifier.format.score == "log_ratio":  # summed over each step's tokens; value l is about token l + 1
-        sum_L = np.concatenate([[0.0], np.cumsum(value_L, dtype=np.float64)])
+def step_scores(fmt: Format, value_n: np.ndarray, encoded: Encoded) -> np.ndarray:
+    """Step scores of one solution, score_T, in the range that the format states.
+
+    The values are P(good) at its marks, or, where scores are log-ratios, those of all its tokens.
+    """
+    if fmt.score == "log_ratio":  # summed over each step's tokens; value l is about token l + 1
+        sum_L = np.concatenate([[0.0], np.cumsum(value_n, dtype=np.float64)])
         before_T = np.append(encoded.start - 1, encoded.mark_T[:-1])
-        return (verifier.format.beta * (sum_L[encoded.mark_T] - sum_L[before_T])).astype(np.float32)
-    p_T = value_L[encoded.mark_T]
-    return 2 * p_T - 1 if verifier.format.score == "difference" else p_T
+        return (fmt.beta * (sum_L[encoded.mark_T] - sum_L[before_T])).astype(np.float32)
+    return 2 * value_n - 1 if fmt.score == "difference" else value_n
 
 
 def score_stream(
@@ -158,27 +159,31 @@ def score_stream(
             bar.update(len(chunk))
 
 
+def doubled(n: int, needed: int) -> int:
+    """n times the lowest power of two that makes it reach `needed`."""
+    return next(n << k for k in itertools.count() if n << k >= needed)
+
+
 def score_encoded(
     verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int
 ) -> list[np.ndarray]:
-    """`score_stream` of one chunk: packed rows, few shapes (widths and row counts are powers of two, the latter rounded up
-    to what the mesh in use divides)."""
+    """`score_stream` of one chunk: packed rows, few shapes (widths, mark slots and row counts are powers of two, the last
+    rounded up to what the mesh in use divides)."""
     check_divides(verifier.model.cfg, batch_rows, "batch.rows")
-    row_tokens = next(
-        n for k in itertools.count() if (n := row_tokens << k) >= max(len(e.ids_L) for e in encoded)
-    )
+    row_tokens = doubled(row_tokens, max(len(e.ids_L) for e in encoded))
+    by_ratio = verifier.format.score == "log_ratio"
     # In a tree the next token is not the next place, and a sliding window counts tokens between that are not before it.
     window = verifier.model.cfg.window or row_tokens
-    share = verifier.format.score != "log_ratio" and row_tokens <= window
+    share = not by_ratio and row_tokens <= window
     units = make_units(encoded, row_tokens, row_tokens, share)
     packs = plan_units(units, longest_first(units), row_tokens, row_tokens)
     scores: list[np.ndarray] = [None] * len(encoded)
 
     def finish(pending):
-        value_BL, layouts = pending
-        for value_L, (pack, places) in zip(np.asarray(value_BL), layouts, strict=False):
-            for i, place_L in zip(pack, places, strict=True):
-                scores[i] = at_marks(verifier, value_L[place_L], encoded[i])
+        value_Bn, layouts = pending
+        for value_n, (pack, reads) in zip(np.asarray(value_Bn), layouts, strict=False):
+            for i, read_n in zip(pack, reads, strict=True):
+                scores[i] = step_scores(verifier.format, value_n[read_n], encoded[i])
 
     pending = None
     for at in range(0, len(packs), batch_rows):
@@ -187,20 +192,29 @@ def score_encoded(
         B = min(batch_rows, -(-B // row_parts()) * row_parts())
         batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
         batch["until"] = np.full((B, row_tokens), row_tokens, np.int32)
-        layouts = []
+        layouts, marks = (
+            [],
+            [],
+        )  # a row's solutions and where each finds its values; the places of the row's marks
         for b, pack in enumerate(here):
             *arrays, places = lay_out([encoded[i].ids_L for i in pack], share)
             for name, x_n in zip(("ids", "pos", "until"), arrays, strict=True):
                 batch[name][b, : len(x_n)] = x_n
-            layouts.append((pack, places))
-        batch = put_rows(batch, B)
-        if verifier.format.score == "log_ratio":
-            value_BL = log_ratio(verifier.model, verifier.reference, batch)
+            own = [place_L[encoded[i].mark_T] for i, place_L in zip(pack, places, strict=True)]
+            marks.append(np.unique(np.concatenate(own)))  # one that several solutions share is read once
+            layouts.append(
+                (pack, places if by_ratio else [np.searchsorted(marks[b], own_T) for own_T in own])
+            )
+        if by_ratio:
+            value_Bn = log_ratio(verifier.model, verifier.reference, put_rows(batch, B))
         else:
-            value_BL = good_probability(verifier.model, batch)
+            batch["mark"] = np.zeros((B, doubled(max(1, row_tokens // 16), max(map(len, marks)))), np.int32)
+            for mark_T, found_T in zip(batch["mark"], marks, strict=False):
+                mark_T[: len(found_T)] = found_T
+            value_Bn = good_probability(verifier.model, put_rows(batch, B))
         if pending:  # read one batch late, while the device computes the next
             finish(pending)
-        pending = value_BL, layouts
+        pending = value_Bn, layouts
     finish(pending)
     return scores
 

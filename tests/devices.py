@@ -85,7 +85,8 @@ def long_gradient():
     L = SHORT + 32
     ids_BL = np.random.default_rng(5).integers(0, CFG.vocab, (8, L)).astype(np.int32)
     pos_BL = np.broadcast_to(np.arange(L, dtype=np.int32), ids_BL.shape)
-    batch = put_rows({"ids": ids_BL, "pos": pos_BL, "until": np.full_like(ids_BL, L - 1)}, 8)
+    batch = {"ids": ids_BL, "pos": pos_BL, "until": np.full_like(ids_BL, L - 1), "mark": pos_BL}
+    batch = put_rows(batch, 8)
     return float(gradient_norm(born(lambda: PRM(CFG, rngs=nnx.Rngs(0))), batch))
 
 

@@ -17,7 +17,7 @@ from flax import nnx
 
 from prm_jax import InputError, hf
 from prm_jax.formats import train_tokenizer
-from prm_jax.model import PRM, good_logit
+from prm_jax.model import PRM, RopeScaling, good_logit
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,8 @@ LLAMA31 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+# Of 4 pairs the first keeps its frequency, two are blended, and the last is divided.
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 BACKBONES = {
     "qwen2": {},
     "qwen2 tied, one group": {"tie_word_embeddings": True, "num_key_value_heads": 1},
@@ -62,6 +64,19 @@ BACKBONES = {
     "llama 3.1": {"rope_scaling": LLAMA31, "num_attention_heads": 2},
     "llama biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 4},
     "mistral window": {"sliding_window": 4, "head_dim": 16},
+    "qwen2 yarn": {"rope_scaling": YARN},
+    "llama yarn": {
+        "rope_scaling": YARN | {"attention_factor": 1.3, "beta_fast": 5.0, "truncate": False},
+        "head_dim": 32,
+    },
+    "qwen3 linear": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "head_dim": 8},
+    "qwen2 upper layers slide": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    "qwen3 one layer slides": {
+        "use_sliding_window": True,
+        "sliding_window": 3,
+        "head_dim": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
     "mistral full": {"sliding_window": None, "tie_word_embeddings": True},
 }
 
@@ -162,14 +177,44 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
     new = old | {"rope_parameters": LLAMA31 | {"rope_theta": 5e5}}
     old |= {"rope_theta": 5e5, "rope_scaling": LLAMA31}
     assert hf.model_config(old) == hf.model_config(new)
-    assert hf.model_config(old).rope_llama3 == (8.0, 1.0, 4.0, 64.0)
+    assert hf.model_config(old).rope_scaling == RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
     assert hf.model_config(old | {"rope_scaling": None}).rope_theta == 5e5
     for changes, pattern in (
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type: got 'yarn'"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'low_freq_factor' is missing"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+            "'dynamic', with which a score depends on the longest",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope"}},
+            "rope_type: got 'longrope'; expected default, linear, llama3, yarn",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),
+        ({"rope_scaling": YARN | {"mscale": 0.7}}, "mscale is not supported with rope_type 'yarn'"),
+        ({"rope_scaling": {"full_attention": {"rope_type": "yarn"}}}, "full_attention is not supported"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "'factor' is missing, which rope_type 'linear' needs"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
+            "is missing, which rope_type 'llama3' needs",
+        ),
+        ({"rope_scaling": "yarn"}, "a field of the wrong type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: got"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types: got"),
+        ({"layer_types": ["sliding_attention"]}, "names sliding layers, but the config gives llama no"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types: got .*'chunked_attention'"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "gives qwen2 no sliding_window"),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            "layer_types: has 2 layers, expected 1",
+        ),
+        ({"vocab_size": None}, "config.json: vocab_size: missing"),
+        ({"vocab_size": "many"}, "vocab_size: got 'many', expected a whole number above 0"),
+        ({"intermediate_size": 0}, "intermediate_size: got 0, expected a whole number"),
+        ({"head_dim": 7}, "head_dim: 7 is odd"),
         ({"rms_norm_eps": "small"}, "a field of the wrong type"),
         ({"num_key_value_heads": 3}, "is no multiple of kv_heads 3"),
     ):
@@ -270,7 +315,15 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {},
         {"tied": False, "lm_head": True, "head": "none"},
         {"family": "qwen3", "qk_norm": True, "head": "mlp", **no_bias},
-        {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_llama3": (8.0, 1.0, 4.0, 64.0)},
+        {
+            "family": "llama",
+            "o_bias": True,
+            "mlp_bias": True,
+            "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0),
+        },
+        {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
+        {"rope_scaling": RopeScaling("linear", 2.0), "window": 3},
+        {"window": 5, "sliding": (False, True)},
         {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
         {"family": "mistral", "window": None, "head": "binary", **no_bias},
     ):
@@ -283,6 +336,32 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
             *(jax.tree.leaves(nnx.state(m)) for m in (model, hf.load(tmp_path, read))), strict=True
         ):
             np.testing.assert_array_equal(a, b)
+
+
+def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, tokenizer, monkeypatch):
+    """At most 20,000 bytes a file but for one larger tensor; the one file of before is gone, and comes back."""
+    import torch
+    from transformers import AutoModelForTokenClassification
+
+    model = PRM(TINY, rngs=nnx.Rngs(0))
+    hf.save(tmp_path, model, tokenizer)
+    whole = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    largest = max(4 * math.prod(x.shape) for x in hf.open_tensors(tmp_path).values())
+    monkeypatch.setattr(hf, "SHARD", 20_000)
+    hf.save(tmp_path, model, tokenizer)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
+    assert all(path.stat().st_size < max(20_000, largest) + 4_000 for path in files)
+    parts = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
+    ids = torch.tensor(rng.integers(0, 64, (2, 9)))
+    with torch.no_grad():
+        assert torch.equal(whole(ids).logits, parts(ids).logits)
+    again = hf.load(tmp_path, TINY)
+    for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, again)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    monkeypatch.undo()
+    hf.save(tmp_path, model, tokenizer)
+    assert {x.path.name for x in hf.open_tensors(tmp_path).values()} == {"model.safetensors"}
 
 
 def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
@@ -332,9 +411,31 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     refuses("model_type: got")
     (tmp_path / "config.json").write_text("[]")
     refuses("expected an object")
+    write(prm_jax=3)
+    refuses("expected an object")
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    refuses("config.json: not text")
+
+
+def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
+    def refuses(pattern, **files):
+        for stem, text in files.items():
+            (tmp_path / f"{stem}.json").write_text(text)
+        with pytest.raises(InputError, match=pattern) as caught:
+            hf.load_tokenizer(tmp_path)
+        assert "\n" not in str(caught.value)
+
+    refuses("has no tokenizer.json", config='{"model_type": "qwen2"}')
     (tmp_path / "tokenizer.model").touch()
-    (tmp_path / "tokenizer.json").unlink()
-    refuses("tokenizer.model but no tokenizer.json", lambda: hf.load_tokenizer(tmp_path))
+    refuses("tokenizer.model but no tokenizer.json")
+    for text in ("{", "{}", "[]"):
+        refuses("no tokenizer that transformers can read", tokenizer=text)
+    tokenizer.save_pretrained(tmp_path)
+    refuses("no tokenizer that transformers can read", tokenizer_config="{")
+    refuses(
+        "auto_map: the tokenizer is Python code",
+        tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}',
+    )
 
 
 def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
@@ -357,6 +458,7 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
     refuses("model.norm.weight takes 128 bytes", **{"model.norm.weight": norm | {"shape": [31]}})
     refuses("has type I8, expected F64, F32", **{"model.norm.weight": norm | {"dtype": "I8"}})
     refuses("not a whole", **{"model.norm.weight": norm | {"data_offsets": [begin + 10**6, end + 10**6]}})
+    refuses("begins at -8", **{"model.norm.weight": norm | {"data_offsets": [-8, end - begin - 8]}})
     refuses("not a whole", **{"model.norm.weight": {"dtype": "F32"}})
     refuses("not a whole", **{"model.norm.weight": 5})
     refuses(
@@ -367,9 +469,15 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
         weights.write_bytes(wrong)
         with pytest.raises(InputError, match="not a whole safetensors file"):
             hf.load(tmp_path, cfg)
+    weights.write_bytes(whole)
     for content, pattern in (
         ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
         ('{"weight_map": {"a": "../other/model.safetensors"}}', "weight_map: expected names of files beside"),
+        ('{"weight_map": {}}', "weight_map: expected names of files"),
+        (
+            '{"weight_map": {"absent": "model.safetensors"}}',
+            "tensor absent: is not in model.safetensors, which",
+        ),
         ('{"weight_map": 3}', "expected JSON with a weight_map"),
         ("{", "expected JSON with a weight_map"),
     ):
@@ -419,7 +527,7 @@ print(json.dumps([size, (status("VmHWM") - before) * 1024, seconds, dtypes]))
 
 @pytest.mark.slow
 def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
-    """A bfloat16 checkpoint of Qwen2.5-0.5B's shape in 3 shards: its dtype kept, the peak below 1.3 times its size."""
+    """A bfloat16 checkpoint of Qwen2.5-0.5B's shape in 3 shards: its dtype kept, the peak hardly above its size."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 
@@ -459,4 +567,4 @@ def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
     size, peak, seconds, dtypes = json.loads(done.stdout)
     print(f"{size / 2**20:.0f} MiB, peak {peak / size:.3f} of it, {seconds:.1f} s")
     assert size == sum(map(math.prod, names.values())) * 2 > 0.98e9 and dtypes == ["bfloat16"]
-    assert peak < 1.3 * size
+    assert peak < 1.1 * size

@@ -1,7 +1,8 @@
 """Released PRMs, the whole path: text -> ids -> score, against references written from the authors' own code.
 
 Each reference below says what it follows. The weights are random and tiny; the tokenizers are the real ones where the data
-folder has them. The literal ids were worked out from the authors' rules, piece by piece, and not by running prm_jax.
+folder has them. The literal ids were worked out from the authors' rules, piece by piece, and not by running prm_jax; a second
+time from the authors' repositories and the tokenizers alone, with the same result.
 """
 
 import json
@@ -90,6 +91,14 @@ def reasoneval_tokenizer(mistral):
     mistral.pad_token = None
 
 
+@pytest.fixture
+def skywork_tokenizer(qwen):
+    """With a beginning-of-sequence token, which the authors' code needs; which one theirs has was not to be seen."""
+    qwen.bos_token = "<|endoftext|>"
+    yield qwen
+    qwen.bos_token = None
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """Bytes in Llama 3's order, two line breaks as 271, and Llama 3.1's special tokens at their ids."""
@@ -132,11 +141,11 @@ def trl(tok, problem, steps, separator="\n"):
 
 
 def skywork(tok, problem, steps):
-    """SkyworkAI/skywork-o1-prm-inference model_utils/io_utils.py prepare_input; this tokenizer has no bos token to put first.
+    """SkyworkAI/skywork-o1-prm-inference model_utils/io_utils.py prepare_input.
 
     Of its flags, one a line, those of the last line of each step.
     """
-    ids, flags = tok.encode(problem + "\n"), []
+    ids, flags = tok.encode((tok.bos_token or "") + problem + "\n"), []
     newline = tok.encode("\n")[-1]
     for step in steps:
         for line in step.split("\n"):
@@ -243,7 +252,7 @@ SYSTEMS = {
     "trl": ("qwen", "qwen2", LINEAR2, trl, second_class),
     "pure": ("qwen", "qwen2", LINEAR2, trl, difference),
     "qwen_prm": ("qwen", "qwen2", MLP, qwen_prm, second_class),
-    "skywork": ("qwen", "qwen2", {"v_head.summary.weight": (1, D), "v_head.summary.bias": (1,)}, skywork,
+    "skywork": ("skywork_tokenizer", "qwen2", {"v_head.summary.weight": (1, D), "v_head.summary.bias": (1,)}, skywork,
                 lambda logit_TC: logit_TC.sigmoid()[:, 0]),
     "reasoneval": ("reasoneval_tokenizer", "mistral", {"score_head.weight": (3, D), "score_head.bias": (3,)}, reasoneval,
                    ternary_score),
@@ -291,9 +300,9 @@ LITERALS = {
     ],
     # the problem's line break is tokenised with it: ?\n is 5267
     "skywork": [
-        (ONE, [16, 10, 16, 5267, 17, 13, 198], [6]),
-        (TWO, [16, 10, 16, 5267, 3966, 13, 198, 11613, 13, 198], [6, 9]),
-        (ODD, [32, 198, 33, 198, 87, 198, 88, 198, 198, 89, 220, 198], [7, 8, 11]),
+        (ONE, [151643, 16, 10, 16, 5267, 17, 13, 198], [7]),
+        (TWO, [151643, 16, 10, 16, 5267, 3966, 13, 198, 11613, 13, 198], [7, 10]),
+        (ODD, [151643, 32, 198, 33, 198, 87, 198, 88, 198, 198, 89, 220, 198], [8, 9, 12]),
     ],
     "qwen_prm": [
         (ONE, [*SYSTEM, 16, 10, 16, 30, *REPLY, 17, 13, 151651, *STOP], [34]),

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 from conftest import TINY
@@ -62,6 +63,29 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch):
         (alone,) = score_solutions(verifier, [row], batch_rows=1, row_tokens=256)
         np.testing.assert_allclose(mine, alone, atol=1e-5)
         np.testing.assert_allclose(chunked, alone, atol=1e-5)
+
+
+def test_the_step_head_sees_marks_alone_and_a_shared_one_once(verifier, rng, monkeypatch):
+    """Three candidates of four steps share two: of their 12 marks 8 are distinct, and no other token reaches the head."""
+    ((problem, trunk),) = [("12 + 34", ("5 6", "7"))]
+    rows = [(problem, (*trunk, f"{n} {n}", "8 9")) for n in (1, 2, 3)]
+    seen = []
+
+    def spy(model, batch):
+        seen.append((np.asarray(batch["ids"]), np.asarray(batch["mark"])))
+        return score(model, batch)
+
+    score = scoring.good_probability
+    monkeypatch.setattr(scoring, "good_probability", spy)
+    found = score_solutions(verifier, rows, batch_rows=1, row_tokens=128)
+    ((ids_BL, mark_BT),) = seen
+    assert mark_BT.shape == (1, 8)
+    newline = verifier.tokenizer.encode("\n")[-1]
+    assert sorted(mark_BT[0]) == np.flatnonzero(ids_BL[0] == newline).tolist()
+    assert jax.eval_shape(
+        score, verifier.model, {"ids": ids_BL, "pos": ids_BL, "until": ids_BL, "mark": mark_BT}
+    ).shape == (1, 8)
+    assert len({tuple(score_T[:2]) for score_T in found}) == 1 and len({score_T[2] for score_T in found}) == 3
 
 
 def test_a_score_never_sees_what_follows(verifier, rng):
