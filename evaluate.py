@@ -48,7 +48,7 @@ BENCHMARKS = ("processbench", "prmbench")
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
     rows: int
-    tokens: int
+    tokens: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def main(cfg):
         "fresh.candidates": cfg.fresh.candidates,
     }
     for name, n in at_least_1.items():
-        if n < 1:
+        if n is not None and n < 1:
             raise InputError(f"{name}: got {n}, expected at least 1")
     if cfg.max_solutions is not None and cfg.max_solutions < 1:
         raise InputError(f"max_solutions: got {cfg.max_solutions}, expected at least 1, or null for all")

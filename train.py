@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError, cli, hf
-from prm_jax.batches import PackedRows, eval_batches, make_examples, row_marks, train_batches
+from prm_jax.batches import PackedRows, eval_batches, make_examples, row_marks, train_batches, training_width
 from prm_jax.checkpoint import Checkpoints
 from prm_jax.data import data_config, load_splits
 from prm_jax.formats import Format, train_tokenizer
@@ -41,7 +41,7 @@ from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimi
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
     rows: int
-    tokens: int
+    tokens: int | None
     accumulate: int
     too_long: str
     step_weights: str
@@ -89,7 +89,7 @@ class TrainConfig:
         counts |= {f"batch.{name}": getattr(self.batch, name) for name in ("rows", "tokens", "accumulate")}
         counts |= {"eval.every": self.eval.every, "eval.solutions": self.eval.solutions}
         for name, n in counts.items():
-            if n < 1:
+            if n is not None and n < 1:
                 raise InputError(f"{name}: got {n}, expected at least 1")
 
 
@@ -144,6 +144,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions"
     )
     cli.print_counts(counts)
+    if cfg.batch.tokens is None:
+        width = training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
+        cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
 
     model = make_model(cfg, tokenizer)
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)

@@ -118,6 +118,8 @@ def tiled(q_BLHK, k_BLGK, v_BLGK, until_BL):
     cut = lambda x_BLGx: jnp.pad(x_BLGx, ((0, 0), (0, n * t - L), (0, 0), (0, 0)))
     q_NGmK = cut(q_BLHK * K**-0.5).reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
     k_NGtK, v_NGtK = (cut(x).reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
+    # Held in their dtype: XLA would else keep bfloat16 factors in float32 and convert them tile by tile.
+    q_NGmK, k_NGtK, v_NGtK = jax.lax.optimization_barrier((q_NGmK, k_NGtK, v_NGtK))
     o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, until_Nt)
     return o_NGmK.reshape(N, G, R, t, K).transpose(0, 3, 1, 2, 4).reshape(B, n * t, H, K)[:, :L]
 
@@ -153,29 +155,32 @@ def _tiled(q_NGmK, k_NGtK, v_NGtK, until_Nt):
 
 def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, until_Nt):
     R = q_NGmK.shape[2] // until_Nt.shape[1]
-    last_N = _last_tile(until_Nt)
+    i_N, last_N = jnp.arange(len(until_Nt)), _last_tile(until_Nt)
 
-    def key_tile(j, carry):
-        k_GtK, v_GtK = _read(k_NGtK, j), _read(v_NGtK, j)
+    def query_tile(i, carry):
+        q_GmK = _read(q_NGmK, i)
+        is_needed_N = (i_N <= i) & (i <= last_N)
+        key_N = jnp.argsort(~is_needed_N)  # the needed key tiles first
 
-        def query_tile(i, carry):
-            o_NGmK, sum_NGm1, top_NGm1 = carry
+        def key_tile(at, carry):
+            o_GmK, sum_Gm1, top_Gm1 = carry
+            j = key_N[at]
             mask_mt = jnp.tile(_is_visible(until_Nt, i, j), (R, 1))
-            s_Gmt = jnp.where(mask_mt, multiply(_read(q_NGmK, i), k_GtK, 2, 2), MASKED)
-            old_Gm1 = _read(top_NGm1, i)
-            top_Gm1 = jnp.maximum(old_Gm1, s_Gmt.max(-1, keepdims=True))
-            p_Gmt, shrink_Gm1 = jnp.exp(s_Gmt - top_Gm1), jnp.exp(old_Gm1 - top_Gm1)
-            o_GmK = _read(o_NGmK, i) * shrink_Gm1 + multiply(p_Gmt.astype(v_GtK.dtype), v_GtK, 2, 1)
-            sum_Gm1 = _read(sum_NGm1, i) * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True)
-            return _write(o_NGmK, o_GmK, i), _write(sum_NGm1, sum_Gm1, i), _write(top_NGm1, top_Gm1, i)
+            s_Gmt = jnp.where(mask_mt, multiply(q_GmK, _read(k_NGtK, j), 2, 2), MASKED)
+            new_Gm1 = jnp.maximum(top_Gm1, s_Gmt.max(-1, keepdims=True))
+            p_Gmt, shrink_Gm1 = jnp.exp(s_Gmt - new_Gm1), jnp.exp(top_Gm1 - new_Gm1)
+            o_GmK = o_GmK * shrink_Gm1 + multiply(p_Gmt.astype(q_GmK.dtype), _read(v_NGtK, j), 2, 1)
+            return o_GmK, sum_Gm1 * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True), new_Gm1
 
-        return jax.lax.fori_loop(j, last_N[j] + 1, query_tile, carry)
+        o_GmK, zeros_Gm1 = jnp.zeros(q_GmK.shape), jnp.zeros((*q_GmK.shape[:-1], 1))
+        # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds exp(-huge) = 0.
+        start = o_GmK, zeros_Gm1, zeros_Gm1 + MASKED / 2
+        own = jax.lax.fori_loop(0, is_needed_N.sum(), key_tile, start)
+        return tuple(_write(x_N, x, i) for x_N, x in zip(carry, own, strict=True))
 
-    o_NGmK = jnp.zeros(q_NGmK.shape, jnp.float32)
-    sum_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
-    # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds exp(-huge) = 0.
-    start = o_NGmK, sum_NGm1, jnp.full_like(sum_NGm1, MASKED / 2)
-    o_NGmK, sum_NGm1, top_NGm1 = jax.lax.fori_loop(0, len(last_N), key_tile, start)
+    zeros_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
+    start = jnp.zeros(q_NGmK.shape), zeros_NGm1, zeros_NGm1
+    o_NGmK, sum_NGm1, top_NGm1 = jax.lax.fori_loop(0, len(last_N), query_tile, start)
     o_NGmK = checkpoint_name((o_NGmK / sum_NGm1).astype(q_NGmK.dtype), "attention")
     lse_NGm = checkpoint_name((top_NGm1 + jnp.log(sum_NGm1))[..., 0], "attention")
     return o_NGmK, (q_NGmK, k_NGtK, v_NGtK, until_Nt, o_NGmK, lse_NGm)

@@ -7,6 +7,7 @@ Dimension key: B rows, L tokens, T step marks (of one solution, or the slots of 
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import grain
 import numpy as np
@@ -38,11 +39,11 @@ def targets(solution: Solution, objective: str) -> np.ndarray:
 
 
 def make_examples(
-    solutions: list[Solution], fmt: Format, tokenizer, objective: str, limit: int, too_long: str
+    solutions: list[Solution], fmt: Format, tokenizer, objective: str, limit: int | None, too_long: str
 ):
     """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
 
-    A solution of more than `limit` tokens raises (`too_long=error`), is dropped, or loses its last steps (`cut`: whole
+    A solution of more than `limit` tokens (null: there is no limit) raises (`too_long=error`), is dropped, or loses its last steps (`cut`: whole
     steps only, so that every label kept still has its mark). A solution without a target is dropped and counted.
     """
     if too_long not in ("error", "drop", "cut"):
@@ -55,7 +56,7 @@ def make_examples(
         ratings = (solution.ratings if objective == "prm" else None) or [None] * len(solution.steps)
         rating_T = np.array([np.nan if r is None else r for r in ratings], np.float32)
         example = Example(row.ids_L, row.mark_T, label_T, rating_T, row.start)
-        if len(row.ids_L) > limit:
+        if limit is not None and len(row.ids_L) > limit:
             if too_long == "error":
                 raise InputError(
                     f"{solution.id}: has {len(row.ids_L)} tokens, more than batch.tokens={limit}; "
@@ -179,6 +180,60 @@ def plan_units(units: list[Unit], order, row_tokens: int, row_marks: int) -> lis
     return [[i for k in pack for i in units[k].indices] for pack in packs]
 
 
+def plan_tree(
+    sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64
+) -> tuple[list[list[int]], int]:
+    """Rows that share prefixes, for solutions in any order: (indices in each row, tokens that are laid out in all).
+
+    Depth first, each sequence goes to the row where it adds the fewest tokens, of several to the fullest (best fit), among
+    the newest `open_rows`; so a row holds few problems and small ones fill what large ones leave.
+    """
+    rows, free, last = [], [], []
+    for i in depth_first(sequences):
+        own_L = sequences[i]
+        recent = range(max(0, len(rows) - open_rows), len(rows))
+        fits = ((len(own_L) - common_prefix(last[r], own_L), free[r], r) for r in recent)
+        added, _, r = min((fit for fit in fits if fit[0] <= fit[1]), default=(len(own_L), 0, len(rows)))
+        if r == len(rows):
+            rows.append([])
+            free.append(row_tokens)
+            last.append(own_L)
+        rows[r].append(i)
+        free[r] -= added
+        last[r] = own_L
+    return rows, len(rows) * row_tokens - sum(free)
+
+
+def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tuple[list[list[int]], int]:
+    """`plan_tree`, or without shared prefixes the tightest packing of whole sequences, the longest first."""
+    if share:
+        return plan_tree(sequences, row_tokens)
+    lengths = [len(ids_L) for ids_L in sequences]
+    order = np.argsort([-n for n in lengths], kind="stable")
+    return plan_packs(lengths, [0] * len(lengths), order, row_tokens, 0), sum(lengths)
+
+
+MOST_PADDING = 0.05  # share of the places in all rows
+
+
+def choose_width(longest: int, plan: Callable[[int], tuple[list, int]]) -> int:
+    """Tokens a row: the narrowest of six widths, from `longest` on, that leaves at most MOST_PADDING empty; else the best.
+
+    plan: width -> (rows, tokens in them). Widths are powers of two and one and a half times them, so that other data of
+    about these lengths mean the same compiled program.
+    """
+    widths = [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]
+    padding = {}
+    for width in widths:
+        rows, tokens = plan(width)
+        padding[width] = 1 - tokens / (len(rows) * width)
+        if padding[width] <= MOST_PADDING:
+            return width
+        if len(rows) == 1:
+            break
+    return min(padding, key=padding.get)
+
+
 def longest_first(units: list[Unit]) -> np.ndarray:
     """The order that packs most tightly."""
     return np.argsort([-u.tokens for u in units], kind="stable")
@@ -280,6 +335,16 @@ class PackedRows:
                 return number + (i - start) / (end - start)
             start = end
         return float(len(self.ends))
+
+
+def training_width(examples: list[Example], share: bool) -> int:
+    """`choose_width` of training rows, which are filled in random order."""
+
+    def plan(width):
+        units = make_units(examples, width, width, share)
+        return plan_units(units, range(len(units)), width, width), sum(unit.tokens for unit in units)
+
+    return choose_width(max(len(e.ids_L) for e in examples), plan)
 
 
 def row_marks(examples: list[Example], row_tokens: int, share: bool = False) -> int:

@@ -42,7 +42,7 @@ class ScoreConfig:
     mean_tokens: float
     longest: int
     rows: int
-    tokens: int
+    tokens: int | None
     repeats: int
 
     def __post_init__(self):

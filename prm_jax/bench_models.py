@@ -21,11 +21,11 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError, hf, pools
-from prm_jax.batches import Example, lay_out, longest_first, make_units, pack_row, plan_units
+from prm_jax.batches import Example, lay_out, pack_row, plan_rows
 from prm_jax.bench import BenchConfig, Row, matmul_peak
 from prm_jax.formats import Encoded, Format, encode
 from prm_jax.model import PRM, ModelConfig
-from prm_jax.scoring import Verifier, score_encoded
+from prm_jax.scoring import Verifier, Work, fit_width, score_encoded
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
 PLAIN = Format("plain", separator="\n")
@@ -260,30 +260,25 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
     model, s = make_model(cfg), cfg.score
     encoded = scoring_job(cfg, model.cfg.vocab)
     verifier = Verifier(model, None, PLAIN, "correctness", "prm", "bench")
-    score = lambda: score_encoded(verifier, encoded, s.rows, s.tokens)
-    seconds = []
+    width, seconds = fit_width(verifier, encoded, s.tokens), []
     for _ in range(1 + s.repeats):  # the first compiles
-        start = time.perf_counter()
-        scores = score()
+        work, start = Work(), time.perf_counter()
+        scores = score_encoded(verifier, encoded, s.rows, width, work)
         seconds.append(time.perf_counter() - start)
     seconds = statistics.median(seconds[1:])
-    tokens = sum(len(e.ids_L) for e in encoded)
-    units = make_units(encoded, s.tokens, s.tokens, share=True)
-    packs = plan_units(units, longest_first(units), s.tokens, s.tokens)
-    laid = [lay_out([encoded[i].ids_L for i in pack], share=True) for pack in packs]
-    computed, pairs = (
-        sum(len(ids_n) for ids_n, *_ in laid),
-        sum(int(pos_n.sum()) + len(pos_n) for _, pos_n, *_ in laid),
-    )
+    packs, _ = plan_rows([e.ids_L for e in encoded], width, share=True)
+    pos = [lay_out([encoded[i].ids_L for i in pack], share=True)[1] for pack in packs]
+    pairs = sum(int(pos_n.sum()) + len(pos_n) for pos_n in pos)
     peak = matmul_peak(model.cfg.dtype, cfg.warmup, cfg.repeats)
-    achieved = forward_flops(model.cfg, computed, pairs) / seconds
+    achieved = forward_flops(model.cfg, work.computed, pairs) / seconds
     out = [
         Row("solutions", len(encoded)),
-        Row("tokens", tokens),
-        Row("tokens_a_computed_token", tokens / computed, "shared prefixes"),
-        Row("padding_share", 1 - computed / (len(packs) * s.tokens), f"rows of {s.tokens} tokens"),
+        Row("tokens", work.tokens),
+        Row("tokens_a_computed_token", work.tokens / work.computed, "shared prefixes"),
+        Row("padding_share", 1 - work.computed / work.places, f"{s.rows} rows of {width} tokens a batch"),
+        Row("compiled_shapes", len(work.shapes)),
         Row("seconds", seconds),
-        Row("useful_tokens_per_second", tokens / seconds),
+        Row("useful_tokens_per_second", work.tokens / seconds),
         Row("matmul_peak_gflops", peak / 1e9),
         Row("achieved_gflops", achieved / 1e9, "of computed tokens: a shared one counts once"),
         Row("share_of_matmul_peak", achieved / peak),
@@ -298,7 +293,7 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
             theirs, peer = run_peer(cfg, folder, dtype, **job), f"{cfg.peer}_{dtype}"
             worst = max(float(np.abs(a - b).max()) for a, b in zip(scores, theirs["scores"], strict=True))
             out += [
-                Row(f"{peer}_tokens_per_second", tokens / theirs["seconds"]),
+                Row(f"{peer}_tokens_per_second", work.tokens / theirs["seconds"]),
                 Row(f"times_{peer}", theirs["seconds"] / seconds),
                 Row(f"{peer}_score_difference", worst),
             ]

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError, checkpoint, cli, hf
-from prm_jax.batches import lay_out, longest_first, make_units, plan_units
+from prm_jax.batches import choose_width, lay_out, plan_rows
 from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
 from prm_jax.sharding import check_divides, everywhere, put_rows, row_parts, same_file
@@ -133,12 +133,31 @@ def step_scores(fmt: Format, value_n: np.ndarray, encoded: Encoded) -> np.ndarra
     return 2 * value_n - 1 if fmt.score == "difference" else value_n
 
 
+@dataclasses.dataclass
+class Work:
+    """What scoring computed: tokens of the solutions, those of them left after sharing, places in the rows for them, and
+    the shapes (rows, tokens, marks) of the batches, each of which is compiled once."""
+
+    solutions: int = 0
+    tokens: int = 0
+    computed: int = 0
+    places: int = 0
+    shapes: set = dataclasses.field(default_factory=set)
+
+    def summary(self) -> str:
+        widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
+        return (
+            f"scored      {self.solutions:,} solutions in rows of {widths} tokens: {self.tokens / self.computed:.2f} tokens "
+            f"of solutions a computed token, {1 - self.computed / self.places:.1%} padding, {len(self.shapes)} shapes compiled"
+        )
+
+
 def score_stream(
     verifier: Verifier,
     rows: Iterable,
     *,
     batch_rows: int,
-    row_tokens: int,
+    row_tokens: int | None,
     total: int | None = None,
     done: int = 0,
 ) -> Iterator[np.ndarray]:
@@ -146,17 +165,20 @@ def score_stream(
 
     Reads CHUNK rows at a time, so memory does not grow with the stream. Within a chunk a row that repeats is scored once,
     and a prefix that several solutions share (the problem, first steps) is computed once. A score depends on its own
-    solution alone, whatever shares the row or the batch. A solution longer than `row_tokens` widens the rows of its
-    chunk to the next power of two times it. The progress bar goes from `done` to `total`.
+    solution alone, whatever shares the row or the batch. `row_tokens` of None is chosen from the lengths in the first
+    chunk; a solution that is longer doubles the rows from its chunk on. The progress bar goes from `done` to `total`.
     """
-    rows = iter(rows)
+    rows, work = iter(rows), Work()
     with cli.progress("scoring", total, "solution", done) as bar:
         while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
             distinct = {row: i for i, row in enumerate(dict.fromkeys(chunk))}
             encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
-            scores = score_encoded(verifier, encoded, batch_rows, row_tokens)
+            row_tokens = fit_width(verifier, encoded, row_tokens)
+            scores = score_encoded(verifier, encoded, batch_rows, row_tokens, work)
             yield from (scores[distinct[row]] for row in chunk)
             bar.update(len(chunk))
+    if work.solutions:
+        print(work.summary())
 
 
 def doubled(n: int, needed: int) -> int:
@@ -164,19 +186,33 @@ def doubled(n: int, needed: int) -> int:
     return next(n << k for k in itertools.count() if n << k >= needed)
 
 
+def may_share(verifier: Verifier, row_tokens: int) -> bool:
+    """Whether a row can be a prefix tree: in one the next token is not the next place, as a log-ratio has it, and a sliding
+    window counts tokens between that are not before it."""
+    window = verifier.model.cfg.window
+    return verifier.format.score != "log_ratio" and (window is None or row_tokens <= window)
+
+
+def fit_width(verifier: Verifier, encoded: list[Encoded], row_tokens: int | None) -> int:
+    """Tokens of a row that takes each solution: `row_tokens` doubled as needed, or chosen where it is None."""
+    longest = max(len(e.ids_L) for e in encoded)
+    if row_tokens is not None:
+        return doubled(row_tokens, longest)
+    sequences = [e.ids_L for e in encoded]
+    return choose_width(longest, lambda width: plan_rows(sequences, width, may_share(verifier, width)))
+
+
 def score_encoded(
-    verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int
+    verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int, work: Work
 ) -> list[np.ndarray]:
-    """`score_stream` of one chunk: packed rows, few shapes (widths, mark slots and row counts are powers of two, the last
-    rounded up to what the mesh in use divides)."""
+    """`score_stream` of one chunk: packed rows, few shapes (mark slots and row counts are powers of two, the latter rounded
+    up to what the mesh in use divides). Adds to `work`."""
     check_divides(verifier.model.cfg, batch_rows, "batch.rows")
-    row_tokens = doubled(row_tokens, max(len(e.ids_L) for e in encoded))
-    by_ratio = verifier.format.score == "log_ratio"
-    # In a tree the next token is not the next place, and a sliding window counts tokens between that are not before it.
-    window = verifier.model.cfg.window or row_tokens
-    share = not by_ratio and row_tokens <= window
-    units = make_units(encoded, row_tokens, row_tokens, share)
-    packs = plan_units(units, longest_first(units), row_tokens, row_tokens)
+    by_ratio, share = verifier.format.score == "log_ratio", may_share(verifier, row_tokens)
+    packs, computed = plan_rows([e.ids_L for e in encoded], row_tokens, share)
+    work.solutions += len(encoded)
+    work.tokens += sum(len(e.ids_L) for e in encoded)
+    work.computed += computed
     scores: list[np.ndarray] = [None] * len(encoded)
 
     def finish(pending):
@@ -192,10 +228,8 @@ def score_encoded(
         B = min(batch_rows, -(-B // row_parts()) * row_parts())
         batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
         batch["until"] = np.full((B, row_tokens), row_tokens, np.int32)
-        layouts, marks = (
-            [],
-            [],
-        )  # a row's solutions and where each finds its values; the places of the row's marks
+        # Of each row its solutions and where each finds its values; the places of the row's marks.
+        layouts, marks = [], []
         for b, pack in enumerate(here):
             *arrays, places = lay_out([encoded[i].ids_L for i in pack], share)
             for name, x_n in zip(("ids", "pos", "until"), arrays, strict=True):
@@ -205,10 +239,13 @@ def score_encoded(
             layouts.append(
                 (pack, places if by_ratio else [np.searchsorted(marks[b], own_T) for own_T in own])
             )
+        T = doubled(max(1, row_tokens // 16), max(map(len, marks)))
+        work.places += B * row_tokens
+        work.shapes.add((B, row_tokens, 0 if by_ratio else T))
         if by_ratio:
             value_Bn = log_ratio(verifier.model, verifier.reference, put_rows(batch, B))
         else:
-            batch["mark"] = np.zeros((B, doubled(max(1, row_tokens // 16), max(map(len, marks)))), np.int32)
+            batch["mark"] = np.zeros((B, T), np.int32)
             for mark_T, found_T in zip(batch["mark"], marks, strict=False):
                 mark_T[: len(found_T)] = found_T
             value_Bn = good_probability(verifier.model, put_rows(batch, B))
@@ -220,14 +257,14 @@ def score_encoded(
 
 
 def score_solutions(
-    verifier: Verifier, rows: Sequence, *, batch_rows: int, row_tokens: int
+    verifier: Verifier, rows: Sequence, *, batch_rows: int, row_tokens: int | None
 ) -> list[np.ndarray]:
     """`score_stream` of a list of rows, as a list."""
     return list(score_stream(verifier, rows, batch_rows=batch_rows, row_tokens=row_tokens, total=len(rows)))
 
 
 def score_into(
-    path: Path, verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int, total: int
+    path: Path, verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int | None, total: int
 ):
     """Appends the step scores of (id, problem, steps) rows to a scores file, one JSON object {id, scores} a line, as they come.
 

@@ -18,7 +18,7 @@ from prm_jax.attention import SHORT
 from prm_jax.checkpoint import Checkpoints
 from prm_jax.formats import Encoded, Format
 from prm_jax.model import PRM
-from prm_jax.scoring import Verifier, good_probability, score_encoded
+from prm_jax.scoring import Verifier, Work, good_probability, score_encoded
 from prm_jax.sharding import MeshConfig, born, layout, make_mesh, put_rows
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
 
@@ -71,7 +71,7 @@ def score():
     scores = []
     for fmt in (Format("plain", "\n"), Format("plain", "\n", head="implicit", score="log_ratio")):
         verifier = Verifier(models[0], None, fmt, "correctness", "prm", "tiny", models[1])
-        scores += score_encoded(verifier, solutions, 16, SHORT + 32)
+        scores += score_encoded(verifier, solutions, 16, SHORT + 32, Work())
     return np.concatenate(scores).tolist()
 
 

@@ -13,16 +13,22 @@ from prm_jax.attention import visible
 from prm_jax.batches import (
     Example,
     PackedRows,
+    choose_width,
     cut,
     eval_batches,
     lay_out,
+    longest_first,
     make_examples,
     make_units,
     pack_row,
     plan_packs,
+    plan_rows,
+    plan_tree,
+    plan_units,
     row_marks,
     targets,
     train_batches,
+    training_width,
 )
 from prm_jax.formats import Format, train_tokenizer
 from prm_jax.solutions import Solution
@@ -151,6 +157,37 @@ def test_in_a_tree_a_token_sees_its_own_path_alone(rng):
     for place_L in places:
         for depth, at in enumerate(place_L):
             assert np.flatnonzero(sees[at]).tolist() == place_L[: depth + 1].tolist() and pos_n[at] == depth
+
+
+def test_rows_of_a_tree_hold_every_sequence_once_and_pack_better_than_neighbours_alone(rng):
+    prompts = [rng.integers(0, 1000, 20) for _ in range(10)]
+    sequences = [
+        np.concatenate([prompts[k % 10], rng.integers(1000, 2000, n)])
+        for k, n in enumerate(np.clip(rng.lognormal(3.5, 0.5, 200), 8, 100).astype(int))
+    ]
+    rows, tokens = plan_tree(sequences, 256)
+    assert sorted(i for row in rows for i in row) == list(range(200))
+    laid = [len(lay_out([sequences[i] for i in row], share=True)[0]) for row in rows]
+    assert sum(laid) == tokens and max(laid) <= 256
+    units = make_units([Example(s, np.array([0]), nan, nan, 20) for s in sequences], 256, 256, share=True)
+    assert len(rows) < 0.95 * len(plan_units(units, longest_first(units), 256, 256))
+    assert tokens < 0.9 * sum(map(len, sequences))
+
+
+def test_the_narrowest_width_with_little_padding_is_chosen(rng):
+    lengths = np.clip(rng.lognormal(np.log(204) - 0.125, 0.5, 500), 8, 759).astype(int)
+    sequences = [np.arange(n) for n in lengths]
+    plan = lambda width: plan_rows(sequences, width, share=False)
+    width = choose_width(lengths.max(), plan)
+    rows, tokens = plan(width)
+    assert width == 768 and 1 - tokens / (len(rows) * width) < 0.05
+    # Alone in rows as long as itself a solution of 500 tokens wastes nothing, but the widths are few: 512, 768, 1024, ...
+    assert choose_width(500, lambda width: plan_rows([np.arange(500)], width, share=False)) == 512
+    assert choose_width(500, lambda width: plan_rows([np.arange(500)] * 3, width, share=False)) == 512
+    # Two of 500 do not fit 768; three of 340 leave a third of 512 empty, and fill 1,024.
+    assert choose_width(340, lambda width: plan_rows([np.arange(340)] * 9, width, share=False)) == 1024
+    examples = [Example(s, np.array([0]), nan, nan, 1) for s in sequences]
+    assert training_width(examples, share=False) == 768
 
 
 def test_units_keep_a_problem_together_and_fit_a_row(rng):
