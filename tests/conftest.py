@@ -12,9 +12,12 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # a second run hardly compiles
-# Most of the time of a test is XLA's compiler, and seven eighths of that is LLVM at work on speed that no test needs.
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
+# Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
+# runs all tests, those in processes of their own too, as XLA compiles by default.
+XLA_FLAGS = os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import numpy as np
