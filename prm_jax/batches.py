@@ -213,25 +213,23 @@ def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tupl
     return plan_packs(lengths, [0] * len(lengths), order, row_tokens, 0), sum(lengths)
 
 
-MOST_PADDING = 0.05  # share of the places in all rows
+SPARE = 0.03  # share of the places in all rows that narrower rows may cost
 
 
-def choose_width(longest: int, plan: Callable[[int], tuple[list, int]]) -> int:
-    """Tokens a row: the narrowest of six widths, from `longest` on, that leaves at most MOST_PADDING empty; else the best.
+def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
+    """Tokens a row: of six widths, from `longest` on, the narrowest that needs no more than SPARE over the fewest places.
 
-    plan: width -> (rows, tokens in them). Widths are powers of two and one and a half times them, so that other data of
-    about these lengths mean the same compiled program.
+    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention on an
+    accelerator. Widths are powers of two and one and a half times them, so that other data of about these lengths mean
+    the same compiled program.
     """
-    widths = [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]
-    padding = {}
-    for width in widths:
-        rows, tokens = plan(width)
-        padding[width] = 1 - tokens / (len(rows) * width)
-        if padding[width] <= MOST_PADDING:
-            return width
-        if len(rows) == 1:
+    places = {}
+    for width in [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]:
+        n_rows = len(plan(width))
+        places[width] = n_rows * width
+        if n_rows == 1:
             break
-    return min(padding, key=padding.get)
+    return min(width for width, n in places.items() if n <= (1 + SPARE) * min(places.values()))
 
 
 def longest_first(units: list[Unit]) -> np.ndarray:
@@ -342,7 +340,7 @@ def training_width(examples: list[Example], share: bool) -> int:
 
     def plan(width):
         units = make_units(examples, width, width, share)
-        return plan_units(units, range(len(units)), width, width), sum(unit.tokens for unit in units)
+        return plan_units(units, range(len(units)), width, width)
 
     return choose_width(max(len(e.ids_L) for e in examples), plan)
 

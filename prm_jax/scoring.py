@@ -199,7 +199,7 @@ def fit_width(verifier: Verifier, encoded: list[Encoded], row_tokens: int | None
     if row_tokens is not None:
         return doubled(row_tokens, longest)
     sequences = [e.ids_L for e in encoded]
-    return choose_width(longest, lambda width: plan_rows(sequences, width, may_share(verifier, width)))
+    return choose_width(longest, lambda width: plan_rows(sequences, width, may_share(verifier, width))[0])
 
 
 def score_encoded(

@@ -171,18 +171,18 @@ def test_rows_of_a_tree_hold_every_sequence_once_and_are_full(rng):
     assert tokens < 0.9 * sum(map(len, sequences))
 
 
-def test_the_narrowest_width_with_little_padding_is_chosen(rng):
+def test_the_narrowest_width_that_costs_little_is_chosen(rng):
     lengths = np.clip(rng.lognormal(np.log(204) - 0.125, 0.5, 500), 8, 759).astype(int)
     sequences = [np.arange(n) for n in lengths]
-    plan = lambda width: plan_rows(sequences, width, share=False)
-    width = choose_width(lengths.max(), plan)
-    rows, tokens = plan(width)
+    plan = lambda sequences: lambda width: plan_rows(sequences, width, share=False)[0]
+    width = choose_width(lengths.max(), plan(sequences))
+    rows, tokens = plan_rows(sequences, width, share=False)
     assert width == 768 and 1 - tokens / (len(rows) * width) < 0.05
     # Alone in rows as long as itself a solution of 500 tokens wastes nothing, but the widths are few: 512, 768, 1024, ...
-    assert choose_width(500, lambda width: plan_rows([np.arange(500)], width, share=False)) == 512
-    assert choose_width(500, lambda width: plan_rows([np.arange(500)] * 3, width, share=False)) == 512
+    assert choose_width(500, plan([np.arange(500)])) == 512
+    assert choose_width(500, plan([np.arange(500)] * 3)) == 512
     # Two of 500 do not fit 768; three of 340 leave a third of 512 empty, and fill 1,024.
-    assert choose_width(340, lambda width: plan_rows([np.arange(340)] * 9, width, share=False)) == 1024
+    assert choose_width(340, plan([np.arange(340)] * 9)) == 1024
     examples = [Example(s, np.array([0]), nan, nan, 1) for s in sequences]
     assert training_width(examples, share=False) == 768
 
