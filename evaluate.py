@@ -411,9 +411,12 @@ def new_name(cfg: EvaluateConfig, verifier: Verifier, problems: list[pools.Probl
     return cfg.scores_name or next(name for name in names if name not in taken)
 
 
+def plus_minus(interval) -> str:
+    return "[{:.4f}, {:.4f}]".format(*interval)
+
+
 def print_best_of_n(results: dict):
     N = str(results["n_candidates"])
-    plus_minus = lambda interval: "[{:.4f}, {:.4f}]".format(*interval)
     print(
         f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
     )
@@ -545,37 +548,31 @@ def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
         results = benchmarks.prmbench(rows, scores, cfg.threshold, cfg.seed)
         show, draw = print_prmbench, plots.prmbench_figures
     results = about | results | {"data": source, "counts": counts, "versions": cli.versions()}
+    print(f"verifier    {results['verifier']} ({results['label_kind'] or 'unknown'} labels)")
+    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
     show(results)
     return results, draw(results, folder / "figures")
 
 
 def print_processbench(results: dict):
-    kind = results["label_kind"] or "unknown"
-    print(f"verifier    {results['verifier']} ({kind} labels)")
-    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
     print(f"  {'split':<15}{'n':>5}  erroneous   clean      F1")
     for name, x in results["splits"].items():
-        low, high = x["f1_interval"]
         accuracies = f"{x['accuracy_error']:9.4f}  {x['accuracy_clean']:6.4f}"
-        print(f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} [{low:.4f}, {high:.4f}]")
-    low, high = results["mean_f1_interval"]
-    print(f"  {'mean':<41}{results['mean_f1']:.4f} [{low:.4f}, {high:.4f}]")
+        print(f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} {plus_minus(x['f1_interval'])}")
+    print(f"  {'mean':<41}{results['mean_f1']:.4f} {plus_minus(results['mean_f1_interval'])}")
 
 
 def print_prmbench(results: dict):
-    kind = results["label_kind"] or "unknown"
-    print(f"verifier    {results['verifier']} ({kind} labels)")
-    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
     print(f"  {'class':<21}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
     for name, x in results["classes"].items():
-        low, high = x["prmscore_interval"]
         sizes = f"{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}"
-        print(f"  {name:<21}{sizes}  {x['prmscore']:.4f} [{low:.4f}, {high:.4f}]")
+        print(f"  {name:<21}{sizes}  {x['prmscore']:.4f} {plus_minus(x['prmscore_interval'])}")
     for name, x in results["groups"].items():
         print(f"  {name + ', mean of its':<27}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
-    low, high = results["overall_interval"]
     sizes = f"{results['n_rows']:6}{results['n_steps']:7}{results['n_bad_steps']:6}"
-    print(f"  {'overall, all steps':<21}{sizes}  {results['overall']:.4f} [{low:.4f}, {high:.4f}]")
+    print(
+        f"  {'overall, all steps':<21}{sizes}  {results['overall']:.4f} {plus_minus(results['overall_interval'])}"
+    )
 
 
 def evaluate_witness(cfg: EvaluateConfig, data, folder: Path):

@@ -18,6 +18,7 @@ from prm_jax.batches import choose_width, lay_out, plan_rows
 from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
 from prm_jax.sharding import check_divides, everywhere, put_rows, row_parts, same_file
+from prm_jax.tensors import open_tensors
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
@@ -57,7 +58,7 @@ def load_verifier(
         return Verifier(model, tokenizer, fmt, run.data.label_kind, run.objective, f"{folder} step {step}")
     folder = hf.locate(str(path))
     config, where = hf.read_config(folder), str(folder / "config.json")
-    kind, layer = hf.find_head(hf.open_tensors(folder), str(folder))
+    kind, layer = hf.find_head(open_tensors(folder), str(folder))
     notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
     if "format" in notes:
         fmt = cli.parse(notes["format"], Format, f"{where}: prm_jax.format")

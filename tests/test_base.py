@@ -11,12 +11,13 @@ from prm_jax import hf
 from prm_jax.arithmetic import make_solutions
 from prm_jax.batches import eval_batches, make_examples, row_marks
 from prm_jax.formats import Format
+from prm_jax.tensors import open_tensors
 
 
 def test_small_and_without_a_step_head():
     size = sum(path.stat().st_size for path in hf.EMBEDDED.iterdir())
     assert size < 1.5 * 2**20
-    assert hf.find_head(hf.open_tensors(hf.EMBEDDED), "base") == ("none", "lm_head")
+    assert hf.find_head(open_tensors(hf.EMBEDDED), "base") == ("none", "lm_head")
 
 
 def test_greedy_answers_are_right_on_problems_it_never_saw():

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, TINY
 from flax import nnx
 
-from prm_jax import InputError, hf
+from prm_jax import InputError, hf, tensors
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM, RopeScaling, good_logit
 
@@ -151,7 +151,7 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
             k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()
         }
         save_file(backbone | new, path)
-        kind, _ = hf.find_head(hf.open_tensors(tmp_path), "x")
+        kind, _ = hf.find_head(tensors.open_tensors(tmp_path), "x")
         assert kind == ("none" if head == "tokens" else head)
         verdicts = (7, 5) if head == "tokens" else None
         cfg = hf.model_config(config, head="binary" if verdicts else kind)
@@ -260,7 +260,7 @@ def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, 
     changes = {"llama": {"rope_scaling": LLAMA31}, "mistral": {"sliding_window": 4}}.get(family, {})
     theirs = torch_model(size, family, **changes)
     theirs.save_pretrained(tmp_path)
-    assert hf.find_head(hf.open_tensors(tmp_path), "x") == (head, "score")
+    assert hf.find_head(tensors.open_tensors(tmp_path), "x") == (head, "score")
     ours = hf.load(tmp_path, hf.model_config(hf.read_config(tmp_path), head=head))
     ids, marks = rng.integers(0, 96, (2, 9)), np.array([[2, 8], [4, 5]])
     with torch.no_grad():
@@ -346,8 +346,8 @@ def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, token
     model = PRM(TINY, rngs=nnx.Rngs(0))
     hf.save(tmp_path, model, tokenizer)
     whole = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
-    largest = max(4 * math.prod(x.shape) for x in hf.open_tensors(tmp_path).values())
-    monkeypatch.setattr(hf, "SHARD", 20_000)
+    largest = max(4 * math.prod(x.shape) for x in tensors.open_tensors(tmp_path).values())
+    monkeypatch.setattr(tensors, "SHARD", 20_000)
     hf.save(tmp_path, model, tokenizer)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
@@ -361,7 +361,7 @@ def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, token
         np.testing.assert_array_equal(a, b)
     monkeypatch.undo()
     hf.save(tmp_path, model, tokenizer)
-    assert {x.path.name for x in hf.open_tensors(tmp_path).values()} == {"model.safetensors"}
+    assert {x.path.name for x in tensors.open_tensors(tmp_path).values()} == {"model.safetensors"}
 
 
 def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
