@@ -137,10 +137,6 @@ def _write(x_N, value, i):
     return jax.lax.dynamic_update_index_in_dim(x_N, value, i, axis=0)
 
 
-def _add(x_N, value, i):
-    return _write(x_N, _read(x_N, i) + value, i)
-
-
 def _is_visible(until_Nt, i, j):
     """Which queries of tile i see which keys of tile j, mask_tt[query, key]."""
     t = until_Nt.shape[1]

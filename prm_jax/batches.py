@@ -188,20 +188,25 @@ def plan_tree(
     Depth first, each sequence goes to the row where it adds the fewest tokens, of several to the fullest (best fit), among
     the newest `open_rows`; so a row holds few problems and small ones fill what large ones leave.
     """
-    rows, free, last = [], [], []
+    rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
+    free, common = (
+        np.full(n, row_tokens),
+        np.zeros(n, int),
+    )  # common: of each row's last sequence with this one
     for i in depth_first(sequences):
         own_L = sequences[i]
-        recent = range(max(0, len(rows) - open_rows), len(rows))
-        fits = ((len(own_L) - common_prefix(last[r], own_L), free[r], r) for r in recent)
-        added, _, r = min((fit for fit in fits if fit[0] <= fit[1]), default=(len(own_L), 0, len(rows)))
+        # Two sequences begin alike as far as all that stand between them in depth-first order do.
+        common = np.minimum(common, common_prefix(last_L, own_L))
+        recent = slice(max(0, len(rows) - open_rows), len(rows))
+        added = len(own_L) - common[recent]
+        fits = np.flatnonzero(added <= free[recent])
+        r = recent.start + fits[np.lexsort((free[recent][fits], added[fits]))[0]] if len(fits) else len(rows)
         if r == len(rows):
             rows.append([])
-            free.append(row_tokens)
-            last.append(own_L)
         rows[r].append(i)
-        free[r] -= added
-        last[r] = own_L
-    return rows, len(rows) * row_tokens - sum(free)
+        free[r] -= len(own_L) - common[r]
+        common[r], last_L = len(own_L), own_L
+    return rows, int((row_tokens - free).sum())
 
 
 def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tuple[list[list[int]], int]:

@@ -219,22 +219,20 @@ def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
 
 
 def sliding_window(config: dict, where: str) -> dict:
-    """The fields `window` and `sliding` of a ModelConfig: all layers of Mistral slide, of Qwen those that its config names."""
+    """The fields `window` and `sliding` of a ModelConfig: the layers that a config names slide; without names all of Mistral,
+    of Qwen the upper ones."""
     family, layers = config["model_type"], config.get("num_hidden_layers")
-    kinds = config.get("layer_types")
-    if family == "mistral":
-        window = config.get("sliding_window", 4096)
-        return {"window": None if kinds and set(kinds) == {"full_attention"} else window}
-    window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
+    kinds, slides = config.get("layer_types"), family == "mistral" or config.get("use_sliding_window")
+    window = config.get("sliding_window", 4096) if slides else None
     if not kinds:
-        first = config.get("max_window_layers", 28)
+        first = 0 if family == "mistral" else config.get("max_window_layers", 28)
         kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
     if not set(kinds) <= {"sliding_attention", "full_attention"}:
         raise InputError(
             f"{where}: layer_types: got {sorted(set(kinds))}, expected full_ or sliding_attention"
         )
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
-    if any(sliding) and (family not in ("qwen2", "qwen3") or window is None):
+    if any(sliding) and (family == "llama" or window is None):
         raise InputError(
             f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window"
         )
@@ -304,16 +302,17 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
     slides = {"use_sliding_window": False}
+    sliding = cfg.sliding or (True,) * cfg.layers
+    kinds = ["sliding_attention" if slide else "full_attention" for slide in sliding]
     if cfg.window is not None:
-        sliding = cfg.sliding or (True,) * cfg.layers
-        kinds = ["sliding_attention" if slides else "full_attention" for slides in sliding]
         slides = {"use_sliding_window": True, "sliding_window": cfg.window, "layer_types": kinds}
         slides["max_window_layers"] = sliding.index(True)  # for transformers 4
     own = {  # what only this family's config has
         "qwen2": slides,
         "qwen3": slides | {"attention_bias": cfg.qkv_bias},
         "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
-        "mistral": {"sliding_window": cfg.window},
+        # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
+        "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
     }[cfg.family]
     return (
         {

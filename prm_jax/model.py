@@ -120,12 +120,29 @@ def _matmul_forward(x_nD, w_DF):
 def _matmul_backward(saved, dy_nF):
     x_nD, w_DF = saved
     x_Dn = x_nD.T
-    if jax.default_backend() == "cpu":
+    # Not on a mesh, where XLA cannot split what has a layout and gathers all rows on every device.
+    if jax.default_backend() == "cpu" and jax.sharding.get_abstract_mesh().size <= 1:
         x_Dn = with_layout_constraint(x_Dn, Layout((0, 1)))
     return _multiply(dy_nF, w_DF, 1, 1), _multiply(x_Dn, dy_nF, 1, 0)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@jax.custom_vjp
+def add_bias(y_nF, b_F):
+    """y + b. Its derivative is written out since XLA's CPU backend sums over rows six times slower than it multiplies; a
+    product elsewhere, or of the bias itself, would round to what an accelerator multiplies float32 in."""
+    return y_nF + b_F
+
+
+def _add_bias_backward(_, dy_nF):
+    if jax.default_backend() != "cpu":
+        return dy_nF, dy_nF.sum(0)
+    return dy_nF, _multiply(jnp.ones((1, len(dy_nF)), dy_nF.dtype), dy_nF, 1, 0)[0]
+
+
+add_bias.defvjp(lambda y_nF, b_F: (y_nF + b_F, None), _add_bias_backward)
 
 
 def head_scale(key: str, dim: int) -> float:
@@ -140,10 +157,8 @@ def linear(x_BLD, w_DF, b_F=None):
     """
     x_nD = x_BLD.reshape(-1, x_BLD.shape[-1])
     y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_BLD.dtype))
-    if (
-        b_F is not None
-    ):  # as a product, since XLA's CPU backend sums the gradient over rows six times slower than it multiplies
-        y_nF += matmul(jnp.ones((len(y_nF), 1), y_nF.dtype), b_F[...].astype(y_nF.dtype)[None])
+    if b_F is not None:
+        y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
     return checkpoint_name(y_nF, "linear").reshape(*x_BLD.shape[:-1], -1)
 
 

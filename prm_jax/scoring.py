@@ -148,7 +148,7 @@ class Work:
     def summary(self) -> str:
         widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
         return (
-            f"scored      {self.solutions:,} solutions in rows of {widths} tokens: {self.tokens / self.computed:.2f} tokens "
+            f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: {self.tokens / self.computed:.2f} tokens "
             f"of solutions a computed token, {1 - self.computed / self.places:.1%} padding, {len(self.shapes)} shapes compiled"
         )
 

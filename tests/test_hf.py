@@ -326,6 +326,7 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {"window": 5, "sliding": (False, True)},
         {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
         {"family": "mistral", "window": None, "head": "binary", **no_bias},
+        {"family": "mistral", "window": 5, "sliding": (False, True), **no_bias},
     ):
         cfg = dataclasses.replace(TINY, **changes)
         model = PRM(cfg, rngs=nnx.Rngs(0))

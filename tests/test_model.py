@@ -59,6 +59,18 @@ def test_a_linear_layer_has_the_plain_product_and_gradients(rng):
         np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-5)
 
 
+def test_on_a_mesh_no_layout_is_asked_for():
+    """XLA would gather the activations of all rows on every device to give them one."""
+
+    def primitives():
+        gradient = jax.grad(lambda w: linear(jnp.ones((2, 3)), nnx.Param(w)).sum())
+        return str(jax.make_jaxpr(gradient)(jnp.ones((3, 4))))
+
+    assert "layout_constraint" in primitives()
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("data",))):
+        assert "layout_constraint" not in primitives()
+
+
 @pytest.mark.parametrize("how", ["dots", "full"])
 def test_remat_and_jit_change_nothing(rng, how):
     batch = causal(rng, 2, 8)
