@@ -43,8 +43,8 @@ def make_examples(
 ):
     """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
 
-    A solution of more than `limit` tokens (null: there is no limit) raises (`too_long=error`), is dropped, or loses its last steps (`cut`: whole
-    steps only, so that every label kept still has its mark). A solution without a target is dropped and counted.
+    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped, or loses its last steps
+    (`cut`: whole steps only, so that every label kept still has its mark). A solution without a target is dropped and counted.
     """
     if too_long not in ("error", "drop", "cut"):
         raise InputError(f"batch.too_long: got {too_long!r}, expected error, drop or cut")

@@ -166,14 +166,14 @@ def keep_layout(tree):
     )
 
 
-def split_rows(x_BLD):
-    """Under jit: pins the residual stream, rows over data and fsdp, each row whole on every device of `tensor`.
+def split_rows(x):
+    """Under jit: pins the residual stream, [B, L, D] or [B * L, D], rows over data and fsdp, each row whole on every device of `tensor`.
 
     Rows split over `tensor` too would store less for the backward pass, but XLA then makes the linear layers, flattened to
     two axes, trade rows for features among all devices: nine times the bytes (72B on 64 devices, `python -m prm_jax.aot`).
     """
     mesh = jax.sharding.get_abstract_mesh()
-    return x_BLD if mesh.empty else jax.lax.with_sharding_constraint(x_BLD, P(ROWS))
+    return x if mesh.empty else jax.lax.with_sharding_constraint(x, P(ROWS))
 
 
 def look_up(embed_VD, ids_BL):
