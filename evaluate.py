@@ -39,7 +39,7 @@ from prm_jax.formats import Format
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import Verifier, load_verifier, score_into, stored_scores
-from prm_jax.sharding import MeshConfig, join, make_mesh, same_folder, text_folder
+from prm_jax.sharding import MeshConfig, cut_cpu, join, make_mesh, same_folder, text_folder
 from prm_jax.solutions import Solution
 
 BENCHMARKS = ("processbench", "prmbench")
@@ -101,15 +101,16 @@ class EvaluateConfig:
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
+    cut_cpu(cfg.cpu_devices)
     join(cfg)
     given, folder = cfg, same_folder(cli.output_dir())
     if cfg.resume is not None:
         if jax.process_index() == 0:
             folder.rmdir()  # Hydra's new folder; the evaluation goes on in its own
-        folder, cfg = cli.resumed(cfg, harmless=("resume", "mesh.data", "mesh.fsdp", "mesh.tensor"))
+        folder, cfg = cli.resumed(cfg, harmless=("resume", "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"))
     folder = text_folder(folder)
     data = cfg.data
-    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data", "distributed"))
+    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data", "distributed", "cpu_devices"))
     at_least_1 = {
         "batch.rows": cfg.batch.rows,
         "batch.tokens": cfg.batch.tokens,
@@ -143,7 +144,7 @@ def main(cfg):
         given.checkpoint = cfg.checkpoint  # a resumed evaluation must not find another newest run
         cli.claim(folder, given)
     (folder / "figures").mkdir(exist_ok=True)
-    with jax.set_mesh(make_mesh(cfg.mesh)):
+    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         results, figures = tasks[cfg.task](cfg, data, folder)
     results |= {"task": cfg.task, "seed": cfg.seed, "versions": cli.versions()}
     cli.write_json(folder / "results.json", results)

@@ -27,10 +27,12 @@ from prm_jax.sharding import (
     MeshConfig,
     born,
     check_divides,
+    cut_cpu,
     join,
     largest,
     make_mesh,
     own_rows,
+    platform,
     put_rows,
     same_folder,
     text_folder,
@@ -56,7 +58,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """conf/train.yaml says what each key means; `data` has its own dataclasses in data.py, `distributed` goes to sharding.py."""
+    """conf/train.yaml says what each key means; `data` has its own dataclasses in data.py, `distributed` and `cpu_devices` go to sharding.py."""
 
     seed: int
     objective: str
@@ -96,15 +98,16 @@ class TrainConfig:
 @cli.command("train")
 def main(cfg):
     """Train a process reward model into a run folder."""
+    cut_cpu(cfg.cpu_devices)
     join(cfg)
     run, given = same_folder(cli.output_dir()), cfg
     if cfg.resume is not None:
         if jax.process_index() == 0:
             run.rmdir()  # Hydra's new folder; the run goes on in its own
         harmless = ("resume", "log_every", "checkpoint_every", "tensorboard")
-        run, cfg = cli.resumed(cfg, harmless=(*harmless, "mesh.data", "mesh.fsdp", "mesh.tensor"))
+        run, cfg = cli.resumed(cfg, harmless=(*harmless, "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"))
     data_cfg = data_config(cfg.data)
-    cfg = cli.parse(cfg, TrainConfig, elsewhere=("data", "distributed"))
+    cfg = cli.parse(cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
         raise InputError(
             "data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good"
@@ -121,7 +124,7 @@ def main(cfg):
     if cfg.resume is None:
         cli.claim(texts, given)
     print(f"run folder  {run}")
-    with jax.set_mesh(make_mesh(cfg.mesh)):
+    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         train(cfg, data_cfg, run, texts)
 
 
@@ -154,7 +157,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     n_trained = sum(x.size for x in jax.tree.leaves(nnx.state(model, opt.wrt)))
     print(
         f"model       {n_parameters:,} parameters, {n_trained:,} of them train, {model.cfg.dtype} on "
-        f"{jax.device_count()} {jax.devices()[0].platform} devices of {jax.process_count()} processes"
+        f"{jax.sharding.get_mesh().size} {platform()} devices of {jax.process_count()} processes"
     )
     (texts / "model").mkdir(exist_ok=True)
     cli.write_json(texts / "model" / "config.json", hf.hf_config(model.cfg, tokenizer))

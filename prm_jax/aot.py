@@ -163,8 +163,9 @@ def target_devices(target: str, n: int):
 def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
     """Compiles one step (train or score) for one model and mesh; what it stores, sends and would take."""
     model_cfg, devices = model_config(cfg, case.model), case.devices
-    mesh = make_mesh(MeshConfig(None, case.fsdp, case.tensor), target_devices(cfg.target, devices))
-    rows = cfg.rows * mesh.shape["data"] * case.fsdp
+    data = devices // (case.fsdp * case.tensor)
+    rows = cfg.rows * data * case.fsdp
+    mesh = make_mesh(MeshConfig(data, case.fsdp, case.tensor), rows, target_devices(cfg.target, devices))
     started = time.perf_counter()
     with jax.set_mesh(mesh):
         if step == "train":

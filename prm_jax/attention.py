@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from prm_jax.sharding import platform
+
 MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and not NaN
 SHORT = 128  # rows up to here are one dense product: a loop over tiles has nothing to skip
 TILE = 64  # tokens; a tile's scores stay in a core's cache (measured, with gradient: 128 takes 1.2 x as long)
@@ -24,11 +26,10 @@ TILE = 64  # tokens; a tile's scores stay in a core's cache (measured, with grad
 
 def attend(q_BLHK, k_BLGK, v_BLGK, until_BL):
     """Softmax attention; every token must see at least itself. Returns o_BLHK."""
-    platform = jax.default_backend()
-    if platform == "gpu" and q_BLHK.dtype in (jnp.bfloat16, jnp.float16):
+    if platform() == "gpu" and q_BLHK.dtype in (jnp.bfloat16, jnp.float16):
         mask_B1LM = visible(until_BL)[:, None]
         return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LM, implementation="cudnn")
-    if platform == "cpu" and q_BLHK.shape[1] > SHORT:
+    if platform() == "cpu" and q_BLHK.shape[1] > SHORT:
         return tiled(q_BLHK, k_BLGK, v_BLGK, until_BL)
     return dense(q_BLHK, k_BLGK, v_BLGK, until_BL)
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, cli, hf, rerank
-from prm_jax.model import matmul
+from prm_jax.products import matmul
+from prm_jax.sharding import MeshConfig, cut_cpu, row_sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,7 @@ class BenchConfig:
     rerank: RerankConfig
     peer: str | None
     peer_python: str | None
+    mesh: MeshConfig
     warmup: int
     repeats: int
     seed: int
@@ -112,7 +114,8 @@ class Row(NamedTuple):
 @cli.command("bench")
 def main(cfg):
     """Measure the speed of training, scoring, reranking or starting on this machine."""
-    given, cfg = cfg, cli.parse(cfg, BenchConfig)
+    cut_cpu(cfg.cpu_devices)
+    given, cfg = cfg, cli.parse(cfg, BenchConfig, elsewhere=("cpu_devices",))
     match cfg.what:
         case "rerank":
             bench = bench_rerank
@@ -148,10 +151,11 @@ def call_seconds(f, warmup: int, repeats: int) -> list[float]:
 
 
 def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
-    """FLOP/s of the fastest of repeated large square matrix products in the compute dtype: the limit that this machine shows."""
+    """FLOP/s of the fastest of repeated large square matrix products in the compute dtype, its rows split as a batch's: the
+    limit that this machine shows."""
     size = 2048 if jax.devices()[0].platform == "cpu" else 8192  # long enough to hide an accelerator's launch
     a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
-    product = jax.jit(matmul)
+    a, product = jax.device_put(a, row_sharding(0)), jax.jit(matmul)
     return 2 * size**3 / min(call_seconds(lambda: product(a, b), warmup, repeats))
 
 

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -26,6 +26,7 @@ from prm_jax.bench import BenchConfig, Row, matmul_peak
 from prm_jax.formats import Encoded, Format, encode
 from prm_jax.model import PRM, ModelConfig
 from prm_jax.scoring import Verifier, Work, fit_width, score_encoded
+from prm_jax.sharding import born, check_divides, make_mesh, put_rows
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
 PLAIN = Format("plain", separator="\n")
@@ -47,7 +48,17 @@ def make_model(cfg: BenchConfig) -> PRM:
     """Random weights of the shape asked for; a head of two classes, which PyTorch has too."""
     shape = dataclasses.replace(cfg.model, head="binary")
     model_cfg, _ = shape.resolve(hf.read_config(hf.EMBEDDED), "model", head="binary")
-    return PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
+    return born(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
+
+
+def on_mesh(bench: Callable) -> Callable:
+    """The bench of one job, on the mesh asked for."""
+
+    def run(cfg: BenchConfig) -> list[Row]:
+        with jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows)):
+            return bench(cfg)
+
+    return run
 
 
 def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
@@ -142,10 +153,12 @@ def for_peer(e: Example) -> dict:
     return {"ids": e.ids_L.tolist(), "marks": e.mark_T.tolist(), "labels": e.label_T.astype(int).tolist()}
 
 
+@on_mesh
 def bench_train(cfg: BenchConfig) -> list[Row]:
     """Optimiser steps of the PRM objective on random solutions; the peer takes the same solutions in every step."""
     dtypes = peer_dtypes(cfg)
     model, rng, t = make_model(cfg), np.random.default_rng(cfg.seed), cfg.train
+    check_divides(model.cfg, t.rows, "train.rows")
     n_steps = cfg.warmup + cfg.repeats
     lengths = random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
 
@@ -171,7 +184,8 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     batches = []
     for step, here in zip(steps, rows, strict=True):
         packed = [pack_row([examples[step[i]] for i in row], L, marks, "uniform") for row in here]
-        batches.append({k: jnp.asarray(np.stack([row[k] for row in packed]))[None] for k in packed[0]})
+        batch = {k: np.stack([row[k] for row in packed])[None] for k in packed[0]}
+        batches.append(put_rows(batch, t.rows, axis=1))
 
     optimizer = OptimizerConfig(**OPTIMIZER)
     scratch = tempfile.TemporaryDirectory()
@@ -254,6 +268,7 @@ def scoring_job(cfg: BenchConfig, vocab: int) -> list[Encoded]:
     return found
 
 
+@on_mesh
 def bench_score(cfg: BenchConfig) -> list[Row]:
     """Step scores of all candidates of a pool; the peer sorts by length and pads per batch of 32."""
     dtypes = peer_dtypes(cfg)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from prm_jax import InputError
+from prm_jax.products import matmul
 from prm_jax.sharding import born
 
 
@@ -40,7 +41,7 @@ class LowRank(nnx.Module):
 
     def __call__(self, x_nD):
         base_DF, a_Dr, b_rF = (w[...].astype(x_nD.dtype) for w in (self.base, self.a, self.b))
-        return x_nD @ base_DF + (self.scale * (x_nD @ a_Dr)) @ b_rF
+        return matmul(x_nD, base_DF) + matmul(self.scale * matmul(x_nD, a_Dr), b_rF)
 
     def merged(self):
         """The one matrix that does the same, in the dtype of the base."""

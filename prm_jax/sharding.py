@@ -6,6 +6,7 @@ device and nothing here has an effect.
 """
 
 import atexit
+import contextlib
 import dataclasses
 import math
 import os
@@ -40,6 +41,17 @@ class MeshConfig:
         for name, n in vars(self).items():
             if n is not None and n < 1:
                 raise InputError(f"mesh.{name}: got {n}, expected at least 1")
+
+
+def cut_cpu(n: int):
+    """Makes n devices of this process's CPU; must come before jax looks for devices.
+
+    XLA gives matrix products all cores, but the loop of attention and what is small only one: devices run side by side.
+    """
+    if not isinstance(n, int) or n < 1:
+        raise InputError(f"cpu_devices: got {n!r}, expected a number of at least 1")
+    with contextlib.suppress(RuntimeError):  # a process makes its devices once: in a sweep its first job
+        jax.config.update("jax_num_cpu_devices", n)
 
 
 def join(cfg):
@@ -99,19 +111,32 @@ def text_folder(folder: Path) -> Path:
     return Path(temporary.name)
 
 
-def make_mesh(cfg: MeshConfig, devices=None) -> Mesh:
-    """The given devices, or every device of every process, as a mesh; InputError where the axes do not multiply to their number."""
-    devices = jax.devices() if devices is None else devices
+def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
+    """The given devices, or every device of every process, as a mesh for batches of so many rows.
+
+    A `data` of null takes all devices; those that one CPU was cut into, as many as divide the rows. Raises InputError where
+    the axes do not multiply to the number of devices.
+    """
+    everything = jax.devices() if devices is None else devices
     inner = cfg.fsdp * cfg.tensor
-    data = len(devices) // inner if cfg.data is None else cfg.data
-    if data * inner != len(devices):
+    data = len(everything) // inner if cfg.data is None else cfg.data
+    if cfg.data is None and data > 1 and everything[0].platform == "cpu" and jax.process_count() == 1:
+        data = math.gcd(data, rows // cfg.fsdp)
+        everything = everything[: data * inner]
+    if data * inner != len(everything):
         raise InputError(
             f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "
-            f"the {len(devices)} devices there are"
+            f"the {len(everything)} devices there are"
         )
     # Auto, not make_mesh's default of Explicit: XLA then places what the model code, free of sharding, does not say.
     shape, names = (data, cfg.fsdp, cfg.tensor), (*ROWS, "tensor")
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 3, devices=devices)
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 3, devices=everything)
+
+
+def platform() -> str:
+    """cpu, gpu or tpu: what the devices of the mesh in use are (they need not exist), or else jax's own choice."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
 def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
@@ -200,6 +225,20 @@ def on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
         attend, in_specs=(heads,) * 3 + (rows,) * len(rest_BL), out_specs=heads, check_vma=False
     )
     return split(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+
+
+def over_own_rows(product, x_nD, y_nF):
+    """product(x, y), a sum over rows, from each device's own rows and a sum over the devices, for what XLA cannot split.
+
+    Only where `tensor` splits nothing; else the product is left to XLA, since features may be split as well.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size <= 1:
+        return product(x_nD, y_nF)
+    if mesh.shape["tensor"] > 1:
+        return x_nD.T @ y_nF
+    summed = lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS)
+    return jax.shard_map(summed, in_specs=P(ROWS), out_specs=P(), check_vma=False)(x_nD, y_nF)
 
 
 def row_parts() -> int:
