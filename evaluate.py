@@ -107,7 +107,9 @@ def main(cfg):
     if cfg.resume is not None:
         if jax.process_index() == 0:
             folder.rmdir()  # Hydra's new folder; the evaluation goes on in its own
-        folder, cfg = cli.resumed(cfg, harmless=("resume", "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"))
+        folder, cfg = cli.resumed(
+            cfg, harmless=("resume", "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor")
+        )
     folder = text_folder(folder)
     data = cfg.data
     cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data", "distributed", "cpu_devices"))

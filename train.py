@@ -105,7 +105,9 @@ def main(cfg):
         if jax.process_index() == 0:
             run.rmdir()  # Hydra's new folder; the run goes on in its own
         harmless = ("resume", "log_every", "checkpoint_every", "tensorboard")
-        run, cfg = cli.resumed(cfg, harmless=(*harmless, "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"))
+        run, cfg = cli.resumed(
+            cfg, harmless=(*harmless, "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor")
+        )
     data_cfg = data_config(cfg.data)
     cfg = cli.parse(cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":

@@ -4,9 +4,9 @@ Key j is visible to query i when j <= i <= until_BL[b, j]: causality, and the la
 That one array says causal (until = L - 1 everywhere), packed (until = last token of the key's own solution) and prefix
 tree (tokens in depth-first order, until = last token of the subtree below the key). A value of L or more is padding.
 
-Which formulation runs where: on CPU and rows above SHORT tokens, `tiled`; a GPU in half precision, cuDNN's fused kernel;
-anything else (short rows, TPU), `dense`. `tiled` and `dense` agree with an einsum (tests/test_attention.py); on GPU and TPU
-nothing was run. On a mesh each device attends to its own rows and heads (`on_own_heads` in sharding.py): a loop over the
+Which formulation runs where: rows above SHORT tokens on CPU, `tiled`; on TPU, the Pallas kernels of flash.py; a GPU in half
+precision, cuDNN's fused kernel; anything else (short rows), `dense`. `tiled`, `dense` and, in interpret mode, flash.py agree
+with an einsum (tests/test_attention.py); on GPU and TPU nothing was run. On a mesh each device attends to its own rows and heads (`on_own_heads` in sharding.py): a loop over the
 tiles of all rows would gather the rows of all devices.
 
 Dimension key: B rows, L query tokens, M key tokens (= L), H query heads, G key/value heads, R = H / G queries per group,
@@ -29,6 +29,10 @@ def attend(q_BLHK, k_BLGK, v_BLGK, until_BL):
     if platform() == "gpu" and q_BLHK.dtype in (jnp.bfloat16, jnp.float16):
         mask_B1LM = visible(until_BL)[:, None]
         return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LM, implementation="cudnn")
+    if platform() == "tpu" and q_BLHK.shape[1] > SHORT:
+        from prm_jax.flash import flash  # imports Pallas
+
+        return flash(q_BLHK, k_BLGK, v_BLGK, until_BL)
     if platform() == "cpu" and q_BLHK.shape[1] > SHORT:
         return tiled(q_BLHK, k_BLGK, v_BLGK, until_BL)
     return dense(q_BLHK, k_BLGK, v_BLGK, until_BL)

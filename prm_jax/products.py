@@ -30,7 +30,9 @@ def _matmul_forward(x_nD, w_DF):
 
 def _matmul_backward(saved, dy_nF):
     x_nD, w_DF = saved
-    dw_DF = over_own_rows(_weight_gradient, x_nD, dy_nF) if platform() == "cpu" else _multiply(x_nD, dy_nF, 0, 0)
+    dw_DF = (
+        over_own_rows(_weight_gradient, x_nD, dy_nF) if platform() == "cpu" else _multiply(x_nD, dy_nF, 0, 0)
+    )
     return _multiply(dy_nF, w_DF, 1, 1), dw_DF
 
 

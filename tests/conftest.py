@@ -24,6 +24,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+jax.devices()  # one: commands in this process cannot make several of its CPU any more
+
 from prm_jax.model import PRM, ModelConfig
 
 ROOT = Path(__file__).parent.parent
@@ -94,15 +96,17 @@ def real_gold(rows):
 
 
 def with_devices(n):
-    """The environment of a process that sees n devices."""
+    """The environment of a process that sees n devices, where it does not make them itself (`cpu_devices`)."""
     several = f" --xla_force_host_platform_device_count={n}" if n > 1 else ""
     return os.environ | {"XLA_FLAGS": XLA_FLAGS + several}
 
 
 def start(script, *args, cwd, devices=1, **env):
     """A command of this repository in a process of its own."""
+    if script in ("train.py", "evaluate.py"):
+        args = *args, f"cpu_devices={devices}"
     command = [sys.executable, str(ROOT / script), *args]
-    environment = with_devices(devices) | env
+    environment = os.environ | env
     environment.pop("HYDRA_FULL_ERROR", None)
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -96,7 +96,7 @@ def main(folder: Path):
     out["one"] |= {"scores": score(), "long_gradient": long_gradient()}
     out["one"]["f32"] = leaves(hf.load(folder / "f32", CFG))
     for name, shape in MESHES.items():
-        with jax.set_mesh(make_mesh(MeshConfig(*shape))):
+        with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             model, opt = start()
             out[name], model, opt = train(model, opt)
             w_q, mu = model.blocks.w_q[...], opt.opt_state[1][0].mu["blocks"]["w_down"][...]
@@ -114,13 +114,17 @@ def main(folder: Path):
     saved = leaves(model), leaves(opt)
     out["restored"] = {}
     for n, shape in ((1, None), (1, (1, 1, 1)), (2, (1, 2, 1)), (4, (1, 2, 2))):
-        mesh = shape and jax.set_mesh(make_mesh(MeshConfig(*shape), jax.devices()[:n]))
+        mesh = shape and jax.set_mesh(make_mesh(MeshConfig(*shape), 8, jax.devices()[:n]))
         with mesh or contextlib.nullcontext():
             model, opt = start()
             checkpoints.restore(model, opt)
             placed = {len(x.sharding.device_set) for x in jax.tree.leaves(nnx.state(model))}
             out["restored"][f"{n} {shape}"] = (leaves(model), leaves(opt)) == saved and placed == {n}
     checkpoints.close()
+    out["parts"] = [
+        make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"]
+        for fsdp, rows in ((1, 8), (1, 12), (1, 7), (2, 6))
+    ]
     print(json.dumps(out))
 
 

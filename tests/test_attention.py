@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prm_jax import attention
+from prm_jax import attention, flash
 from prm_jax.attention import visible
 
 
@@ -42,9 +42,12 @@ LAST = {  # what keeps a key visible, by key: name -> until_L of a row of L toke
         (attention.tiled, 150, 4, 2, "float32"),  # not a multiple of the tile, and two tiles apart
         (attention.tiled, 150, 3, 1, "bfloat16"),
         (attention.dense, 40, 3, 1, "bfloat16"),
+        (flash.flash, 300, 4, 2, "float32"),  # interpreted
+        (flash.flash, 130, 3, 1, "bfloat16"),
     ],
 )
-def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_heads, dtype):
+def test_equals_a_naive_einsum_with_gradients(monkeypatch, rng, formulation, L, heads, kv_heads, dtype):
+    monkeypatch.setattr(flash, "TILE", 128)
     K, rows = 8, list(LAST)
     q_BLHK = jnp.asarray(rng.standard_normal((len(rows), L, heads, K)), dtype)
     k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, len(rows), L, kv_heads, K)), dtype)
@@ -86,9 +89,11 @@ def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
 
 def test_long_rows_go_through_tiles_and_short_ones_are_a_dense_product(monkeypatch):
     chosen = []
-    for name in ("dense", "tiled"):
-        monkeypatch.setattr(attention, name, lambda *_, name=name: chosen.append(name))
-    for L in (attention.SHORT, attention.SHORT + 1):
-        x_BLHK = jnp.zeros((1, L, 1, 2))
-        attention.attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int))
-    assert chosen == ["dense", "tiled"]
+    for module, name in ((attention, "dense"), (attention, "tiled"), (flash, "flash")):
+        monkeypatch.setattr(module, name, lambda *_, name=name: chosen.append(name))
+    for platform in ("cpu", "tpu"):
+        monkeypatch.setattr(attention, "platform", lambda platform=platform: platform)
+        for L in (attention.SHORT, attention.SHORT + 1):
+            x_BLHK = jnp.zeros((1, L, 1, 2))
+            attention.attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int))
+    assert chosen == ["dense", "tiled", "dense", "flash"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import TINY
 from flax import nnx
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from prm_jax.model import PRM, good_logit, linear
 
@@ -59,16 +60,20 @@ def test_a_linear_layer_has_the_plain_product_and_gradients(rng):
         np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-5)
 
 
-def test_on_a_mesh_no_layout_is_asked_for():
-    """XLA would gather the activations of all rows on every device to give them one."""
+def test_on_a_mesh_a_layout_is_asked_for_device_by_device():
+    """XLA would gather the activations of all rows on every device to give them one; where features are split, nothing is asked."""
 
-    def primitives():
+    def primitives(*sizes):
         gradient = jax.grad(lambda w: linear(jnp.ones((2, 3)), nnx.Param(w)).sum())
-        return str(jax.make_jaxpr(gradient)(jnp.ones((3, 4))))
+        cpu = AbstractDevice("cpu", None, "cpu")
+        names, kinds = ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3
+        with use_abstract_mesh(AbstractMesh(sizes, names, kinds, abstract_device=cpu)):
+            text = str(jax.make_jaxpr(gradient)(jnp.ones((3, 4))))
+        return [name in text for name in ("layout_constraint", "shard_map", "psum")]
 
-    assert "layout_constraint" in primitives()
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("data",))):
-        assert "layout_constraint" not in primitives()
+    assert primitives(1, 1, 1) == [True, False, False]
+    assert primitives(2, 1, 1) == primitives(1, 2, 1) == [True, True, True]
+    assert primitives(1, 1, 2) == [False, False, False]
 
 
 @pytest.mark.parametrize("how", ["dots", "full"])

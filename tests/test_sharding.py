@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, call, printed, run, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
 from test_train import SMALL, records
@@ -24,7 +25,7 @@ import train
 from prm_jax import InputError, hf
 from prm_jax.formats import train_tokenizer
 from prm_jax.model import PRM
-from prm_jax.sharding import MeshConfig, check_divides, make_mesh, spec
+from prm_jax.sharding import MeshConfig, check_divides, cut_cpu, make_mesh, platform, spec
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,24 @@ def test_a_checkpoint_of_eight_devices_restores_on_fewer_bit_for_bit(eight):
     assert len(eight["restored"]) == 4 and all(eight["restored"].values())
 
 
+@pytest.mark.slow
+def test_a_cpu_gives_as_many_devices_as_divide_the_rows(eight):
+    assert eight["parts"] == [8, 4, 1, 1]
+
+
+def test_the_number_of_devices_of_a_cpu_is_checked():
+    for wrong in (0, "two", None):
+        with pytest.raises(InputError, match=f"cpu_devices: got {wrong!r}, expected a number of at least 1"):
+            cut_cpu(wrong)
+
+
+def test_the_platform_is_that_of_the_mesh():
+    assert platform() == "cpu"
+    chip = AbstractDevice("TPU v5", 1, "tpu")
+    with use_abstract_mesh(AbstractMesh((1,), ("data",), abstract_device=chip)):
+        assert platform() == "tpu"
+
+
 def test_the_layout_rule():
     sizes = {"data": 2, "fsdp": 4, "tensor": 2}
     key = jax.tree_util.DictKey
@@ -111,10 +130,10 @@ def test_the_layout_rule():
 
 def test_meshes_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match=r"mesh: data None x fsdp 3 x tensor 1 does not make the 1 devices"):
-        make_mesh(MeshConfig(None, 3, 1))
+        make_mesh(MeshConfig(None, 3, 1), 8)
     with pytest.raises(InputError, match="mesh.fsdp: got 0"):
         MeshConfig(None, 0, 1)
-    assert make_mesh(MeshConfig(None, 1, 1)).shape == {"data": 1, "fsdp": 1, "tensor": 1}
+    assert make_mesh(MeshConfig(None, 1, 1), 8).shape == {"data": 1, "fsdp": 1, "tensor": 1}
     check_divides(CFG, 7, "batch.rows")  # no mesh: nothing to divide
 
 
