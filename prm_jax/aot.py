@@ -74,7 +74,7 @@ def main(cfg):
         raise InputError(f"target: got {cfg.target!r}, expected cpu or tpu")
     if cfg.target == "tpu" and importlib.util.find_spec("libtpu") is None:
         raise InputError(
-            "target: tpu needs the TPU compiler (no TPU), at the version that jax[tpu] names: pip install libtpu"
+            'target: tpu needs the TPU compiler (no TPU), of the version that jax names: pip install "jax[tpu]"'
         )
     cases = [cli.parse(case, Case, f"cases[{i}]") for i, case in enumerate(cfg.cases)]
     for i, case in enumerate(cases):
@@ -89,13 +89,19 @@ def main(cfg):
     )
     choices = [row | {"model": name} for name in cfg.models for row in memory_choices(cfg, name)]
     print_table(choices, ("model", "choice", "parameters", "gradients", "moments", "total"), 1e9)
-    compiled = []
+    compiled, path = [], cli.output_dir() / "results.json"
     for case in cases:
         for step in cfg.steps:
-            compiled.append(compile_case(cfg, case, step))
-            print_case(compiled[-1])
-    path = cli.output_dir() / "results.json"
-    cli.write_json(path, {"memory": choices, "compiled": compiled, "versions": cli.versions()})
+            try:
+                compiled.append(compile_case(cfg, case, step))
+                print_case(compiled[-1])
+            except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                why = str(error).splitlines()[0]
+                compiled.append(vars(case) | {"step": step, "target": cfg.target, "error": why})
+                print(f"{case.model} {step:<6}{case.devices:>4} {cfg.target} devices: {why}", flush=True)
+            cli.write_json(path, {"memory": choices, "compiled": compiled, "versions": cli.versions()})
     print(f"results     {path}")
 
 

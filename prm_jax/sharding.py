@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -128,9 +129,10 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
             f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "
             f"the {len(everything)} devices there are"
         )
-    # Auto, not make_mesh's default of Explicit: XLA then places what the model code, free of sharding, does not say.
-    shape, names = (data, cfg.fsdp, cfg.tensor), (*ROWS, "tensor")
-    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 3, devices=everything)
+    # An axis of 8 goes over parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
+    grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), everything, allow_split_physical_axes=True)
+    # Auto: XLA places what the model code, free of sharding, does not say.
+    return Mesh(grid, (*ROWS, "tensor"), axis_types=(AxisType.Auto,) * 3)
 
 
 def platform() -> str:
