@@ -101,7 +101,7 @@ class EvaluateConfig:
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
-    cut_cpu(cfg.cpu_devices)
+    cut_cpu(cli.of_resumed(cfg, "cpu_devices"))
     join(cfg)
     given, folder = cfg, same_folder(cli.output_dir())
     if cfg.resume is not None:

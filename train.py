@@ -98,7 +98,7 @@ class TrainConfig:
 @cli.command("train")
 def main(cfg):
     """Train a process reward model into a run folder."""
-    cut_cpu(cfg.cpu_devices)
+    cut_cpu(cli.of_resumed(cfg, "cpu_devices"))
     join(cfg)
     run, given = same_folder(cli.output_dir()), cfg
     if cfg.resume is not None:

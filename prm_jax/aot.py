@@ -90,6 +90,11 @@ def main(cfg):
     choices = [row | {"model": name} for name in cfg.models for row in memory_choices(cfg, name)]
     print_table(choices, ("model", "choice", "parameters", "gradients", "moments", "total"), 1e9)
     compiled, path = [], cli.output_dir() / "results.json"
+
+    def write():
+        cli.write_json(path, {"memory": choices, "compiled": compiled, "versions": cli.versions()})
+
+    write()
     for case in cases:
         for step in cfg.steps:
             try:
@@ -101,7 +106,7 @@ def main(cfg):
                 why = str(error).splitlines()[0]
                 compiled.append(vars(case) | {"step": step, "target": cfg.target, "error": why})
                 print(f"{case.model} {step:<6}{case.devices:>4} {cfg.target} devices: {why}", flush=True)
-            cli.write_json(path, {"memory": choices, "compiled": compiled, "versions": cli.versions()})
+            write()
     print(f"results     {path}")
 
 

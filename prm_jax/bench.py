@@ -12,10 +12,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError, cli, hf, rerank
 from prm_jax.products import matmul
-from prm_jax.sharding import MeshConfig, cut_cpu, row_sharding
+from prm_jax.sharding import MeshConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +98,8 @@ class BenchConfig:
     def __post_init__(self):
         if self.warmup < 0 or self.repeats < 1:
             raise InputError(f"warmup, repeats: got {self.warmup}, {self.repeats}, expected at least 0, 1")
+        if self.mesh.data is None:
+            raise InputError("mesh.data: got null, expected a number")
         peers = {"train": ("torch", "trl"), "score": ("torch",)}.get(self.what, ())
         if self.peer not in (None, *peers):
             raise InputError(
@@ -114,8 +118,7 @@ class Row(NamedTuple):
 @cli.command("bench")
 def main(cfg):
     """Measure the speed of training, scoring, reranking or starting on this machine."""
-    cut_cpu(cfg.cpu_devices)
-    given, cfg = cfg, cli.parse(cfg, BenchConfig, elsewhere=("cpu_devices",))
+    given, cfg = cfg, cli.parse(cfg, BenchConfig)
     match cfg.what:
         case "rerank":
             bench = bench_rerank
@@ -151,12 +154,17 @@ def call_seconds(f, warmup: int, repeats: int) -> list[float]:
 
 
 def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
-    """FLOP/s of the fastest of repeated large square matrix products in the compute dtype, its rows split as a batch's: the
-    limit that this machine shows."""
-    size = 2048 if jax.devices()[0].platform == "cpu" else 8192  # long enough to hide an accelerator's launch
-    a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
-    a, product = jax.device_put(a, row_sharding(0)), jax.jit(matmul)
-    return 2 * size**3 / min(call_seconds(lambda: product(a, b), warmup, repeats))
+    """FLOP/s of the fastest of repeated large matrix products in the compute dtype, rows split over all devices of the mesh
+    in use: the limit that they show."""
+    mesh = jax.sharding.get_mesh()
+    size = (
+        2048 if mesh.devices.flat[0].platform == "cpu" else 8192
+    )  # long enough to hide an accelerator's launch
+    rows = -(-size // mesh.size) * mesh.size
+    a = jax.random.normal(jax.random.key(0), (rows, size), dtype)
+    b = jax.random.normal(jax.random.key(1), (size, size), dtype)
+    a, product = jax.device_put(a, NamedSharding(mesh, P(mesh.axis_names))), jax.jit(matmul)
+    return 2 * rows * size**2 / min(call_seconds(lambda: product(a, b), warmup, repeats))
 
 
 # Reranking: dimension key as in rerank.py; S trials, b betas

@@ -6,6 +6,7 @@ set against the largest rate that a matrix product shows on this machine.
 
 import dataclasses
 import json
+import math
 import os
 import resource
 import statistics
@@ -26,7 +27,7 @@ from prm_jax.bench import BenchConfig, Row, matmul_peak
 from prm_jax.formats import Encoded, Format, encode
 from prm_jax.model import PRM, ModelConfig
 from prm_jax.scoring import Verifier, Work, fit_width, score_encoded
-from prm_jax.sharding import born, check_divides, make_mesh, put_rows
+from prm_jax.sharding import born, check_divides, cut_cpu, make_mesh, put_rows
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
 PLAIN = Format("plain", separator="\n")
@@ -48,14 +49,17 @@ def make_model(cfg: BenchConfig) -> PRM:
     """Random weights of the shape asked for; a head of two classes, which PyTorch has too."""
     shape = dataclasses.replace(cfg.model, head="binary")
     model_cfg, _ = shape.resolve(hf.read_config(hf.EMBEDDED), "model", head="binary")
+    check_divides(model_cfg, getattr(cfg, cfg.what).rows, f"{cfg.what}.rows")
     return born(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
 
 
 def on_mesh(bench: Callable) -> Callable:
-    """The bench of one job, on the mesh asked for."""
+    """The bench of one job, on the first devices, as many as the mesh asked for has."""
 
     def run(cfg: BenchConfig) -> list[Row]:
-        with jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows)):
+        rows, n = getattr(cfg, cfg.what).rows, math.prod(vars(cfg.mesh).values())
+        cut_cpu(n)
+        with jax.set_mesh(make_mesh(cfg.mesh, rows, jax.devices()[:n])):
             return bench(cfg)
 
     return run
@@ -158,7 +162,6 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     """Optimiser steps of the PRM objective on random solutions; the peer takes the same solutions in every step."""
     dtypes = peer_dtypes(cfg)
     model, rng, t = make_model(cfg), np.random.default_rng(cfg.seed), cfg.train
-    check_divides(model.cfg, t.rows, "train.rows")
     n_steps = cfg.warmup + cfg.repeats
     lengths = random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
 

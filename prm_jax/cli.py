@@ -246,8 +246,7 @@ def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfi
     if not (run / ".hydra" / "config.yaml").exists():
         raise InputError(f"resume: {run} is no run folder (it has no .hydra/config.yaml)")
     stored = OmegaConf.load(run / ".hydra" / "config.yaml")
-    old, new = dict(leaves(stored)), dict(leaves(cfg))
-    asked = [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
+    old, new, asked = dict(leaves(stored)), dict(leaves(cfg)), asked_keys()
     keys = [key for key in new.keys() | old.keys() if any(key == a or key.startswith(f"{a}.") for a in asked)]
     changed = sorted(key for key in keys if new.get(key) != old.get(key))
     refused = [f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in changed if key not in harmless]
@@ -256,6 +255,19 @@ def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfi
     for key in changed:
         OmegaConf.update(stored, key, new[key])
     return run, stored
+
+
+def of_resumed(cfg: DictConfig, key: str):
+    """A key that is needed before `resumed`: that of the run which goes on, if there is one and the command line says nothing."""
+    stored = Path(str(cfg.resume)).resolve() / ".hydra" / "config.yaml"
+    if cfg.resume is None or key in asked_keys() or not stored.exists():
+        return cfg[key]
+    return OmegaConf.load(stored).get(key, cfg[key])
+
+
+def asked_keys() -> list[str]:
+    """What this command line overrides."""
+    return [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
 
 
 def leaves(node, prefix: str = ""):

@@ -1,7 +1,7 @@
 """Attention on TPU: FlashAttention (2205.14135, 2307.08691) as Pallas kernels, for the masks of attention.py.
 
 A kernel runs once for each (row, head, tile, other tile), the last of them fastest, and keeps its sums in scratch memory
-from one other tile to the next. A pair of tiles in which no query sees a key is neither computed nor fetched. Compiled by
+from one other tile to the next. A pair of tiles in which no query sees a key is not computed, and nothing is fetched for it but a first tile. Compiled by
 TPU's compiler and run in interpret mode (tests/test_attention.py); on a TPU nothing was run.
 
 Dimension key: as in attention.py; N tiles of t tokens to a row. In kernels: t queries and s keys of a pair of tiles.

@@ -6,7 +6,7 @@ device and nothing here has an effect.
 """
 
 import atexit
-import contextlib
+import collections
 import dataclasses
 import math
 import os
@@ -49,10 +49,16 @@ def cut_cpu(n: int):
 
     XLA gives matrix products all cores, but the loop of attention and what is small only one: devices run side by side.
     """
-    if not isinstance(n, int) or n < 1:
+    if type(n) is not int or n < 1:
         raise InputError(f"cpu_devices: got {n!r}, expected a number of at least 1")
-    with contextlib.suppress(RuntimeError):  # a process makes its devices once: in a sweep its first job
+    try:
         jax.config.update("jax_num_cpu_devices", n)
+    except RuntimeError:  # a process makes its devices once, in a sweep for its first job
+        made = len(jax.local_devices(backend="cpu"))
+        if made != n:
+            print(
+                f"devices     cpu_devices={n} has no effect: this process has made {made} of its CPU already"
+            )
 
 
 def join(cfg):
@@ -115,24 +121,38 @@ def text_folder(folder: Path) -> Path:
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     """The given devices, or every device of every process, as a mesh for batches of so many rows.
 
-    A `data` of null takes all devices; those that one CPU was cut into, as many as divide the rows. Raises InputError where
-    the axes do not multiply to the number of devices.
+    Devices that CPUs were cut into need not all be used: a `data` of null takes as many of each process as divide the rows.
+    Raises InputError where the axes do not multiply to the number of devices.
     """
-    everything = jax.devices() if devices is None else devices
-    inner = cfg.fsdp * cfg.tensor
-    data = len(everything) // inner if cfg.data is None else cfg.data
-    if cfg.data is None and data > 1 and everything[0].platform == "cpu" and jax.process_count() == 1:
-        data = math.gcd(data, rows // cfg.fsdp)
-        everything = everything[: data * inner]
-    if data * inner != len(everything):
+    devices = jax.devices() if devices is None else devices
+    inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
+    if on_cpu and cfg.data is None:
+        devices = those_that_divide(devices, rows * cfg.tensor, inner)
+    data = len(devices) // inner if cfg.data is None else cfg.data
+    if on_cpu and jax.process_count() == 1:
+        devices = devices[: data * inner]
+    if data * inner != len(devices) or not data:
+        hint = "; cpu_devices says how many a CPU makes" if on_cpu else ""
         raise InputError(
             f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "
-            f"the {len(everything)} devices there are"
+            f"the {len(devices)} devices there are{hint}"
         )
     # An axis of 8 goes over parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
-    grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), everything, allow_split_physical_axes=True)
+    grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
     # Auto: XLA places what the model code, free of sharding, does not say.
     return Mesh(grid, (*ROWS, "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+def those_that_divide(devices: list, rows: int, inner: int) -> list:
+    """The first few devices of each process: as many as divide the rows and are a multiple of `inner`; if none do, all."""
+    processes = collections.defaultdict(list)
+    for device in devices:
+        processes[device.process_index].append(device)
+    for n in range(min(map(len, processes.values())), 0, -1):
+        total = n * len(processes)
+        if total % inner == 0 and rows % total == 0:
+            return [device for own in processes.values() for device in own[:n]]
+    return devices
 
 
 def platform() -> str:
@@ -229,16 +249,17 @@ def on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
     return split(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
 
 
-def over_own_rows(product, x_nD, y_nF):
-    """product(x, y), a sum over rows, from each device's own rows and a sum over the devices, for what XLA cannot split.
+def features_are_split() -> bool:
+    """Under jit: does `tensor` split features, so that what only rows split will not do?"""
+    return jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
 
-    Only where `tensor` splits nothing; else the product is left to XLA, since features may be split as well.
-    """
+
+def over_own_rows(product, x_nD, y_nF):
+    """Under jit: product(x, y), a sum over rows, from each device's own rows and a sum over the devices, for a product that
+    XLA cannot split itself; only where features are not split."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size <= 1:
         return product(x_nD, y_nF)
-    if mesh.shape["tensor"] > 1:
-        return x_nD.T @ y_nF
     summed = lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS)
     return jax.shard_map(summed, in_specs=P(ROWS), out_specs=P(), check_vma=False)(x_nD, y_nF)
 

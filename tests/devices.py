@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from conftest import TINY
@@ -18,6 +19,7 @@ from prm_jax.attention import SHORT
 from prm_jax.checkpoint import Checkpoints
 from prm_jax.formats import Encoded, Format
 from prm_jax.model import PRM
+from prm_jax.products import matmul
 from prm_jax.scoring import Verifier, Work, good_probability, score_encoded
 from prm_jax.sharding import MeshConfig, born, layout, make_mesh, put_rows
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
@@ -90,6 +92,16 @@ def long_gradient():
     return float(gradient_norm(born(lambda: PRM(CFG, rngs=nnx.Rngs(0))), batch))
 
 
+def rounding():
+    """Mean relative error of a weight gradient in bfloat16."""
+    rng = np.random.default_rng(6)
+    x_nD, dy_nF = (rng.standard_normal((256, 64)).astype(jnp.bfloat16) for _ in range(2))
+    gradient = jax.grad(lambda w_DF: (matmul(x_nD, w_DF) * dy_nF).astype(jnp.float32).sum())
+    dw_DF = np.asarray(jax.jit(gradient)(jnp.zeros((64, 64), jnp.bfloat16)), np.float64)
+    exact_DF = x_nD.astype(np.float64).T @ dy_nF.astype(np.float64)
+    return float((np.abs(dw_DF - exact_DF) / np.abs(exact_DF)).mean())
+
+
 def main(folder: Path):
     """`folder` holds Hugging Face checkpoints `f32` and `bf16`; a run's checkpoint is written to `folder / run`."""
     out = {"one": train(*start())[0]}
@@ -121,9 +133,13 @@ def main(folder: Path):
             placed = {len(x.sharding.device_set) for x in jax.tree.leaves(nnx.state(model))}
             out["restored"][f"{n} {shape}"] = (leaves(model), leaves(opt)) == saved and placed == {n}
     checkpoints.close()
+    out["rounding"] = {"one": rounding()}
+    for name in ("data", "fsdp"):
+        with jax.set_mesh(make_mesh(MeshConfig(*MESHES[name]), 8)):
+            out["rounding"][name] = rounding()
     out["parts"] = [
         make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"]
-        for fsdp, rows in ((1, 8), (1, 12), (1, 7), (2, 6))
+        for fsdp, rows in ((1, 8), (1, 12), (1, 11), (2, 6))
     ]
     print(json.dumps(out))
 

@@ -96,13 +96,27 @@ def test_a_checkpoint_of_eight_devices_restores_on_fewer_bit_for_bit(eight):
 
 @pytest.mark.slow
 def test_a_cpu_gives_as_many_devices_as_divide_the_rows(eight):
-    assert eight["parts"] == [8, 4, 1, 1]
+    assert eight["parts"] == [8, 6, 1, 3]
+
+
+@pytest.mark.slow
+def test_sums_over_devices_are_rounded_once(eight):
+    one = eight["rounding"].pop("one")
+    assert 1e-3 < one < 2e-3  # bfloat16's half unit is 2e-3 to 4e-3 of a number
+    assert list(eight["rounding"].values()) == pytest.approx([one, one], rel=0.05)
 
 
 def test_the_number_of_devices_of_a_cpu_is_checked():
-    for wrong in (0, "two", None):
+    for wrong in (0, "two", None, True):
         with pytest.raises(InputError, match=f"cpu_devices: got {wrong!r}, expected a number of at least 1"):
             cut_cpu(wrong)
+
+
+def test_a_second_cut_of_the_cpu_says_that_it_does_nothing(capsys):
+    cut_cpu(1)
+    assert not capsys.readouterr().out
+    cut_cpu(3)
+    assert "cpu_devices=3 has no effect: this process has made 1" in capsys.readouterr().out
 
 
 def test_the_platform_is_that_of_the_mesh():
