@@ -175,7 +175,7 @@ def measure(
         result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, step_labels)
 
     # One bootstrap for every number: the same resampled problems everywhere, so that differences are paired.
-    difference = {(a, b): value[a][N] - value[b][N] for a, b in compared(list(value), rules)}
+    difference = {(a, b): minus(value[a][N], value[b][N]) for a, b in compared(list(value), rules)}
     columns = [x_P for by_size in value.values() for x_P in by_size.values()] + list(difference.values())
     interval = rerank.bootstrap(k_interval, jnp.stack(columns, -1))
     rows = iter(zip(*(np.asarray(x, float).tolist() for x in interval), strict=True))
@@ -200,6 +200,12 @@ def measure(
         for (a, b), (mean, low, high, p) in zip(difference, rows, strict=True)
     ]
     return result
+
+
+def minus(a_P, b_P):
+    """a - b of expectations in float32; 0 where it is no more than their rounding, or a tie everywhere would have p = .001."""
+    difference_P = a_P - b_P
+    return jnp.where(jnp.abs(difference_P) < 1e-5, 0.0, difference_P)
 
 
 def sound(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray:

@@ -129,9 +129,9 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     if on_cpu and cfg.data is None:
         devices = those_that_divide(devices, rows * cfg.tensor, inner)
     data = len(devices) // inner if cfg.data is None else cfg.data
-    if on_cpu and jax.process_count() == 1:
+    if on_cpu and jax.process_count() == 1 and data:
         devices = devices[: data * inner]
-    if data * inner != len(devices) or not data:
+    if data * inner != len(devices):
         hint = "; cpu_devices says how many a CPU makes" if on_cpu else ""
         raise InputError(
             f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "

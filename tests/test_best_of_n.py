@@ -261,3 +261,8 @@ def test_bad_overrides_are_one_line(overrides, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     error = call(evaluate.main, monkeypatch, "evaluate.py", "task=best_of_n", "pool=pool.jsonl", *overrides)
     assert message in error and "\n" not in error
+
+
+def test_rounding_is_no_difference():
+    a_P, b_P = np.array([1, 0.5, 0.2], np.float32), np.array([1 - 6e-8, 0.4, 0.2 + 2e-8], np.float32)
+    np.testing.assert_allclose(best_of_n.minus(a_P, b_P), [0, 0.1, 0], atol=1e-7)

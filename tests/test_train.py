@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, call, printed, run, start
+from omegaconf import OmegaConf
 
 import evaluate
 import train
@@ -375,3 +376,19 @@ def test_every_experiment_file_composes():
         for path in files:
             assert path.read_text().splitlines()[1].startswith("# python train.py"), "line 2 is its command"
             hydra.compose("train", overrides=[f"experiment={path.stem}"], return_hydra_config=True)
+
+
+def test_what_is_needed_before_a_run_is_read_is_that_of_the_run_which_goes_on(monkeypatch, tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save({"cpu_devices": 4}, tmp_path / ".hydra" / "config.yaml")
+    cfg = OmegaConf.create({"cpu_devices": 2, "resume": str(tmp_path)})
+    asked = []
+    monkeypatch.setattr(cli, "asked_keys", lambda: asked)
+    assert cli.of_resumed(cfg, "cpu_devices") == 4
+    OmegaConf.save({}, tmp_path / ".hydra" / "config.yaml")  # a run from before there was the key
+    assert cli.of_resumed(cfg, "cpu_devices") == 2
+    OmegaConf.save({"cpu_devices": 4}, tmp_path / ".hydra" / "config.yaml")
+    asked.append("cpu_devices")
+    assert cli.of_resumed(cfg, "cpu_devices") == 2
+    cfg.resume = None
+    assert cli.of_resumed(cfg, "cpu_devices") == 2
