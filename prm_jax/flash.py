@@ -51,9 +51,17 @@ def _is_needed(last_BN, b, query, key):
     return (key <= query) & (query <= last_BN[b, key])
 
 
+def _scores(query, key, q_ref, k_ref, until_ref):
+    """Masked scores s_ts of a tile of queries and one of keys."""
+    t = q_ref.shape[2]
+    query_ts = query * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 0)
+    key_ts = key * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 1)
+    mask_ts = (key_ts <= query_ts) & (query_ts <= until_ref[0])
+    return jnp.where(mask_ts, _product(q_ref[0, 0], k_ref[0, 0], 1, 1), MASKED)
+
+
 def _forward_kernel(last_BN, q_ref, k_ref, v_ref, until_ref, o_ref, lse_ref, o_tK, sum_t1, top_t1):
     b, query, key = pl.program_id(0), pl.program_id(2), pl.program_id(3)
-    t = q_ref.shape[2]
 
     @pl.when(key == 0)
     def start():
@@ -64,10 +72,7 @@ def _forward_kernel(last_BN, q_ref, k_ref, v_ref, until_ref, o_ref, lse_ref, o_t
 
     @pl.when(_is_needed(last_BN, b, query, key))
     def add():
-        query_ts = query * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 0)
-        key_ts = key * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 1)
-        mask_ts = (key_ts <= query_ts) & (query_ts <= until_ref[0])
-        s_ts = jnp.where(mask_ts, _product(q_ref[0, 0], k_ref[0, 0], 1, 1), MASKED)
+        s_ts = _scores(query, key, q_ref, k_ref, until_ref)
         new_t1 = jnp.maximum(top_t1[...], s_ts.max(1, keepdims=True))
         p_ts, shrink_t1 = jnp.exp(s_ts - new_t1), jnp.exp(top_t1[...] - new_t1)
         o_tK[...] = o_tK[...] * shrink_t1 + _product(p_ts.astype(v_ref.dtype), v_ref[0, 0], 1, 0)
@@ -84,7 +89,6 @@ def _query_gradient_kernel(
     last_BN, q_ref, k_ref, v_ref, until_ref, do_ref, lse_ref, delta_ref, dq_ref, dq_tK, lse_t1, delta_t1
 ):
     b, query, key = pl.program_id(0), pl.program_id(2), pl.program_id(3)
-    t = q_ref.shape[2]
 
     @pl.when(key == 0)
     def start():
@@ -93,10 +97,7 @@ def _query_gradient_kernel(
 
     @pl.when(_is_needed(last_BN, b, query, key))
     def add():
-        query_ts = query * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 0)
-        key_ts = key * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 1)
-        mask_ts = (key_ts <= query_ts) & (query_ts <= until_ref[0])
-        s_ts = jnp.where(mask_ts, _product(q_ref[0, 0], k_ref[0, 0], 1, 1), MASKED)
+        s_ts = _scores(query, key, q_ref, k_ref, until_ref)
         ds_ts = jnp.exp(s_ts - lse_t1[...]) * (_product(do_ref[0, 0], v_ref[0, 0], 1, 1) - delta_t1[...])
         dq_tK[...] += _product(ds_ts.astype(k_ref.dtype), k_ref[0, 0], 1, 0)
 
