@@ -15,8 +15,8 @@ K head size, N tiles of all rows, t tokens of a tile, m = R t.
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
+from prm_jax.remat import keep_inside
 from prm_jax.sharding import platform
 
 MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and not NaN
@@ -87,7 +87,7 @@ def _dense_forward(q_bmK, k_bLK, v_bLK, until_BL):
     sum_bm1 = p_bmL.sum(-1, keepdims=True)
     # Dividing after the product touches K columns in place of L.
     o_bmK = (multiply(p_bmL.astype(v_bLK.dtype), v_bLK, 2, 1) / sum_bm1).astype(q_bmK.dtype)
-    o_bmK, lse_bm1 = (checkpoint_name(x, "attention") for x in (o_bmK, top_bm1 + jnp.log(sum_bm1)))
+    o_bmK, lse_bm1 = (keep_inside(x, "attention") for x in (o_bmK, top_bm1 + jnp.log(sum_bm1)))
     return o_bmK, (q_bmK, k_bLK, v_bLK, until_BL, o_bmK, lse_bm1)
 
 
@@ -123,8 +123,6 @@ def tiled(q_BLHK, k_BLGK, v_BLGK, until_BL):
     cut = lambda x_BLGx: jnp.pad(x_BLGx, ((0, 0), (0, n * t - L), (0, 0), (0, 0)))
     q_NGmK = cut(q_BLHK * K**-0.5).reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
     k_NGtK, v_NGtK = (cut(x).reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
-    # Held in their dtype: XLA would else keep bfloat16 factors in float32 and convert them tile by tile.
-    q_NGmK, k_NGtK, v_NGtK = jax.lax.optimization_barrier((q_NGmK, k_NGtK, v_NGtK))
     o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, until_Nt)
     return o_NGmK.reshape(N, G, R, t, K).transpose(0, 3, 1, 2, 4).reshape(B, n * t, H, K)[:, :L]
 
@@ -182,8 +180,8 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, until_Nt):
     zeros_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
     start = jnp.zeros(q_NGmK.shape), zeros_NGm1, zeros_NGm1
     o_NGmK, sum_NGm1, top_NGm1 = jax.lax.fori_loop(0, len(last_N), query_tile, start)
-    o_NGmK = checkpoint_name((o_NGmK / sum_NGm1).astype(q_NGmK.dtype), "attention")
-    lse_NGm = checkpoint_name((top_NGm1 + jnp.log(sum_NGm1))[..., 0], "attention")
+    o_NGmK = keep_inside((o_NGmK / sum_NGm1).astype(q_NGmK.dtype), "attention")
+    lse_NGm = keep_inside((top_NGm1 + jnp.log(sum_NGm1))[..., 0], "attention")
     return o_NGmK, (q_NGmK, k_NGtK, v_NGtK, until_Nt, o_NGmK, lse_NGm)
 
 

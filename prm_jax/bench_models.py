@@ -178,7 +178,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     widest = max(
         sum(lengths[step[i]] for i in row) for step, here in zip(steps, rows, strict=True) for row in here
     )
-    L = -(-int(widest) // 64) * 64
+    L = -(-int(widest) // 16) * 16
     marks = max(
         sum(len(examples[step[i]].mark_T) for i in row)
         for step, here in zip(steps, rows, strict=True)

@@ -9,11 +9,11 @@ Dimension key: as in attention.py; N tiles of t tokens to a row. In kernels: t q
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from prm_jax.attention import MASKED
+from prm_jax.remat import keep_inside
 from prm_jax.sharding import platform
 
 TILE = 512  # tokens; fewer where rows are shorter
@@ -202,7 +202,7 @@ def _flash_forward(q_BHLK, k_BGLK, v_BGLK, until_B1L):
     arrays = q_BHLK, k_BGLK, v_BGLK, until_B1L
     results = [("query", "LK"), ("query", "1L")]
     o_BHLK, lse_BH1L = _call(_forward_kernel, False, results, [(K, f32), (1, f32), (1, f32)], *arrays)
-    o_BHLK, lse_BH1L = (checkpoint_name(x, "attention") for x in (o_BHLK, lse_BH1L))
+    o_BHLK, lse_BH1L = (keep_inside(x, "attention") for x in (o_BHLK, lse_BH1L))
     return o_BHLK, (*arrays, o_BHLK, lse_BH1L)
 
 

@@ -22,13 +22,13 @@ from prm_jax.model import (
     FAMILIES,
     HEADS,
     PRM,
-    REMAT,
     ModelConfig,
     RopeScaling,
     choose_dtype,
     head_scale,
     thin,
 )
+from prm_jax.remat import REMAT
 from prm_jax.sharding import layout
 from prm_jax.tensors import open_tensors, write_tensors
 

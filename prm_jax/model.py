@@ -10,18 +10,16 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.lora import LowRank
 from prm_jax.products import add_bias, matmul
+from prm_jax.remat import keep, remat
 from prm_jax.sharding import IN_SPLIT, OUT_SPLIT, look_up, on_own_heads, split_rows
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
 HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
-# What of a block is kept for the backward pass; `dots` keeps what linear layers and attention give.
-REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +110,7 @@ def linear(x_BLD, w_DF, b_F=None):
     y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_BLD.dtype))
     if b_F is not None:
         y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
-    return checkpoint_name(y_nF, "linear").reshape(*x_BLD.shape[:-1], -1)
+    return keep(y_nF, "linear").reshape(*x_BLD.shape[:-1], -1)
 
 
 def rms_norm(x_BLD, gain_D, eps):
@@ -189,6 +187,10 @@ class Block(nnx.Module):
             q_BLHK = rms_norm(q_BLHK, self.norm_q, cfg.norm_eps)
             k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
         q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
+        if (
+            not cfg.qk_norm
+        ):  # whose backward pass needs them as they came, so that these would be kept besides
+            q_BLHK, k_BLGK = keep(q_BLHK, "attention"), keep(k_BLGK, "attention")
         o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, until_BL)
         x_nD += linear(o_BLHK.reshape(B * L, -1), self.w_o, self.b_o)
 
@@ -233,10 +235,8 @@ class PRM(nnx.Module):
             seen_BL = jnp.where(is_sliding, near_BL, until_BL)
             return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL)), None
 
-        if cfg.remat != "none":
-            layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
         x_nD = look_up(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
-        x_nD, _ = jax.lax.scan(layer, x_nD, (self.blocks, slides))
+        x_nD, _ = jax.lax.scan(remat(layer, cfg.remat), x_nD, (self.blocks, slides))
         return rms_norm(x_nD, self.norm_out, cfg.norm_eps).reshape(*ids_BL.shape, cfg.dim)
 
     def step_logits(self, x_BLD, mark_BT, k_dropout=None):

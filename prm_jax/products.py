@@ -39,8 +39,15 @@ def _matmul_backward(saved, dy_nF):
 
 def _weight_gradient(x_nD, dy_nF):
     """x^T dy. XLA's CPU backend takes twice as long where the sum is over the rows of the left factor, so that one is
-    transposed, and held to that layout lest XLA transpose it back."""
-    return _multiply(with_layout_constraint(x_nD.T, Layout((0, 1))), dy_nF, 1, 0)
+    transposed, and held to that layout lest XLA transpose it back. The narrower of the two, and then the result: XLA writes
+    transposes element by element, and what makes the wider one (SwiGLU) it would compute in that order too."""
+    if x_nD.shape[1] > dy_nF.shape[1]:
+        return _transpose(with_layout_constraint(_weight_gradient(dy_nF, x_nD), Layout((0, 1))))
+    return _multiply(_transpose(x_nD), dy_nF, 1, 0)
+
+
+def _transpose(x_nD):
+    return with_layout_constraint(x_nD.T, Layout((0, 1)))
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)

@@ -1,6 +1,7 @@
 """The transformer: parity with PyTorch, causality, packing, remat, heads."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from conftest import TINY
 from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
+from prm_jax.attention import SHORT
 from prm_jax.model import PRM, good_logit, linear
 
 
@@ -50,9 +52,10 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
     )
 
 
-def test_a_linear_layer_has_the_plain_product_and_gradients(rng):
+@pytest.mark.parametrize(("D", "F"), [(4, 5), (5, 4)])
+def test_a_linear_layer_has_the_plain_product_and_gradients(rng, D, F):
     x_BLD, w_DF, b_F, dy_BLF = (
-        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, 4), (4, 5), (5,), (2, 3, 5))
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, D), (D, F), (F,), (2, 3, F))
     )
     ours, vjp = jax.vjp(lambda x, w, b: linear(x, nnx.Param(w), nnx.Param(b)), x_BLD, w_DF, b_F)
     theirs, plain_vjp = jax.vjp(lambda x, w, b: x @ w + b, x_BLD, w_DF, b_F)
@@ -76,15 +79,33 @@ def test_on_a_mesh_a_layout_is_asked_for_device_by_device():
     assert primitives(1, 1, 2) == [False, False, False]
 
 
+@pytest.mark.parametrize("L", [8, 2 * SHORT])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("how", ["dots", "full"])
-def test_remat_and_jit_change_nothing(rng, how):
-    batch = causal(rng, 2, 8)
-    loss = lambda model: (model(*batch) ** 2).sum()
-    plain = PRM(TINY, rngs=nnx.Rngs(0))
-    remat = PRM(dataclasses.replace(TINY, remat=how), rngs=nnx.Rngs(0))
+def test_remat_and_jit_change_nothing(rng, how, dtype, L):
+    batch = causal(rng, 2, L)
+    loss = lambda model: (model(*batch).astype(jnp.float32) ** 2).mean()
+    plain, remat = (
+        PRM(dataclasses.replace(TINY, dtype=dtype, remat=remat), rngs=nnx.Rngs(0)) for remat in ("none", how)
+    )
     for mine, theirs in zip(*(jax.tree.leaves(jax.grad(loss)(m)) for m in (plain, remat)), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(jax.jit(lambda m: m(*batch))(plain), plain(*batch), atol=1e-5)
+        scale = {"float32": 1e-5, "bfloat16": 0.02}[dtype] * np.abs(theirs).max()
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=scale)
+    at = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
+    np.testing.assert_allclose(jax.jit(lambda m: m(*batch))(plain), plain(*batch), atol=at)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_dots_keeps_each_of_its_values_once_and_in_bfloat16(rng, qk_norm):
+    """On CPU as bits: XLA would else convert what all layers have kept to float32 before the backward pass."""
+    L = 2 * SHORT + 3
+    model = PRM(dataclasses.replace(TINY, remat="dots", dtype="bfloat16", qk_norm=qk_norm), rngs=nnx.Rngs(0))
+    batch = causal(rng, 1, L)
+    gradient = jax.jit(jax.grad(lambda model: model(*batch).astype(jnp.float32).sum()))
+    kept = re.findall(rf"u16\[{TINY.layers},(?:1,)?{L},([\d,]+)\]", str(gradient.trace(model).jaxpr))
+    q, k, v, o, gate_up = ("32", "16", "16", "32", "48") if qk_norm else ("4,8", "2,8", "16", "32", "48")
+    assert sorted(kept) == sorted([q, k, v, o, gate_up, gate_up])
+    assert f"f32[{TINY.layers},{L},{TINY.ffn}]" not in gradient.lower(model).compile().as_text()
 
 
 def test_each_layer_starts_differently(tiny_model):
