@@ -404,24 +404,26 @@ def load(
     )  # of a head still to be started
 
     def part(names, transposed, shape, key):
-        """(dtype, what reads the part at an index into an array) of the tensors `names`, one a layer, as one array."""
+        """(dtype, what reads the part at an index into an array) of a tensor, or of a list of them, one a layer, as one array."""
+        stacked, names = not isinstance(names, str), [names] if isinstance(names, str) else names
+        expected = shape[1:] if stacked else shape
         for name in names:
             if name not in tensors:
                 raise InputError(f"{folder}: tensor {name} is missing ({key})")
             unused.discard(name)
             found = tensors[name].shape[::-1] if transposed else tensors[name].shape
-            if found != shape[-len(found) :]:
-                raise InputError(
-                    f"{folder}: tensor {name}: has shape {found}, expected {shape[-len(found) :]} ({key})"
-                )
-        layered = len(shape) > len(found)
+            if found != expected:
+                raise InputError(f"{folder}: tensor {name}: has shape {found}, expected {expected} ({key})")
 
         def read(index, out):
-            layers, own = (index[0], index[1:]) if layered else (slice(None), index)
-            for y, name in zip(out if layered else out[None], names[layers], strict=True):
+            layers, own = (index[0], index[1:]) if stacked else (slice(None), index)
+            for y, name in zip(out if stacked else out[None], names[layers], strict=True):
                 tensors[name].copy(own[::-1] if transposed else own, y.T if transposed else y)
 
-        return functools.reduce(jnp.promote_types, [tensors[name].dtype for name in names]), read
+        dtypes = [tensors[name].dtype for name in names] or [
+            np.dtype(np.float32)
+        ]  # of a single layer none is stacked
+        return functools.reduce(jnp.promote_types, dtypes), read
 
     def made(x):
         """The same of an array that is in no file."""
@@ -429,7 +431,7 @@ def load(
 
     abstract = jax.eval_shape(lambda: thin(PRM(cfg, rngs=nnx.Rngs(0))))
     state = nnx.state(abstract).to_pure_dict()
-    parts = {key: part([prefix + TOP[key][0]], TOP[key][1], state[key].shape, key) for key in TOP}
+    parts = {key: part(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
     for key in HEAD.keys() & state.keys():
         name, transposed = HEAD[key][0].format(layer), HEAD[key][1]
         is_head, has_head = key != "unembed", f"{layer}.weight" in tensors
@@ -447,10 +449,14 @@ def load(
         elif key == "b_head" and name not in tensors:  # a classification head may have none
             parts[key] = made(np.zeros(state[key].shape, parts["embed"][0]))
         else:
-            parts[key] = part([name], transposed, state[key].shape, key)
+            parts[key] = part(name, transposed, state[key].shape, key)
+    last, of_layer = cfg.layers - 1, lambda key, i: prefix + LAYER[key][0].format(i)
     parts["blocks"] = {
-        key: part([prefix + LAYER[key][0].format(i) for i in range(cfg.layers)], LAYER[key][1], x.shape, key)
+        key: part([of_layer(key, i) for i in range(last)], LAYER[key][1], x.shape, key)
         for key, x in state["blocks"].items()
+    }
+    parts["last"] = {
+        key: part(of_layer(key, last), LAYER[key][1], x.shape, key) for key, x in state["last"].items()
     }
     if cfg.head == "none":
         unused = {name for name in unused if not name.startswith(tuple(f"{head}." for head in FORMATS))}
@@ -499,12 +505,14 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
     `prm_jax`, which transformers leaves alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state, last = nnx.state(model).to_pure_dict(), "score.2" if model.cfg.head == "mlp" else "score"
+    state, head = nnx.state(model).to_pure_dict(), "score.2" if model.cfg.head == "mlp" else "score"
     parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
-    for key, x in state["blocks"].items():
+    last_layer = model.cfg.layers - 1
+    for key, x in state["last"].items():
         name, transposed = LAYER[key]
-        parts += [("model." + name.format(i), x, i, transposed) for i in range(len(x))]
-    parts += [(name.format(last), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
+        parts += [(f"model.{name.format(i)}", state["blocks"][key], i, transposed) for i in range(last_layer)]
+        parts.append((f"model.{name.format(last_layer)}", x, ..., transposed))
+    parts += [(name.format(head), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
     write_tensors(folder, parts)
     (folder / "config.json").write_text(
         json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"

@@ -1,7 +1,7 @@
 """A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral) and the heads that read its hidden states at step marks.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size, V vocabulary,
-T step marks, C head outputs. Parameters of the blocks carry a leading layer axis.
+T step marks, C head outputs. Parameters of all blocks but the last carry a leading layer axis.
 """
 
 import dataclasses
@@ -151,6 +151,11 @@ def rotate(x_BLHK, cos_BL1k, sin_BL1k):
     return y_BLHK.astype(x_BLHK.dtype)
 
 
+def at_marks(x_BLD, mark_BT):
+    """The rows' entries at their marked tokens, x_BTD."""
+    return jnp.take_along_axis(x_BLD, mark_BT[:, :, None], axis=1)
+
+
 class Block(nnx.Module):
     """Pre-norm attention and SwiGLU."""
 
@@ -176,7 +181,8 @@ class Block(nnx.Module):
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
 
-    def __call__(self, x_nD, cos_BL1k, sin_BL1k, until_BL):
+    def __call__(self, x_nD, cos_BL1k, sin_BL1k, until_BL, mark_BT=None):
+        """The residual stream of all tokens, x_nD, or where `mark_BT` is given of the marked tokens alone."""
         cfg = self.cfg
         B, L = until_BL.shape
         h_nD = rms_norm(x_nD, self.norm_attn, cfg.norm_eps)
@@ -192,7 +198,11 @@ class Block(nnx.Module):
         ):  # whose backward pass needs them as they came, so that these would be kept besides
             q_BLHK, k_BLGK = keep(q_BLHK, "attention"), keep(k_BLGK, "attention")
         o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, until_BL)
-        x_nD += linear(o_BLHK.reshape(B * L, -1), self.w_o, self.b_o)
+        o_nD = o_BLHK.reshape(B * L, -1)
+        if mark_BT is not None:
+            x_nD, o_nD = (at_marks(y_nD.reshape(B, L, -1), mark_BT) for y_nD in (x_nD, o_nD))
+            x_nD, o_nD = (y_BTD.reshape(mark_BT.size, -1) for y_BTD in (x_nD, o_nD))
+        x_nD += linear(o_nD, self.w_o, self.b_o)
 
         h_nD = rms_norm(x_nD, self.norm_ffn, cfg.norm_eps)
         gate_nF, up_nF = linear(h_nD, self.w_gate, self.b_gate), linear(h_nD, self.w_up, self.b_up)
@@ -208,7 +218,10 @@ class PRM(nnx.Module):
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
         self.cfg = cfg
         self.embed = normal(rngs, (cfg.vocab, cfg.dim), 0.02)
-        self.blocks = jax.vmap(lambda r: Block(cfg, rngs=r))(rngs.split(cfg.layers))
+        of_layer = rngs.split(cfg.layers)
+        make = lambda r: Block(cfg, rngs=r)
+        self.blocks = jax.vmap(make)(jax.tree.map(lambda keys: keys[:-1], of_layer))
+        self.last = make(jax.tree.map(lambda keys: keys[-1], of_layer))
         self.norm_out = nnx.Param(jnp.ones(cfg.dim))
         self.unembed = (
             normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
@@ -220,8 +233,12 @@ class PRM(nnx.Module):
         self.w_head = normal(rngs, (cfg.dim, C), scale("w_head")) if C else None
         self.b_head = nnx.Param(jnp.zeros(C)) if C else None
 
-    def __call__(self, ids_BL, pos_BL, until_BL):
-        """Hidden states after the final norm, x_BLD. `until_BL`: last position that sees each token (attention.py)."""
+    def __call__(self, ids_BL, pos_BL, until_BL, mark_BT=None):
+        """Hidden states after the final norm, x_BLD; with `mark_BT` those of the marked tokens alone, x_BTD.
+
+        `until_BL`: last position that sees each token (attention.py). A step head reads marks only, so of the last block
+        the other tokens need no more than keys and values: a tenth of the products of 8 layers, a thirtieth of 28.
+        """
         cfg = self.cfg
         slides, near_BL = jnp.array(cfg.sliding or [True] * cfg.layers), until_BL
         if cfg.window is not None:
@@ -230,18 +247,20 @@ class PRM(nnx.Module):
         attention = 1.0 if cfg.rope_scaling is None else cfg.rope_scaling.attention
         cos_BL1k, sin_BL1k = attention * jnp.cos(angle_BL1k), attention * jnp.sin(angle_BL1k)
 
-        def layer(x_nD, block_and_slides):
+        def layer(x_nD, block_and_slides, mark_BT=None):
             block, is_sliding = block_and_slides
             seen_BL = jnp.where(is_sliding, near_BL, until_BL)
-            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL)), None
+            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL, mark_BT)), None
 
+        layer = remat(layer, cfg.remat)
         x_nD = look_up(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
-        x_nD, _ = jax.lax.scan(remat(layer, cfg.remat), x_nD, (self.blocks, slides))
-        return rms_norm(x_nD, self.norm_out, cfg.norm_eps).reshape(*ids_BL.shape, cfg.dim)
+        x_nD, _ = jax.lax.scan(layer, x_nD, (self.blocks, slides[:-1]))
+        x_nD, _ = layer(x_nD, (self.last, slides[-1]), mark_BT)
+        return rms_norm(x_nD, self.norm_out, cfg.norm_eps).reshape(len(ids_BL), -1, cfg.dim)
 
-    def step_logits(self, x_BLD, mark_BT, k_dropout=None):
-        """Logits of the step head at the marked positions only, float32 logit_BTC."""
-        x_BTD = jnp.take_along_axis(x_BLD, mark_BT[:, :, None], axis=1).astype(jnp.float32)
+    def step_logits(self, x_BTD, k_dropout=None):
+        """Logits of the step head from hidden states at step marks, float32 logit_BTC."""
+        x_BTD = x_BTD.astype(jnp.float32)
         if k_dropout is not None and self.cfg.head_dropout > 0:
             keep = 1 - self.cfg.head_dropout
             x_BTD = jnp.where(jax.random.bernoulli(k_dropout, keep, x_BTD.shape), x_BTD / keep, 0)

@@ -108,8 +108,8 @@ def load_verifier(
 @jax.jit
 def good_probability(model: PRM, batch):
     """P(good) at the marks of a packed batch, p_BT in [0, 1]; the step head sees no other token."""
-    x_BLD = model(batch["ids"], batch["pos"], batch["until"])
-    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BLD, batch["mark"]), model.cfg.head)))
+    x_BTD = model(batch["ids"], batch["pos"], batch["until"], batch["mark"])
+    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BTD), model.cfg.head)))
 
 
 @jax.jit

@@ -13,7 +13,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.losses import next_token_loss, step_loss
-from prm_jax.model import PRM, good_logit
+from prm_jax.model import PRM, at_marks, good_logit
 from prm_jax.sharding import born, keep_layout
 
 
@@ -132,16 +132,18 @@ def totals(batch):
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
     """Sums over one micro-batch: step loss, next-token loss, right steps; divide by `totals` of the global batch."""
-    x_BLD = model(batch["ids"], batch["pos"], batch["until"])
+    all_tokens = cfg.objective == "lm" or cfg.lm_weight > 0
+    x_BLD = model(batch["ids"], batch["pos"], batch["until"], None if all_tokens else batch["mark"])
     step_sum = lm_sum = right = jnp.zeros(())
     if cfg.objective != "lm":
-        logit_BTC = model.step_logits(x_BLD, batch["mark"], k_dropout)
+        x_BTD = at_marks(x_BLD, batch["mark"]) if all_tokens else x_BLD
+        logit_BTC = model.step_logits(x_BTD, k_dropout)
         loss_BT = step_loss(logit_BTC, batch["label"], batch["rating"], model.cfg.head, cfg.pos_weight)
         is_labelled_BT = batch["weight"] > 0
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
         agrees_BT = (good_logit(logit_BTC, model.cfg.head) > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
-    if cfg.objective == "lm" or cfg.lm_weight > 0:
+    if all_tokens:
         logit_BLV = model.vocab_logits(x_BLD)
         lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["next"]).sum()
         if cfg.objective == "lm":

@@ -17,7 +17,7 @@ from flax import nnx
 
 from prm_jax import InputError, hf, tensors
 from prm_jax.formats import train_tokenizer
-from prm_jax.model import PRM, RopeScaling, good_logit
+from prm_jax.model import PRM, RopeScaling, at_marks, good_logit
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +144,8 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
     ids = rng.integers(1, 96, (2, 9))
     with torch.no_grad():
         out = theirs(torch.tensor(ids), output_hidden_states=True)
-    at_marks = lambda x_BLD: x_BLD.numpy()[np.arange(2)[:, None], marks]
-    x_BTD, x_BLD = at_marks(out.hidden_states[-1]), None
+    of_marks = lambda x_BLD: x_BLD.numpy()[np.arange(2)[:, None], marks]
+    x_BTD, x_BLD = of_marks(out.hidden_states[-1]), None
     for head, shapes in HEADS.items():
         new = {
             k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()
@@ -158,14 +158,14 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
         ours = hf.load(tmp_path, cfg, verdicts=verdicts)
         x_BLD = run(ours, ids) if x_BLD is None else x_BLD  # the same for all heads
         if verdicts:
-            expected = at_marks(out.logits)[..., verdicts]
+            expected = of_marks(out.logits)[..., verdicts]
         else:
             h_BTD, (*first, (w, _)) = x_BTD, [(k, v) for k, v in new.items() if k.endswith("weight")]
             for k, v in first:
                 h_BTD = np.maximum(h_BTD @ v.numpy().T + new[k.replace("weight", "bias")].numpy(), 0)
             bias = new.get(w.replace("weight", "bias"), torch.zeros(1)).numpy()
             expected = h_BTD @ new[w].numpy().T + bias
-        found = ours.step_logits(x_BLD, jnp.asarray(marks))
+        found = ours.step_logits(at_marks(x_BLD, jnp.asarray(marks)))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
@@ -265,7 +265,7 @@ def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, 
     ids, marks = rng.integers(0, 96, (2, 9)), np.array([[2, 8], [4, 5]])
     with torch.no_grad():
         logit_BLC = theirs(torch.tensor(ids)).logits.numpy()
-    mine = ours.step_logits(run(ours, ids), jnp.asarray(marks))
+    mine = ours.step_logits(at_marks(run(ours, ids), jnp.asarray(marks)))
     expected = np.take_along_axis(logit_BLC, marks[..., None], axis=1)
     np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
@@ -303,7 +303,7 @@ def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, t
     ids = rng.integers(0, 64, (2, 9))
     with torch.no_grad():
         expected = theirs.score(theirs.model(torch.tensor(ids)).last_hidden_state).softmax(-1)[..., 1]
-    logit_BTC = ours.step_logits(run(ours, ids), jnp.tile(jnp.arange(9), (2, 1)))
+    logit_BTC = ours.step_logits(run(ours, ids))
     found = jax.nn.sigmoid(good_logit(logit_BTC, "mlp"))
     assert np.ptp(found) > 0.02
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -543,9 +543,9 @@ def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
     cfg = hf.model_config(config, head="binary")
     shapes = nnx.state(jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))).to_pure_dict()
     names = {"model." + name: shapes[key].shape for key, (name, _) in hf.TOP.items()}
-    for key, x in shapes["blocks"].items():
+    for key, x in shapes["last"].items():
         name, transposed = hf.LAYER[key]
-        shape = x.shape[:0:-1] if transposed else x.shape[1:]
+        shape = x.shape[::-1] if transposed else x.shape
         names |= {"model." + name.format(i): shape for i in range(24)}
     names |= {"score.weight": (2, 896), "score.bias": (2,)}
     noise = torch.randn(1_000_003).to(torch.bfloat16)

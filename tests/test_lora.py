@@ -1,6 +1,7 @@
 """Training less, and storing less: low-rank updates, a frozen backbone, low-precision moments."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +38,14 @@ def trained(model, opt_cfg, rng, steps=3):
 
 
 def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same(rng):
-    base = PRM(TINY, rngs=nnx.Rngs(0))
-    model = attach(PRM(TINY, rngs=nnx.Rngs(0)), LORA, 0)
+    cfg = dataclasses.replace(TINY, layers=3)
+    base = PRM(cfg, rngs=nnx.Rngs(0))
+    model = attach(PRM(cfg, rngs=nnx.Rngs(0)), LORA, 0)
     a_q, a_v = model.blocks.w_q.a[...], model.blocks.w_v.a[...]
     assert a_q.shape == (2, 32, 3) and model.blocks.w_down.b.shape == (2, 3, 32)
-    assert not np.allclose(a_q[0], a_q[1]) and not np.allclose(a_q, a_v)
+    assert model.last.w_q.a.shape == (32, 3) and model.last.w_down.b.shape == (3, 32)
+    different = [a_q[0], a_q[1], a_v[0], model.last.w_q.a[...]]
+    assert not any(np.allclose(x, y) for x, y in itertools.combinations(different, 2))
     np.testing.assert_allclose(a_q.std(), 32**-0.5, rtol=0.2)
     batch = {k: jnp.asarray(v[0]) for k, v in make_batch(rng, 4).items()}
     before = arrays(model)
@@ -50,19 +54,25 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     model, opt, _, batch = trained(model, dataclasses.replace(OPT, trains="lora"), rng)
     after = arrays(model)
     moved = {key for key in after if not np.array_equal(before[key], after[key])}
-    updates = {f".blocks.{name}.{ab}.value" for name in LORA.targets for ab in "ab"}
+    updates = {
+        f".{part}.{name}.{ab}.value" for part in ("blocks", "last") for name in LORA.targets for ab in "ab"
+    }
     assert moved == updates | {".w_head.value", ".b_head.value"}
     assert optax.tree.get(opt.opt_state, "mu").keys() == {
         "blocks",
+        "last",
         "w_head",
         "b_head",
     }  # none for what is frozen
     scores = good_probability(model, batch)
-    w_q = model.blocks.w_q
-    expected = np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])
+    expected = [
+        np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])
+        for w_q in (model.blocks.w_q, model.last.w_q)
+    ]
     merged = merge(model)
     assert merged.blocks.w_q.shape == (2, 32, 32) and arrays(merged).keys() == arrays(base).keys()
-    np.testing.assert_allclose(merged.blocks.w_q[...], expected, atol=1e-6)
+    for w_q, by_hand in zip((merged.blocks.w_q, merged.last.w_q), expected, strict=True):
+        np.testing.assert_allclose(w_q[...], by_hand, atol=1e-6)
     np.testing.assert_allclose(good_probability(merged, batch), scores, atol=1e-6)
     assert np.abs(scores - good_probability(base, batch)).max() > 1e-3
 

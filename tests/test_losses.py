@@ -61,7 +61,7 @@ def test_binary_head_equals_trl_loss(rng):
     cfg = LossConfig("prm", 1.0, 0.0)
     sums = eval_step(model, batch, cfg)
     ours = float(sums["step"] / sums["n_steps"])
-    logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["until"]), batch["mark"])
+    logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["until"], batch["mark"]))
     labels = np.where(batch["weight"] > 0, np.nan_to_num(batch["label"]), -100).astype(int)
     theirs = torch.nn.functional.cross_entropy(
         torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2),

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
 from prm_jax.attention import SHORT
-from prm_jax.model import PRM, good_logit, linear
+from prm_jax.model import PRM, at_marks, good_logit, linear
 
 
 def causal(rng, B, L, vocab=64):
@@ -99,18 +99,35 @@ def test_remat_and_jit_change_nothing(rng, how, dtype, L):
 def test_dots_keeps_each_of_its_values_once_and_in_bfloat16(rng, qk_norm):
     """On CPU as bits: XLA would else convert what all layers have kept to float32 before the backward pass."""
     L = 2 * SHORT + 3
-    model = PRM(dataclasses.replace(TINY, remat="dots", dtype="bfloat16", qk_norm=qk_norm), rngs=nnx.Rngs(0))
+    cfg = dataclasses.replace(TINY, layers=3, remat="dots", dtype="bfloat16", qk_norm=qk_norm)
+    model = PRM(cfg, rngs=nnx.Rngs(0))
     batch = causal(rng, 1, L)
     gradient = jax.jit(jax.grad(lambda model: model(*batch).astype(jnp.float32).sum()))
-    kept = re.findall(rf"u16\[{TINY.layers},(?:1,)?{L},([\d,]+)\]", str(gradient.trace(model).jaxpr))
+    kept = re.findall(rf"u16\[{cfg.layers - 1},(?:1,)?{L},([\d,]+)\]", str(gradient.trace(model).jaxpr))
     q, k, v, o, gate_up = ("32", "16", "16", "32", "48") if qk_norm else ("4,8", "2,8", "16", "32", "48")
     assert sorted(kept) == sorted([q, k, v, o, gate_up, gate_up])
-    assert f"f32[{TINY.layers},{L},{TINY.ffn}]" not in gradient.lower(model).compile().as_text()
+    assert f"f32[{cfg.layers - 1},{L},{cfg.ffn}]" not in gradient.lower(model).compile().as_text()
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("how", ["none", "dots", "full"])
+def test_at_marks_alone_the_last_block_gives_what_it_gives_at_all_tokens(rng, layers, how):
+    """Hidden states and gradients; a mark may stand in two slots, as that of a step which solutions share."""
+    model = PRM(dataclasses.replace(TINY, layers=layers, remat=how, window=5), rngs=nnx.Rngs(0))
+    batch, mark_BT = causal(rng, 2, 12), jnp.array([[3, 7, 7], [0, 5, 11]])
+    weight_BTD = jnp.asarray(rng.normal(size=(2, 3, TINY.dim)))
+    marks_alone = lambda model: model(*batch, mark_BT)
+    all_tokens = lambda model: at_marks(model(*batch), mark_BT)
+    np.testing.assert_allclose(marks_alone(model), all_tokens(model), atol=1e-6)
+    gradients = [jax.grad(lambda m, f=f: (f(m) * weight_BTD).sum())(model) for f in (marks_alone, all_tokens)]
+    for mine, theirs in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_each_layer_starts_differently(tiny_model):
-    w_q = tiny_model.blocks.w_q[...]
-    assert w_q.shape[0] == TINY.layers and not np.allclose(w_q[0], w_q[1])
+    deep = PRM(dataclasses.replace(TINY, layers=3), rngs=nnx.Rngs(0))
+    w_q = np.stack([*deep.blocks.w_q[...], deep.last.w_q[...]])
+    assert len(w_q) == 3 and not any(np.allclose(w_q[i], w_q[i - 1]) for i in range(3))
     np.testing.assert_allclose(w_q.std(), TINY.dim**-0.5, rtol=0.1)
 
 
@@ -129,17 +146,17 @@ def test_step_head_reads_marks_only_and_dropout_needs_a_key(rng):
     model = PRM(dataclasses.replace(TINY, head_dropout=0.5), rngs=nnx.Rngs(0))
     x_BLD = jnp.asarray(rng.standard_normal((1, 6, 32)), jnp.float32)
     mark_BT = jnp.array([[1, 4]])
-    grad_BLD = jax.grad(lambda x: model.step_logits(x, mark_BT).sum())(x_BLD)
+    grad_BLD = jax.grad(lambda x: model.step_logits(at_marks(x, mark_BT)).sum())(x_BLD)
     assert {int(i) for i in np.flatnonzero(np.abs(grad_BLD[0]).sum(-1))} == {1, 4}
-    plain = model.step_logits(x_BLD, mark_BT)
-    np.testing.assert_array_equal(plain, model.step_logits(x_BLD, mark_BT))
-    assert not np.allclose(plain, model.step_logits(x_BLD, mark_BT, jax.random.key(0)))
+    plain = model.step_logits(x_BLD)
+    np.testing.assert_array_equal(plain, model.step_logits(x_BLD))
+    assert not np.allclose(plain, model.step_logits(x_BLD, jax.random.key(0)))
 
 
 def test_bfloat16_stays_close_and_returns_float32_logits(tiny_model, rng):
     batch = causal(rng, 2, 8)
     low = PRM(dataclasses.replace(TINY, dtype="bfloat16"), rngs=nnx.Rngs(0))
     mark_BT = jnp.array([[3, 7]] * 2)
-    a, b = (m.step_logits(m(*batch), mark_BT) for m in (tiny_model, low))
+    a, b = (m.step_logits(m(*batch, mark_BT)) for m in (tiny_model, low))
     assert b.dtype == jnp.float32
     np.testing.assert_allclose(a, b, atol=0.02)
