@@ -126,7 +126,9 @@ def main(cfg):
         raise InputError(f"max_solutions: got {cfg.max_solutions}, expected at least 1, or null for all")
     if cfg.checker not in (None, *answers.RULES):
         raise InputError(f"checker: got {cfg.checker!r}, expected null, {', '.join(answers.RULES)}")
-    choose_dtype(cfg.dtype)
+    if cfg.seed < 0:
+        raise InputError(f"seed: got {cfg.seed}, expected at least 0")
+    cfg = dataclasses.replace(cfg, dtype=choose_dtype(cfg.dtype))
     rules_of(cfg)
     tasks = {
         "report": evaluate_report,
@@ -201,6 +203,15 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
                 f"format: {verifier.format.name} scores steps by a {verifier.format.score}, but task=steps measures "
                 "probabilities (Brier score, calibration)"
             )
+        if runs and (verifier.objective, verifier.label_kind) != (
+            runs[0]["objective"],
+            runs[0]["label_kind"],
+        ):
+            raise InputError(
+                f"checkpoint: {checkpoint}: task={cfg.task} gives means over verifiers of one kind, but it is an {verifier.objective} of "
+                f"{verifier.label_kind} labels and the first an {runs[0]['objective']} of {runs[0]['label_kind']}; "
+                "task=best_of_n compares them"
+            )
         data_cfg, seed = data_of(checkpoint, data)
         splits, counts = load_splits(data_cfg, seed, labels_required=True)
         cli.print_counts(counts)
@@ -229,10 +240,11 @@ def score_rows(cfg: EvaluateConfig, verifier: Verifier, rows, total: int, path: 
 def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scores) -> dict:
     """Every number of one verifier on one test split, and the curves behind the figures."""
     labels, problems = [s.labels for s in test], [s.problem for s in test]
-    result = step_metrics(scores, labels, problems, cfg.threshold)
+    kind = data_cfg.label_kind
+    result = step_metrics(scores, labels, problems, cfg.threshold, kind)
     p, y, owner = [], [], []
     for i, (score_T, label_T) in enumerate(zip(scores, labels, strict=True)):
-        for t in labelled_steps(label_T)[0]:
+        for t in labelled_steps(label_T, kind)[0]:
             p.append(float(score_T[t])), y.append(label_T[t]), owner.append(problems[i])
     p, y = np.array(p), np.array(y)
     accuracy = (p >= cfg.threshold) == (y >= 0.5)
@@ -251,8 +263,14 @@ def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scor
     }
     if cfg.baselines:
         tokenizer = verifier.tokenizer
-        result["baselines"] = baseline_aurocs(step_table(train, tokenizer), step_table(test, tokenizer))
+        tables = [step_table(solutions, tokenizer, kind) for solutions in (train, test)]
+        result["baselines"] = baseline_aurocs(*tables)
     return result | describe(verifier) | {"data": dataclasses.asdict(data_cfg)}
+
+
+def scores_unit(verifier: Verifier) -> str:
+    """The unit of a verifier's step scores, as `scores_unit` in conf/evaluate.yaml names it."""
+    return "logit" if verifier.format.score == "log_ratio" else verifier.format.score
 
 
 def describe(verifier: Verifier) -> dict:
@@ -265,9 +283,9 @@ def describe(verifier: Verifier) -> dict:
     }
 
 
-def step_table(rows: list[Solution], tokenizer) -> Steps:
+def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
     """The labelled steps of solutions as the baselines see them: position, own tokens, label."""
-    chosen = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels)[0]]
+    chosen = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels, kind)[0]]
     texts = list({text for _, text, _ in chosen})
     ids = (
         dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True))
@@ -280,8 +298,10 @@ def step_table(rows: list[Solution], tokenizer) -> Steps:
 
 
 def average(runs: list[dict]) -> dict:
-    """The mean over runs of every top-level number, and beside it `std` (of the sample) where there are several."""
-    names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not isinstance(x, bool)]
+    """The mean over runs of every metric, and beside it `std` (of the sample) where there are several."""
+    names = [
+        name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")
+    ]
     mean = {name: statistics.fmean(run[name] for run in runs) for name in names}
     if len(runs) > 1:
         mean["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
@@ -322,7 +342,9 @@ def print_steps(results: dict):
 def evaluate_best_of_n(cfg: EvaluateConfig, data, folder: Path):
     """A pool's selection and vote curves under stored scores, and under those of verifiers that score it now."""
     problems, exact_labels = (pools.read_pool(cfg.pool), None) if cfg.pool else draw_pool(cfg, data)
-    stored = pools.scores_names(problems)
+    stored, lacking = pools.scores_names(problems), pools.incomplete_scores(problems)
+    for name, n in lacking.items():
+        print(f"scores      {name}: left out, {n} candidates have none")
     match cfg.scores:
         case None:
             scorers = [] if cfg.checkpoint else stored
@@ -353,8 +375,10 @@ def evaluate_best_of_n(cfg: EvaluateConfig, data, folder: Path):
             "scores: the pool holds no step scores that every candidate has; checkpoint=FOLDER scores it now"
         )
     scorers += verifiers
-    results = best_of_n.measure(problems, pool, scorers, rules_of(cfg), cfg.seed, exact_labels)
+    value = [name for name, about in verifiers.items() if about["label_kind"] == "value"]
+    results = best_of_n.measure(problems, pool, scorers, rules_of(cfg), cfg.seed, exact_labels, value)
     results |= {"pool": cfg.pool or "drawn from the noisy solver", "grading": graded, "verifiers": verifiers}
+    results |= {"incomplete_scores": lacking}
     print_best_of_n(results)
     return results, plots.best_of_n_figures(results | {"versions": cli.versions()}, folder / "figures")
 
@@ -369,7 +393,7 @@ def draw_pool(cfg: EvaluateConfig, data):
     task = dataclasses.replace(data_cfg.task, solutions_per_problem=cfg.fresh.candidates)
     # Seed 0 draws the test split of the step metrics.
     n, seed = cfg.fresh.problems * cfg.fresh.candidates, cfg.seed + 1
-    rows = arithmetic.make_solutions(task, n, "test", seed, data_cfg.label_kind)
+    rows = arithmetic.make_solutions(task, n, "test", seed)
     by_problem = {}
     for row in rows:
         by_problem.setdefault(row.problem, []).append(row)
@@ -395,8 +419,17 @@ def candidates(problems):
 def score_pool(cfg: EvaluateConfig, problems: list[pools.Problem], folder: Path):
     """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
     verifiers = {}
+    if cfg.scores_name is not None and len(cfg.checkpoint) > 1:
+        raise InputError(
+            f"scores_name: names the scores of one verifier, got {len(cfg.checkpoint)} in checkpoint"
+        )
     for path in cfg.checkpoint:
         verifier = load_verifier(path, cfg.which, cfg.format, cfg.dtype, cfg.reference)
+        unit = scores_unit(verifier)
+        if unit != cfg.scores_unit:
+            raise InputError(
+                f"scores_unit: got {cfg.scores_unit}, but {verifier.name} gives step scores in another unit: scores_unit={unit}"
+            )
         name, total = new_name(cfg, verifier, problems), sum(len(problem.candidates) for problem in problems)
         scores = score_rows(cfg, verifier, candidates(problems), total, folder / f"pool_scores_{name}.jsonl")
         problems = list(pools.with_scores(problems, name, scores))
@@ -540,7 +573,7 @@ def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
             raise InputError(f"checkpoint: task={cfg.task} takes one verifier, got {len(cfg.checkpoint)}")
         verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
         texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
-        unit = "logit" if verifier.format.score == "log_ratio" else verifier.format.score
+        unit = scores_unit(verifier)
         found = score_rows(cfg, verifier, texts, len(rows), folder / "scores.jsonl")
         scores = [benchmarks.PROBABILITY_OF[unit](score_T.astype(np.float64)) for score_T in found]
         about = describe(verifier)

@@ -17,7 +17,15 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError, cli, hf
-from prm_jax.batches import PackedRows, eval_batches, make_examples, row_marks, train_batches, training_width
+from prm_jax.batches import (
+    PackedRows,
+    eval_batches,
+    fits_window,
+    make_examples,
+    row_marks,
+    train_batches,
+    training_width,
+)
 from prm_jax.checkpoint import Checkpoints
 from prm_jax.data import data_config, load_splits
 from prm_jax.formats import Format, train_tokenizer
@@ -118,6 +126,10 @@ def main(cfg):
         raise InputError(
             "batch.share_prefixes: needs objective prm or orm and loss.lm_weight=0: a shared token has no one next token"
         )
+    if cfg.format.head not in (None, "implicit", cfg.model.head) and cfg.objective != "lm":
+        raise InputError(
+            f"model.head: got {cfg.model.head!r}, but format={cfg.format.name} belongs to a head of its own: {cfg.format.head}"
+        )
     if cfg.format.score == "log_ratio":
         raise InputError(
             f"format: {cfg.format.name!r} has no step head to train; it scores by two language models"
@@ -154,6 +166,11 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
 
     model = make_model(cfg, tokenizer)
+    if cfg.batch.share_prefixes and not fits_window(model.cfg, cfg.batch.tokens):
+        raise InputError(
+            f"batch.share_prefixes: the model's sliding window of {model.cfg.window} tokens counts those of other branches too; "
+            f"expected batch.tokens of at most that, got {cfg.batch.tokens}"
+        )
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)
     n_parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model)))
     n_trained = sum(x.size for x in jax.tree.leaves(nnx.state(model, opt.wrt)))

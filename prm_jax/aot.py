@@ -23,6 +23,7 @@ from prm_jax import InputError, cli
 from prm_jax.bench_models import forward_flops
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, ModelConfig, thin
+from prm_jax.remat import REMAT
 from prm_jax.scoring import good_probability
 from prm_jax.sharding import MeshConfig, layout, make_mesh, row_sharding
 from prm_jax.training import TRAINS, LossConfig, OptimizerConfig, make_transform, train_step
@@ -80,6 +81,11 @@ def main(cfg):
     for i, case in enumerate(cases):
         if case.model not in cfg.models:
             raise InputError(f"cases[{i}].model: got {case.model!r}, expected {', '.join(cfg.models)}")
+    for step in cfg.steps:
+        if step not in ("train", "score"):
+            raise InputError(f"steps: got {step!r}, expected train or score")
+    if cfg.remat not in ("none", *REMAT):
+        raise InputError(f"remat: got {cfg.remat!r}, expected none, {', '.join(REMAT)}")
     cli.claim(cli.output_dir(), given)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(case.devices for case in cases))

@@ -26,14 +26,16 @@ TILE = 64  # tokens; a tile's scores stay in a core's cache (measured, with grad
 
 def attend(q_BLHK, k_BLGK, v_BLGK, until_BL):
     """Softmax attention; every token must see at least itself. Returns o_BLHK."""
-    if platform() == "gpu" and q_BLHK.dtype in (jnp.bfloat16, jnp.float16):
+    _, L, _, K = q_BLHK.shape
+    # cuDNN's backward pass with a mask takes rows of even length and heads of a multiple of 8.
+    if platform() == "gpu" and q_BLHK.dtype in (jnp.bfloat16, jnp.float16) and L % 2 == 0 and K % 8 == 0:
         mask_B1LM = visible(until_BL)[:, None]
         return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LM, implementation="cudnn")
-    if platform() == "tpu" and q_BLHK.shape[1] > SHORT:
+    if platform() == "tpu" and L > SHORT:
         from prm_jax.flash import flash  # imports Pallas
 
         return flash(q_BLHK, k_BLGK, v_BLGK, until_BL)
-    if platform() == "cpu" and q_BLHK.shape[1] > SHORT:
+    if platform() == "cpu" and L > SHORT:
         return tiled(q_BLHK, k_BLGK, v_BLGK, until_BL)
     return dense(q_BLHK, k_BLGK, v_BLGK, until_BL)
 

@@ -142,6 +142,11 @@ def lay_out(sequences: list[np.ndarray], share: bool):
     return np.concatenate(ids) if ids else np.zeros(0, np.int32), pos_n, until_n[:at], places
 
 
+def fits_window(cfg, row_tokens: int) -> bool:
+    """Whether prefix trees of so many tokens suit a model: a sliding window counts places, those of other branches too."""
+    return cfg.window is None or row_tokens <= cfg.window
+
+
 @dataclasses.dataclass(frozen=True)
 class Unit:
     """Examples that go into a row together, and what they take of it."""

@@ -337,7 +337,7 @@ LATE = (
 
 
 def bench_startup(cfg: BenchConfig) -> list[Row]:
-    """Wall seconds of fresh processes: imports, and the help of a command. Raises if a late package is imported early."""
+    """Wall seconds of fresh processes that import a module, and which of the packages that should wait it imports too."""
     program = "import json, sys; import {}; print(json.dumps([m for m in {} if m in sys.modules]))"
     out = []
     for module in ("prm_jax.rerank", "prm_jax.scoring", "prm_jax.model"):

@@ -69,9 +69,11 @@ def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None =
         np.zeros((P, N), bool),
     )
     answer_PN = np.full((P, N), -1, np.int32)
-    has_answers = any(c.answer is not None for problem in problems for c in problem.candidates)
+    # A blank answer is none: it can neither win nor be voted for.
+    answer_of = lambda candidate: candidate.answer if (candidate.answer or "").strip() else None
+    has_answers = any(answer_of(c) is not None for problem in problems for c in problem.candidates)
     for p, problem in enumerate(problems):
-        texts = [c.answer for c in problem.candidates]
+        texts = [answer_of(c) for c in problem.candidates]
         number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
         groups = answer_groups[p] if answer_groups else [-1 if a is None else number[a] for a in texts]
         for n, candidate in enumerate(problem.candidates):
@@ -81,10 +83,10 @@ def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None =
                     " answers against the problem's"
                 )
             right_PN[p, n], present_PN[p, n] = candidate.correct, True
-            can_win_PN[p, n] = candidate.finished and (candidate.answer is not None or not has_answers)
+            can_win_PN[p, n] = candidate.finished and (texts[n] is not None or not has_answers)
             answer_PN[p, n] = groups[n]
     cut = [not c.finished for problem in problems for c in problem.candidates]
-    silent = [c.answer is None for problem in problems for c in problem.candidates] if has_answers else []
+    silent = [answer_of(c) is None for problem in problems for c in problem.candidates] if has_answers else []
     dropped = {"missing": P * N - len(cut), "unfinished": sum(cut), "without_answer": sum(silent)}
     return Pool(right_PN, present_PN, can_win_PN, answer_PN if has_answers else None, dropped)
 
@@ -117,12 +119,19 @@ def sizes_of(N: int) -> list[int]:
 
 
 def measure(
-    problems: list[Problem], pool: Pool, scorers: list[str], rules: Rules, seed: int, step_labels=None
+    problems: list[Problem],
+    pool: Pool,
+    scorers: list[str],
+    rules: Rules,
+    seed: int,
+    step_labels=None,
+    value_scorers=(),
 ) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
 
-    step_labels: {(problem text, steps): labels} where exact labels are known, for the calibration of step scores;
-    otherwise a step is held against its solution's outcome. With them `trace` counts winners without a wrong step.
+    step_labels: {(problem text, steps): correctness labels} where they are known. With them `trace` counts winners without
+    a wrong step, and step scores are calibrated against them; otherwise, and those of `value_scorers`, which estimate
+    chances of success, against the outcome of a step's solution.
     """
     P, N = pool.right_PN.shape
     trace_PN = sound(problems, pool, step_labels) if step_labels else None
@@ -172,7 +181,8 @@ def measure(
                 law_PN = votes.vote(pool.answer_PN, x_PN, pool.can_win_PN, ties=rules.ties)
                 value[*name, "weighted_vote"] = {N: rerank.expectation(law_PN, pool.right_PN)}
         result["reward_kl"][scorer] = reward_against_kl(score_PN[rules.aggregator], pool, sizes)
-        result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, step_labels)
+        labels = None if scorer in value_scorers else step_labels
+        result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)
 
     # One bootstrap for every number: the same resampled problems everywhere, so that differences are paired.
     difference = {(a, b): minus(value[a][N], value[b][N]) for a, b in compared(list(value), rules)}

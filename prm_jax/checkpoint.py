@@ -1,5 +1,6 @@
 """Orbax checkpoints of a run: the newest complete state to resume from, and apart from it the best model."""
 
+import contextlib
 from pathlib import Path
 
 import jax
@@ -47,14 +48,15 @@ class Checkpoints:
         step = self.latest.latest_step()
         if step is None:
             return None
-        out = self.latest.restore(
-            step,
-            args=args.Composite(
-                model=args.StandardRestore(like(model)),
-                opt=args.StandardRestore(like(opt)),
-                notes=args.JsonRestore(),
-            ),
-        )
+        with explained(self.latest.directory):
+            out = self.latest.restore(
+                step,
+                args=args.Composite(
+                    model=args.StandardRestore(like(model)),
+                    opt=args.StandardRestore(like(opt)),
+                    notes=args.JsonRestore(),
+                ),
+            )
         nnx.update(model, out["model"])
         nnx.update(opt, out["opt"])
         return step, out["notes"]
@@ -71,6 +73,17 @@ def manager(folder: Path) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(
         folder, options=ocp.CheckpointManagerOptions(max_to_keep=1, multiprocessing_options=together)
     )
+
+
+@contextlib.contextmanager
+def explained(folder):
+    """Orbax's pages about trees that differ, in a line."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(
+            f"{folder}: its parameters are not those that this code has for the run's configuration: written by another version?"
+        ) from error
 
 
 def like(module):
@@ -118,7 +131,7 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
         step = manager.latest_step()
         if step is None:
             raise InputError(f"{saved}: holds no checkpoint")
-        nnx.update(
-            model, manager.restore(step, args=args.Composite(model=args.StandardRestore(target)))["model"]
-        )
+        with explained(saved):
+            found = manager.restore(step, args=args.Composite(model=args.StandardRestore(target)))["model"]
+        nnx.update(model, found)
     return merge(model), hf.load_tokenizer(described), run, step

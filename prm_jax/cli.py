@@ -247,6 +247,10 @@ def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfi
         raise InputError(f"resume: {run} is no run folder (it has no .hydra/config.yaml)")
     stored = OmegaConf.load(run / ".hydra" / "config.yaml")
     old, new, asked = dict(leaves(stored)), dict(leaves(cfg)), asked_keys()
+    if "experiment" in asked:
+        raise InputError(
+            "resume: goes on with the run's own configuration, expected no experiment= beside it"
+        )
     keys = [key for key in new.keys() | old.keys() if any(key == a or key.startswith(f"{a}.") for a in asked)]
     changed = sorted(key for key in keys if new.get(key) != old.get(key))
     refused = [f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in changed if key not in harmless]

@@ -165,11 +165,14 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
     return float(np.mean(mixed[:, 0] / mixed[:, 1])), float(mixed[:, 0].sum() / mixed[:, 1].sum()), len(mixed)
 
 
-def labelled_steps(labels: Sequence[float | None] | None) -> tuple[list[int], int]:
+def labelled_steps(
+    labels: Sequence[float | None] | None, label_kind: str = "correctness"
+) -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
     A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out:
-    correctness labels are not defined there, and each convention fills them differently.
+    correctness labels are not defined there, and each convention fills them differently. Value labels, a
+    solver's chances of success, know no first error: all of them count.
     """
     indices = []
     for index, label in enumerate(() if labels is None else labels):
@@ -178,7 +181,7 @@ def labelled_steps(labels: Sequence[float | None] | None) -> tuple[list[int], in
         if not 0 <= label <= 1:
             raise ValueError(f"label {label} of step {index} is not in [0, 1]; an unlabelled step is None")
         indices.append(index)
-        if label < 0.5:
+        if label < 0.5 and label_kind == "correctness":
             return indices, index
     return indices, -1
 
@@ -188,6 +191,7 @@ def step_metrics(
     labels: Sequence[Sequence[float | None] | None],
     problem_ids: Sequence[str],
     threshold: float = 0.5,
+    label_kind: str = "correctness",
 ) -> dict:
     """Every number about step scores in [0, 1] of solutions, from one list of scores and labels a solution.
 
@@ -197,16 +201,18 @@ def step_metrics(
     `threshold` among *all* the solution's steps, so one at an unlabelled step of a solution without labelled
     error is wrong. Within-problem AUROC ranks solutions by their lowest step score; a solution is sound if no
     labelled step is bad. tail_miss_rate is the share of first wrong steps scored above 0.9. Solutions without
-    a labelled step count in n_unlabelled_solutions only.
+    a labelled step count in n_unlabelled_solutions only. Of value labels all steps count, and numbers about
+    first errors and sound solutions are nan.
     """
     if not len(scores) == len(labels) == len(problem_ids):
         sizes = len(scores), len(labels), len(problem_ids)
         raise ValueError(f"scores, labels and problem_ids have lengths {sizes}, expected one length")
     p, y, position, predicted, first_error, lowest, ids = [], [], [], [], [], [], []
+    n_solutions = 0
     for row, (score, label) in enumerate(zip(scores, labels)):
         if label is not None and len(score) != len(label):
             raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
-        indices, error_index = labelled_steps(label)
+        indices, error_index = labelled_steps(label, label_kind)
         if not indices:
             continue
         score = np.asarray(score, np.float64)
@@ -215,6 +221,9 @@ def step_metrics(
         p.extend(score[index] for index in indices)
         y.extend(label[index] for index in indices)
         position.extend(indices)
+        n_solutions += 1
+        if label_kind == "value":
+            continue
         predicted.append(predict_first_error(score, threshold))
         first_error.append(error_index)
         lowest.append(score.min())
@@ -231,7 +240,7 @@ def step_metrics(
         "bad_step_f1": f1(~is_good, ~predicted_good),
         "average_precision_bad": average_precision(-p, ~is_good),
         "base_rate_bad": _mean(~is_good),
-        "tail_miss_rate": _mean(p[~is_good] > TAIL_SCORE),  # every bad step of the population is a first one
+        "tail_miss_rate": _mean(p[~is_good] > TAIL_SCORE),
         "brier": brier(p, y),
         "ece": ece(p, y),
         "first_error_accuracy": first_error_accuracy(predicted, first_error),
@@ -242,8 +251,8 @@ def step_metrics(
         "within_problem_auroc_pair_weighted": by_problem[1],
         "n_mixed_problems": by_problem[2],
         "n_steps": len(p),
-        "n_solutions": len(ids),
-        "n_unlabelled_solutions": len(scores) - len(ids),
+        "n_solutions": n_solutions,
+        "n_unlabelled_solutions": len(scores) - n_solutions,
         "by_position": {
             str(t + 1): {
                 "n": int(here.sum()),

@@ -3,6 +3,7 @@
 Dimension key: P problems, N candidates, T steps.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -117,6 +118,13 @@ def scores_names(problems: Sequence[Problem]) -> list[str]:
     """Sorted names of the step scores that every candidate has."""
     names = [set(candidate.step_scores) for problem in problems for candidate in problem.candidates]
     return sorted(set.intersection(*names)) if names else []
+
+
+def incomplete_scores(problems: Sequence[Problem]) -> dict[str, int]:
+    """{name of step scores that some candidates have: how many have none}."""
+    candidates = [candidate for problem in problems for candidate in problem.candidates]
+    has = collections.Counter(name for candidate in candidates for name in candidate.step_scores)
+    return {name: len(candidates) - n for name, n in sorted(has.items()) if n < len(candidates)}
 
 
 def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from prm_jax.sharding import platform
 
-# `dots` keeps what linear layers give and what attention takes and gives; `full` only each block's input.
+# `dots` keeps what linear layers give and what attention takes and gives (on a GPU not the latter: cuDNN's kernel, which
+# names nothing, runs again); `full` only each block's input.
 REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
@@ -19,7 +20,8 @@ def keep_inside(x, name: str):
     """`keep` for a hand-written forward pass, whose derivative is not taken again.
 
     On CPU bfloat16 is kept as its bits: XLA's CPU backend would make float32 of what a loop over layers has kept, all
-    layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory).
+    layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory). It still does so
+    with the blocks' inputs, which jax.lax.scan keeps.
     """
     if x.dtype != jnp.bfloat16 or platform() != "cpu":
         return checkpoint_name(x, name)

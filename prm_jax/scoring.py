@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError, checkpoint, cli, hf
-from prm_jax.batches import choose_width, lay_out, plan_rows
+from prm_jax.batches import choose_width, fits_window, lay_out, plan_rows
 from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
 from prm_jax.model import PRM, good_logit
 from prm_jax.sharding import check_divides, everywhere, put_rows, row_parts, same_file
@@ -176,6 +176,11 @@ def score_stream(
             encoded = encode(verifier.format, verifier.tokenizer, list(distinct))
             row_tokens = fit_width(verifier, encoded, row_tokens)
             scores = score_encoded(verifier, encoded, batch_rows, row_tokens, work)
+            for (problem, _), i in distinct.items():
+                if not np.isfinite(scores[i]).all():
+                    raise InputError(
+                        f"{verifier.name}: gives {scores[i]} as step scores of a solution of {problem[:60]!r}, expected numbers"
+                    )
             yield from (scores[distinct[row]] for row in chunk)
             bar.update(len(chunk))
     if work.solutions:
@@ -188,10 +193,8 @@ def doubled(n: int, needed: int) -> int:
 
 
 def may_share(verifier: Verifier, row_tokens: int) -> bool:
-    """Whether a row can be a prefix tree: in one the next token is not the next place, as a log-ratio has it, and a sliding
-    window counts tokens between that are not before it."""
-    window = verifier.model.cfg.window
-    return verifier.format.score != "log_ratio" and (window is None or row_tokens <= window)
+    """Whether a row can be a prefix tree: in one the next token is not the next place, as a log-ratio has it."""
+    return verifier.format.score != "log_ratio" and fits_window(verifier.model.cfg, row_tokens)
 
 
 def fit_width(verifier: Verifier, encoded: list[Encoded], row_tokens: int | None) -> int:

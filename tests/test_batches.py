@@ -1,5 +1,6 @@
 """Packing: nothing lost, nothing doubled, the same stream from any position; too long rows reported."""
 
+import dataclasses
 import math
 
 import grain
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import TINY
 
 from prm_jax import InputError
 from prm_jax.attention import visible
@@ -16,6 +18,7 @@ from prm_jax.batches import (
     choose_width,
     cut,
     eval_batches,
+    fits_window,
     lay_out,
     make_examples,
     make_units,
@@ -281,3 +284,8 @@ def test_solutions_without_a_target_are_counted(tokenizer):
     examples, counts = make_examples(rows, PLAIN, tokenizer, "prm", 9, "error")
     assert len(examples) == 1 and counts["without_target_dropped"] == 2
     assert len(make_examples(rows, PLAIN, tokenizer, "lm", 9, "error")[0]) == 3
+
+
+def test_trees_longer_than_a_sliding_window_do_not_suit_its_model():
+    cfg = dataclasses.replace(TINY, window=16)
+    assert fits_window(TINY, 1000) and fits_window(cfg, 16) and not fits_window(cfg, 17)

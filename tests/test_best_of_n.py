@@ -147,6 +147,13 @@ def test_who_cannot_win_is_counted_and_never_wins():
     assert result["majority"]["3"] == pytest.approx(1) and result["mean"] == 0.5
 
 
+def test_a_blank_answer_is_none():
+    candidates = tuple(Candidate(("a",), answer, False, True, {}) for answer in ("", " ", "", "7"))
+    pool = best_of_n.pool_arrays([Problem("i", "p", "7", candidates)])
+    assert pool.can_win_PN.tolist() == [[False, False, False, True]] and pool.dropped["without_answer"] == 3
+    assert pool.answer_PN[0, :3].tolist() == [-1, -1, -1]
+
+
 def test_a_pool_without_answers_has_no_votes():
     pool = [Problem("p", "x", None, (candidate([0.9], None, True), candidate([0.1], None, False)))]
     result = measured(pool)

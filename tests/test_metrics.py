@@ -218,6 +218,14 @@ def test_pair_weighted_within_problem_auroc_is_best_of_two():
 # Step metrics
 
 
+def test_value_labels_know_no_first_error():
+    assert metrics.labelled_steps([0.4, None, 0.7], "value") == ([0, 2], -1)
+    result = metrics.step_metrics([[0.3, 0.5, 0.8]], [[0.4, None, 0.7]], ["a"], label_kind="value")
+    assert result["n_steps"] == 2 and result["n_solutions"] == 1 and result["step_accuracy"] == 1
+    assert result["brier"] == pytest.approx(0.01)
+    assert all(np.isnan(result[name]) for name in ("first_error_accuracy", "within_problem_auroc"))
+
+
 def test_labelled_steps_masks_none_and_stops_at_the_first_error():
     assert metrics.labelled_steps([1, None, 0.2, 0, 1]) == ([0, 2], 2)
     assert metrics.labelled_steps([True, 0.5, None]) == ([0, 1], -1)

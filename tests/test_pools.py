@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.pools import Candidate, Problem, as_arrays, read_pool, scores_names, with_scores, write_pool
+from prm_jax.pools import (
+    Candidate,
+    Problem,
+    as_arrays,
+    incomplete_scores,
+    read_pool,
+    scores_names,
+    with_scores,
+    write_pool,
+)
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
 POOL = [
@@ -155,6 +164,10 @@ def test_repeated_id_and_missing_scores(tmp_path):
 def test_scores_names_are_those_on_every_candidate():
     assert scores_names(POOL) == ["m", "n"]
     assert scores_names([]) == []
+
+
+def test_scores_that_some_candidates_lack_are_counted():
+    assert incomplete_scores(POOL) == {"o": 2} and incomplete_scores([]) == {}
 
 
 def test_as_arrays_pads_candidates_and_steps():

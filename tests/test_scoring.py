@@ -51,6 +51,12 @@ def test_scores_do_not_depend_on_batch_order_padding_or_neighbours(verifier, rng
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
+def test_a_score_that_is_no_number_is_an_error_that_names_verifier_and_problem(verifier, rng):
+    broken = dataclasses.replace(verifier, model=jax.tree.map(lambda x: x * np.nan, verifier.model))
+    with pytest.raises(InputError, match="tiny: gives .*nan.* of a solution of 'What is 2"):
+        score_solutions(broken, [("What is 2 + 3?", ("2 + 3 = 5",))], batch_rows=1, row_tokens=64)
+
+
 def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch):
     """Candidates of one problem, some with common first steps, scored as a tree, in small chunks, and each alone."""
     trunk = random_rows(rng, 3)

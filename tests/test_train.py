@@ -239,6 +239,8 @@ def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(monkeypat
     monkeypatch.chdir(tmp_path)
     err = call(train.main, monkeypatch, "train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7")
     assert re.fullmatch(r"error: resume: optimizer.lr \(was 0.\d+, asked 1\): would change the result.*", err)
+    err = call(train.main, monkeypatch, "train.py", f"resume={folder}", "experiment=random_init")
+    assert err.startswith("error: resume: goes on with the run's own configuration, expected no experiment=")
     err = call(train.main, monkeypatch, "train.py", f"hydra.run.dir={folder}", "optimizer.lr=1")
     assert "already holds a run" in err and (folder / ".hydra/config.yaml").read_text() == before
 
@@ -275,6 +277,7 @@ BAD = [
     (["data.label_kind=value"], r"data.after_first_error: value labels"),
     (["steps=0"], r"steps: got 0, expected at least 1"),
     (["optimizer=adam"], r"optimizer: got 'adam', expected a section"),
+    (["format=trl"], r"model.head: got 'scalar', but format=trl belongs to a head of its own: binary"),
     (["data=files"], r"data.name: got None, expected arithmetic"),
     (["data.task.operations.max=lots"], r"data.task.operations.max: got 'lots', expected a number"),
     (["seed=-1"], r"seed: got -1, expected at least 0"),
@@ -334,6 +337,7 @@ def test_bad_evaluations(monkeypatch, tmp_path):
         (["checkpoint=./nowhere"], "nowhere: no such folder"),
         (["task=stepz", "checkpoint=x"], "task: got 'stepz'"),
         (["task=score", "checkpoint=x"], "input: task=score needs a file"),
+        (["task=witness", "seed=-1"], "seed: got -1, expected at least 0"),
     ):
         error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
         assert message in error and "\n" not in error, error
