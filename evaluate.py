@@ -105,7 +105,7 @@ def main(cfg):
     join(cfg)
     given, folder = cfg, same_folder(cli.output_dir())
     if cfg.resume is not None:
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and not any(folder.iterdir()):
             folder.rmdir()  # Hydra's new folder; the evaluation goes on in its own
         folder, cfg = cli.resumed(
             cfg, harmless=("resume", "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor")

@@ -110,7 +110,7 @@ def main(cfg):
     join(cfg)
     run, given = same_folder(cli.output_dir()), cfg
     if cfg.resume is not None:
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and not any(run.iterdir()):
             run.rmdir()  # Hydra's new folder; the run goes on in its own
         harmless = ("resume", "log_every", "checkpoint_every", "tensorboard")
         run, cfg = cli.resumed(
@@ -230,6 +230,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     first, best = 0, {"eval_loss": math.inf}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
+    before = best.pop("seconds", 0.0)  # that the run had taken when it was interrupted
     own_AB = np.arange(batch_rows).reshape(cfg.batch.accumulate, -1)[:, own_rows(cfg.batch.rows)]
     rows = train_batches(source, batch_rows, own_AB.ravel(), first)
     log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
@@ -253,7 +254,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
             **metrics,
             **position,
             "tokens_per_second": tokens / seconds,
-            "seconds": seconds,
+            "seconds": before + seconds,
         }
 
     pending = None  # (step, metrics) still being computed: read one step late, so that the device never waits
@@ -291,14 +292,15 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
                 log.write(record)
             stopping = asked and not last
             if saves or is_best or stopping:
-                checkpoints.save(step, model, opt, best, is_best)
+                notes = best | {"seconds": before + time.perf_counter() - started}
+                checkpoints.save(step, model, opt, notes, is_best)
             if stopping:
                 checkpoints.close()
                 name = signal.Signals(asked).name
                 print(f"stopped     by {name} after step {step}; go on with: python train.py resume={run}")
                 sys.exit(128 + asked)
     checkpoints.close()
-    return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started}
+    return best | {"steps": cfg.steps, "seconds": before + time.perf_counter() - started}
 
 
 def require_finite(step: int, numbers: dict[str, float], checkpoints: Checkpoints):

@@ -162,6 +162,7 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
             "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
             "qk_norm": family == "qwen3",
             "tied": bool(config.get("tie_word_embeddings", False)),
+            "positions": size("max_position_embeddings", ModelConfig.positions),
         } | sliding_window(config, where)
         return ModelConfig(**(shape | changes))
     except InputError:
@@ -329,7 +330,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
             "rms_norm_eps": cfg.norm_eps,
             "rope_theta": cfg.rope_theta,
             "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
-            "max_position_embeddings": 32_768,
+            "max_position_embeddings": cfg.positions,
             "tie_word_embeddings": cfg.tied,
             "attention_dropout": 0.0,
             "initializer_range": 0.02,

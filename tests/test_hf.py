@@ -323,7 +323,7 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         },
         {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
         {"rope_scaling": RopeScaling("linear", 2.0), "window": 3},
-        {"window": 5, "sliding": (False, True)},
+        {"window": 5, "sliding": (False, True), "positions": 131_072},
         {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
         {"family": "mistral", "window": None, "head": "binary", **no_bias},
         {"family": "mistral", "window": 5, "sliding": (False, True), **no_bias},

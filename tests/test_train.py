@@ -210,6 +210,8 @@ def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_pa
         kill_after(start("train.py", "resume=killed", cwd=tmp_path), folder, stop)
     run("train.py", f"resume={folder}", cwd=tmp_path)
     assert records(folder) == records(whole), f"stops {stops}"
+    seconds = [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert seconds == sorted(seconds)  # of all sessions together
     for mine, theirs in zip(parameters(folder, 60), parameters(whole, 60), strict=True):
         np.testing.assert_array_equal(mine, theirs, err_msg=f"stops {stops}")
 
