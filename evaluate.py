@@ -208,8 +208,8 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
             runs[0]["label_kind"],
         ):
             raise InputError(
-                f"checkpoint: {checkpoint}: task={cfg.task} gives means over verifiers of one kind, but it is an {verifier.objective} of "
-                f"{verifier.label_kind} labels and the first an {runs[0]['objective']} of {runs[0]['label_kind']}; "
+                f"checkpoint: {checkpoint}: task={cfg.task} gives means over verifiers of one kind, but this is {verifier.objective} on "
+                f"{verifier.label_kind} labels and the first {runs[0]['objective']} on {runs[0]['label_kind']}; "
                 "task=best_of_n compares them"
             )
         data_cfg, seed = data_of(checkpoint, data)

@@ -139,7 +139,7 @@ def as_number(text: str) -> Fraction | None:
 def same(gold: str | None, answer: str | None, how: str) -> bool:
     """Whether `answer` is the answer `gold` by the rule `how`; never if either is missing."""
     checker = _shared(how)
-    return not _blank(gold) and not _blank(answer) and checker.verdict(gold, answer) == "same"
+    return not is_blank(gold) and not is_blank(answer) and checker.verdict(gold, answer) == "same"
 
 
 def group(answers: Sequence[str | None], how: str, checker: "Checker | None" = None) -> list[int]:
@@ -151,7 +151,7 @@ def group(answers: Sequence[str | None], how: str, checker: "Checker | None" = N
     checker = checker or _shared(how)
     firsts, ids, known = [], [], {}
     for answer in answers:
-        if _blank(answer):
+        if is_blank(answer):
             ids.append(-1)
             continue
         if normal(answer) not in known:
@@ -171,10 +171,10 @@ def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, w
     pairs, the distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an earlier call (`cache`).
     """
     for problem in problems:
-        if _blank(problem.answer):
+        if is_blank(problem.answer):
             raise InputError(f"problem {problem.id}: {wrong('answer', problem.answer, 'the right answer')}")
     pairs = {(p.answer, c.answer): "no_answer" for p in problems for c in p.candidates}
-    asked = [pair for pair in pairs if not _blank(pair[1])]
+    asked = [pair for pair in pairs if not is_blank(pair[1])]
     with contextlib.closing(Checker(how, workers or os.cpu_count(), cache)) as checker:
         pairs.update(zip(asked, checker.map(lambda pair: checker.verdict(*pair), asked, "grading", "answer")))
     graded, counts = [], collections.Counter()
@@ -213,7 +213,8 @@ def with_answers(problems: Sequence) -> list:
     ]
 
 
-def _blank(answer):
+def is_blank(answer: str | None) -> bool:
+    """Whether an answer is none: a blank one can neither win nor be voted for."""
     return answer is None or not normal(answer)
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, metrics, rerank, votes
+from prm_jax.answers import is_blank
 from prm_jax.pools import Problem, as_arrays
 
 UNITS = ("probability", "difference", "logit")  # difference: P(good) - P(bad) in [-1, 1], as PURE scores
@@ -69,8 +70,7 @@ def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None =
         np.zeros((P, N), bool),
     )
     answer_PN = np.full((P, N), -1, np.int32)
-    # A blank answer is none: it can neither win nor be voted for.
-    answer_of = lambda candidate: candidate.answer if (candidate.answer or "").strip() else None
+    answer_of = lambda candidate: None if is_blank(candidate.answer) else candidate.answer
     has_answers = any(answer_of(c) is not None for problem in problems for c in problem.candidates)
     for p, problem in enumerate(problems):
         texts = [answer_of(c) for c in problem.candidates]

@@ -421,9 +421,8 @@ def load(
             for y, name in zip(out if stacked else out[None], names[layers], strict=True):
                 tensors[name].copy(own[::-1] if transposed else own, y.T if transposed else y)
 
-        dtypes = [tensors[name].dtype for name in names] or [
-            np.dtype(np.float32)
-        ]  # of a single layer none is stacked
+        # A model of one layer stacks none.
+        dtypes = [tensors[name].dtype for name in names] or [np.dtype(np.float32)]
         return functools.reduce(jnp.promote_types, dtypes), read
 
     def made(x):

@@ -57,7 +57,8 @@ class ModelConfig:
     family: str = (
         "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
     )
-    positions: int = 32_768  # max_position_embeddings of the config.json, the longest row it was made for; for exports alone
+    # max_position_embeddings of the config.json: the longest row that the model was made for; only exports say it.
+    positions: int = 32_768
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3: queries and keys are normed, head by head, before the rotation

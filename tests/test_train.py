@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import cli
+from prm_jax import InputError, cli
+from prm_jax.checkpoint import explained
 from prm_jax.formats import read_format
 from prm_jax.pools import read_pool
 from prm_jax.scoring import load_verifier, score_solutions
@@ -343,6 +344,17 @@ def test_bad_evaluations(monkeypatch, tmp_path):
     ):
         error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
         assert message in error and "\n" not in error, error
+
+
+def test_means_over_runs_are_of_metrics_alone():
+    runs = [{"brier": x, "train_seed": seed, "train_seconds": None} for x, seed in ((0.1, 0), (0.3, 3))]
+    mean = evaluate.average(runs)
+    assert mean["brier"] == pytest.approx(0.2) and mean.keys() == {"brier", "std"}
+
+
+def test_a_checkpoint_of_other_parameters_is_one_line():
+    with pytest.raises(InputError, match="^runs/x: its parameters are not those"), explained("runs/x"):
+        raise ValueError("pages\nof trees")
 
 
 def test_exit_code_and_streams_of_an_error(tmp_path):
