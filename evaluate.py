@@ -19,28 +19,26 @@ import jax
 import numpy as np
 from omegaconf import OmegaConf
 
-from prm_jax import (
-    InputError,
-    answers,
-    arithmetic,
-    benchmarks,
-    best_of_n,
-    cli,
-    plots,
-    pools,
-    rerank,
-    solutions,
-    witness,
-)
-from prm_jax.baselines import Steps, baseline_aurocs
-from prm_jax.checkpoint import run_config
-from prm_jax.data import ArithmeticData, data_config, load_splits
-from prm_jax.formats import Format
+from prm_jax import InputError, rerank, witness
+from prm_jax.checkpoints.orbax import run_config
+from prm_jax.data import grading, pools, rows, sources
+from prm_jax.data.formats import Format
+from prm_jax.data.solutions import Solution
+from prm_jax.data.splits import ArithmeticData, data_config, load_splits
+from prm_jax.evals import benchmarks, best_of_n
+from prm_jax.evals.baselines import Steps, baseline_aurocs
+from prm_jax.figures import benchmarks as benchmark_figures
+from prm_jax.figures import best_of_n as pool_figures
+from prm_jax.figures import steps as step_plots
+from prm_jax.figures import witness as witness_plots
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import parse
+from prm_jax.launch.hosts import cut_cpu, join, same_folder, text_folder
+from prm_jax.launch.mesh import MeshConfig, make_mesh
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import Verifier, load_verifier, score_into, stored_scores
-from prm_jax.sharding import MeshConfig, cut_cpu, join, make_mesh, same_folder, text_folder
-from prm_jax.solutions import Solution
+from prm_jax.tasks import chain as arithmetic
 
 BENCHMARKS = ("processbench", "prmbench")
 
@@ -101,18 +99,18 @@ class EvaluateConfig:
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
-    cut_cpu(cli.of_resumed(cfg, "cpu_devices"))
+    cut_cpu(run_folder.of_resumed(cfg, "cpu_devices"))
     join(cfg)
-    given, folder = cfg, same_folder(cli.output_dir())
+    given, folder = cfg, same_folder(run_folder.output_dir())
     if cfg.resume is not None:
         if jax.process_index() == 0 and not any(folder.iterdir()):
             folder.rmdir()  # Hydra's new folder; the evaluation goes on in its own
-        folder, cfg = cli.resumed(
+        folder, cfg = run_folder.resumed(
             cfg, harmless=("resume", "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor")
         )
     folder = text_folder(folder)
     data = cfg.data
-    cfg = cli.parse(cfg, EvaluateConfig, elsewhere=("data", "distributed", "cpu_devices"))
+    cfg = parse(cfg, EvaluateConfig, elsewhere=("data", "distributed", "cpu_devices"))
     at_least_1 = {
         "batch.rows": cfg.batch.rows,
         "batch.tokens": cfg.batch.tokens,
@@ -124,8 +122,8 @@ def main(cfg):
             raise InputError(f"{name}: got {n}, expected at least 1")
     if cfg.max_solutions is not None and cfg.max_solutions < 1:
         raise InputError(f"max_solutions: got {cfg.max_solutions}, expected at least 1, or null for all")
-    if cfg.checker not in (None, *answers.RULES):
-        raise InputError(f"checker: got {cfg.checker!r}, expected null, {', '.join(answers.RULES)}")
+    if cfg.checker not in (None, *grading.RULES):
+        raise InputError(f"checker: got {cfg.checker!r}, expected null, {', '.join(grading.RULES)}")
     if cfg.seed < 0:
         raise InputError(f"seed: got {cfg.seed}, expected at least 0")
     cfg = dataclasses.replace(cfg, dtype=choose_dtype(cfg.dtype))
@@ -146,12 +144,12 @@ def main(cfg):
     cfg = dataclasses.replace(cfg, checkpoint=[str(path) for path in checkpoints(cfg)])
     if cfg.resume is None:
         given.checkpoint = cfg.checkpoint  # a resumed evaluation must not find another newest run
-        cli.claim(folder, given)
+        run_folder.claim(folder, given)
     (folder / "figures").mkdir(exist_ok=True)
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         results, figures = tasks[cfg.task](cfg, data, folder)
-    results |= {"task": cfg.task, "seed": cfg.seed, "versions": cli.versions()}
-    cli.write_json(folder / "results.json", results)
+    results |= {"task": cfg.task, "seed": cfg.seed, "versions": run_folder.versions()}
+    run_folder.write_json(folder / "results.json", results)
     print(f"results     {folder / 'results.json'}", *(f"figure      {path}" for path in figures), sep="\n")
 
 
@@ -169,8 +167,8 @@ def checkpoints(cfg: EvaluateConfig) -> list[Path]:
         return []
     if cfg.checkpoint is not None:
         named = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
-        return [run for path in named for run in cli.runs_of(Path(str(path)))]
-    return [] if cfg.task == "best_of_n" and cfg.pool else [cli.newest_run()]
+        return [run for path in named for run in run_folder.runs_of(Path(str(path)))]
+    return [] if cfg.task == "best_of_n" and cfg.pool else [run_folder.newest_run()]
 
 
 def evaluate_report(cfg: EvaluateConfig, data, folder: Path):
@@ -187,9 +185,7 @@ def data_of(checkpoint: Path, data):
     """(the data to evaluate a verifier on, the seed of its run): the data named, or the run's own."""
     own = run_config(checkpoint) if (checkpoint / "checkpoints").is_dir() else None
     if data.name == "of_run" and own is None:
-        raise InputError(
-            f"data: {checkpoint} is no run of ours, so name the data set to evaluate on: data=NAME"
-        )
+        raise InputError(f"data: {checkpoint} is no run of ours, so name the data set to evaluate on: data=NAME")
     return data_config(own.data if data.name == "of_run" else data), own.seed if own else 0
 
 
@@ -203,10 +199,7 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
                 f"format: {verifier.format.name} scores steps by a {verifier.format.score}, but task=steps measures "
                 "probabilities (Brier score, calibration)"
             )
-        if runs and (verifier.objective, verifier.label_kind) != (
-            runs[0]["objective"],
-            runs[0]["label_kind"],
-        ):
+        if runs and (verifier.objective, verifier.label_kind) != (runs[0]["objective"], runs[0]["label_kind"]):
             raise InputError(
                 f"checkpoint: {checkpoint}: task={cfg.task} gives means over verifiers of one kind, but this is {verifier.objective} on "
                 f"{verifier.label_kind} labels and the first {runs[0]['objective']} on {runs[0]['label_kind']}; "
@@ -223,12 +216,10 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
         summary = checkpoint / "summary.json"
         trained = json.loads(summary.read_text()) if summary.exists() else {}
         cost = {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
-        runs.append(
-            measure(cfg, verifier, data_cfg, splits["train"], test, scores) | {"counts": counts} | cost
-        )
-    results = average(runs) | {"runs": runs, "threshold": cfg.threshold, "versions": cli.versions()}
+        runs.append(measure(cfg, verifier, data_cfg, splits["train"], test, scores) | {"counts": counts} | cost)
+    results = average(runs) | {"runs": runs, "threshold": cfg.threshold, "versions": run_folder.versions()}
     print_steps(results)
-    return results, plots.step_figures(results, folder / "figures")
+    return results, step_plots.step_figures(results, folder / "figures")
 
 
 def score_rows(cfg: EvaluateConfig, verifier: Verifier, rows, total: int, path: Path):
@@ -248,15 +239,9 @@ def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scor
             p.append(float(score_T[t])), y.append(label_T[t]), owner.append(problems[i])
     p, y = np.array(p), np.array(y)
     accuracy = (p >= cfg.threshold) == (y >= 0.5)
-    result["step_accuracy_interval"] = bootstrap_interval(
-        lambda rows: accuracy[rows].mean(), owner, seed=cfg.seed
-    )
+    result["step_accuracy_interval"] = bootstrap_interval(lambda rows: accuracy[rows].mean(), owner, seed=cfg.seed)
     mean_p, mean_y, count = reliability(p, y)
-    result["reliability"] = {
-        "mean_score": mean_p.tolist(),
-        "mean_label": mean_y.tolist(),
-        "n": count.tolist(),
-    }
+    result["reliability"] = {"mean_score": mean_p.tolist(), "mean_label": mean_y.tolist(), "n": count.tolist()}
     result["histogram"] = {
         name: np.histogram(p[here], bins=20, range=(0, 1))[0].tolist()
         for name, here in {"good": y >= 0.5, "bad": y < 0.5}.items()
@@ -287,51 +272,31 @@ def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
     """The labelled steps of solutions as the baselines see them: position, own tokens, label."""
     chosen = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels, kind)[0]]
     texts = list({text for _, text, _ in chosen})
-    ids = (
-        dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True))
-        if texts
-        else {}
-    )
-    return Steps(
-        [t for t, _, _ in chosen], [ids[text] for _, text, _ in chosen], [good for *_, good in chosen]
-    )
+    ids = dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True)) if texts else {}
+    return Steps([t for t, _, _ in chosen], [ids[text] for _, text, _ in chosen], [good for *_, good in chosen])
 
 
 def average(runs: list[dict]) -> dict:
     """The mean over runs of every metric, and beside it `std` (of the sample) where there are several."""
-    names = [
-        name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")
-    ]
+    names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")]
     mean = {name: statistics.fmean(run[name] for run in runs) for name in names}
     if len(runs) > 1:
         mean["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
     if "baselines" in runs[0]:
-        mean["baselines"] = {
-            k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]
-        }
+        mean["baselines"] = {k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]}
     return mean
 
 
 def print_steps(results: dict):
     n = len(results["runs"])
-    print(
-        f"verifier    {results['runs'][0]['verifier']}" + (f" and {n - 1} more runs: means" if n > 1 else "")
-    )
+    print(f"verifier    {results['runs'][0]['verifier']}" + (f" and {n - 1} more runs: means" if n > 1 else ""))
     kinds = {run["label_kind"] for run in results["runs"]}
     if results["runs"][0]["objective"] == "orm":
         print("objective   orm: an outcome model, read at every step")
     print(
         f"held out    {results['n_solutions']:.0f} solutions, {results['n_steps']:.0f} labelled steps ({'/'.join(kinds)} labels)"
     )
-    names = (
-        "step_auroc",
-        "step_accuracy",
-        "bad_step_f1",
-        "brier",
-        "ece",
-        "first_error_accuracy",
-        "first_error_f1",
-    )
+    names = ("step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1")
     for name in (*names, "within_problem_auroc", "tail_miss_rate"):
         spread = f"  (std {results['std'][name]:.4f})" if n > 1 else ""
         print(f"  {name:<24}{results[name]:.4f}{spread}")
@@ -362,8 +327,8 @@ def evaluate_best_of_n(cfg: EvaluateConfig, data, folder: Path):
     graded = {"checker": "as stored; answers are equal as texts"}
     groups = None
     if cfg.checker:
-        problems, graded = answers.grade_pool(answers.with_answers(problems), cfg.checker)
-        groups = answers.group_pool(problems, cfg.checker)
+        problems, graded = grading.grade_pool(grading.with_answers(problems), cfg.checker)
+        groups = grading.group_pool(problems, cfg.checker)
     pool = best_of_n.pool_arrays(problems, groups)
     verifiers = {}
     if cfg.checkpoint:
@@ -380,7 +345,7 @@ def evaluate_best_of_n(cfg: EvaluateConfig, data, folder: Path):
     results |= {"pool": cfg.pool or "drawn from the noisy solver", "grading": graded, "verifiers": verifiers}
     results |= {"incomplete_scores": lacking}
     print_best_of_n(results)
-    return results, plots.best_of_n_figures(results | {"versions": cli.versions()}, folder / "figures")
+    return results, pool_figures.best_of_n_figures(results | {"versions": run_folder.versions()}, folder / "figures")
 
 
 def draw_pool(cfg: EvaluateConfig, data):
@@ -420,9 +385,7 @@ def score_pool(cfg: EvaluateConfig, problems: list[pools.Problem], folder: Path)
     """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
     verifiers = {}
     if cfg.scores_name is not None and len(cfg.checkpoint) > 1:
-        raise InputError(
-            f"scores_name: names the scores of one verifier, got {len(cfg.checkpoint)} in checkpoint"
-        )
+        raise InputError(f"scores_name: names the scores of one verifier, got {len(cfg.checkpoint)} in checkpoint")
     for path in cfg.checkpoint:
         verifier = load_verifier(path, cfg.which, cfg.format, cfg.dtype, cfg.reference)
         unit = scores_unit(verifier)
@@ -453,9 +416,7 @@ def plus_minus(interval) -> str:
 
 def print_best_of_n(results: dict):
     N = str(results["n_candidates"])
-    print(
-        f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
-    )
+    print(f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}")
     if odd := [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]:
         print(f"cannot win  {', '.join(odd)}")
     print(f"  mean of the candidates {results['mean']:.4f}")
@@ -471,13 +432,9 @@ def print_best_of_n(results: dict):
             line = f"  {how:<10} {numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N]):<28}"
             if d := against.get((f"{scorer}.{how}.best_of_n", "majority")):
                 line += f" {d['difference']:+.4f} {plus_minus(d['interval'])} p={d['p']:.3f}".ljust(44)
-                line += (
-                    f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
-                )
+                line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
             print(line)
-    print(
-        f"differences at n = {N}, paired over problems, 95 % intervals, p-values of single tests (not adjusted):"
-    )
+    print(f"differences at n = {N}, paired over problems, 95 % intervals, p-values of single tests (not adjusted):")
     for d in results["differences"]:
         if d["b"] != "majority":
             print(f"  {d['a']} - {d['b']}: {d['difference']:+.4f} {plus_minus(d['interval'])} p={d['p']:.3f}")
@@ -490,11 +447,11 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
     if len(cfg.checkpoint) > 1:
         raise InputError(f"checkpoint: task=score takes one verifier, got {len(cfg.checkpoint)}")
     verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
-    is_pool = "candidates" in next(iter(solutions.read_rows(cfg.input)), (0, {}))[1]
+    is_pool = "candidates" in next(iter(rows.read_rows(cfg.input)), (0, {}))[1]
     if is_pool:  # read anew each time: a pool may be larger than memory
         source = lambda: candidates(pools.iter_pool(cfg.input))
     else:
-        found, _ = solutions.load(cfg.input, "native", **solutions.AS_IN_FILE)
+        found, _ = sources.load(cfg.input, "native", **sources.AS_IN_FILE)
         source = lambda: ((s.id, s.problem, s.steps) for s in found)
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
     unknown, total = set(wanted or ()), 0
@@ -521,7 +478,7 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
     for row, score_T in zip(source(), stored_scores(written[0]), strict=True):
         if row[0] in wanted:
             drawn[row[0]] = (*row, score_T, cfg.threshold, folder / "figures", verifier.name, verifier.range)
-    figures = [plots.solution_figure(*drawn[i]) for i in wanted]
+    figures = [step_plots.solution_figure(*drawn[i]) for i in wanted]
     return describe(verifier) | {"threshold": cfg.threshold, "ranking": ranked}, figures
 
 
@@ -562,7 +519,7 @@ def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
         raise InputError(f"data: got {data.name!r}, expected data={cfg.task} or only data.path=FILE")
     keys = OmegaConf.to_container(data)
     source = {key: keys[key] for key in ("path", "hub", "hub_split") if key in keys}
-    rows, counts = benchmarks.read(cfg.task, cli.parse(source, benchmarks.Source, "data"))
+    rows, counts = benchmarks.read(cfg.task, parse(source, benchmarks.Source, "data"))
     cli.print_counts(counts)
     if cfg.scores_file:
         n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
@@ -579,11 +536,11 @@ def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
         about = describe(verifier)
     if cfg.task == "processbench":
         results = benchmarks.processbench(rows, scores, cfg.threshold, cfg.threshold_split, cfg.seed)
-        show, draw = print_processbench, plots.processbench_figures
+        show, draw = print_processbench, benchmark_figures.processbench_figures
     else:
         results = benchmarks.prmbench(rows, scores, cfg.threshold, cfg.seed)
-        show, draw = print_prmbench, plots.prmbench_figures
-    results = about | results | {"data": source, "counts": counts, "versions": cli.versions()}
+        show, draw = print_prmbench, benchmark_figures.prmbench_figures
+    results = about | results | {"data": source, "counts": counts, "versions": run_folder.versions()}
     print(f"verifier    {results['verifier']} ({results['label_kind'] or 'unknown'} labels)")
     print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
     show(results)
@@ -606,9 +563,7 @@ def print_prmbench(results: dict):
     for name, x in results["groups"].items():
         print(f"  {name + ', mean of its':<27}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
     sizes = f"{results['n_rows']:6}{results['n_steps']:7}{results['n_bad_steps']:6}"
-    print(
-        f"  {'overall, all steps':<21}{sizes}  {results['overall']:.4f} {plus_minus(results['overall_interval'])}"
-    )
+    print(f"  {'overall, all steps':<21}{sizes}  {results['overall']:.4f} {plus_minus(results['overall_interval'])}")
 
 
 def evaluate_witness(cfg: EvaluateConfig, data, folder: Path):
@@ -623,15 +578,13 @@ def evaluate_witness(cfg: EvaluateConfig, data, folder: Path):
         if n < 2:
             raise InputError(f"witness.{name}: got {n}, expected at least 2")
     found = witness.results(cfg.aggregator, cfg.beta)
-    print(
-        f"policies    aggregator {cfg.aggregator}, beta {cfg.beta:g}; KL to the reference and mean score in nats"
-    )
+    print(f"policies    aggregator {cfg.aggregator}, beta {cfg.beta:g}; KL to the reference and mean score in nats")
     print(" " * 12 + "".join(f"{name:>13}" for name in (*witness.TRACES, "KL", "score")) + "  winner")
     for name, policy_N in found["policies"].items():
         row = (*policy_N, found["kl"][name], found["reward"][name])
         print(f"  {name:<10}" + "".join(f"{x:13.6f}" for x in row) + f"  {found['winners'][name]}")
-    results = found | witness.grids(cfg.aggregator, cfg.betas, cfg.errors) | {"versions": cli.versions()}
-    figures = plots.witness_figures(results, folder / "figures")
+    results = found | witness.grids(cfg.aggregator, cfg.betas, cfg.errors) | {"versions": run_folder.versions()}
+    figures = witness_plots.witness_figures(results, folder / "figures")
     return results, [*figures, witness.page(folder / "figures" / "witness.html", found)]
 
 

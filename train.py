@@ -5,7 +5,6 @@ tokenizer) and, once finished, summary.json.
 """
 
 import dataclasses
-import json
 import math
 import signal
 import sys
@@ -16,8 +15,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError, cli, hf
-from prm_jax.batches import (
+from prm_jax import InputError
+from prm_jax.checkpoints import hf, hf_config
+from prm_jax.checkpoints.orbax import Checkpoints
+from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.data.packing import (
     PackedRows,
     eval_batches,
     fits_window,
@@ -26,25 +28,14 @@ from prm_jax.batches import (
     train_batches,
     training_width,
 )
-from prm_jax.checkpoint import Checkpoints
-from prm_jax.data import data_config, load_splits
-from prm_jax.formats import Format, train_tokenizer
+from prm_jax.data.splits import data_config, load_splits
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import parse
+from prm_jax.launch.hosts import cut_cpu, join, largest, same_folder, text_folder
+from prm_jax.launch.mesh import MeshConfig, born, check_divides, make_mesh, own_rows, platform, put_rows
+from prm_jax.launch.run_folder import MetricsLog, StopSignal
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, thin
-from prm_jax.sharding import (
-    MeshConfig,
-    born,
-    check_divides,
-    cut_cpu,
-    join,
-    largest,
-    make_mesh,
-    own_rows,
-    platform,
-    put_rows,
-    same_folder,
-    text_folder,
-)
 from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, make_schedule, train_step
 
 
@@ -78,7 +69,7 @@ class TrainConfig:
     log_every: int
     checkpoint_every: int
     tensorboard: bool
-    model: hf.ModelChoice
+    model: hf_config.ModelChoice
     format: Format
     loss: LossConfig
     lora: LoraConfig
@@ -92,10 +83,7 @@ class TrainConfig:
             raise InputError(f"seed: got {self.seed}, expected at least 0")
         if self.objective == "lm" and self.optimizer.trains == "head":
             raise InputError("optimizer.trains: got head, but objective=lm has no step head to train")
-        counts = {
-            name: getattr(self, name)
-            for name in ("steps", "log_every", "checkpoint_every", "tokenizer_vocab")
-        }
+        counts = {name: getattr(self, name) for name in ("steps", "log_every", "checkpoint_every", "tokenizer_vocab")}
         counts |= {f"batch.{name}": getattr(self.batch, name) for name in ("rows", "tokens", "accumulate")}
         counts |= {"eval.every": self.eval.every, "eval.solutions": self.eval.solutions}
         for name, n in counts.items():
@@ -106,22 +94,18 @@ class TrainConfig:
 @cli.command("train")
 def main(cfg):
     """Train a process reward model into a run folder."""
-    cut_cpu(cli.of_resumed(cfg, "cpu_devices"))
+    cut_cpu(run_folder.of_resumed(cfg, "cpu_devices"))
     join(cfg)
-    run, given = same_folder(cli.output_dir()), cfg
+    run, given = same_folder(run_folder.output_dir()), cfg
     if cfg.resume is not None:
         if jax.process_index() == 0 and not any(run.iterdir()):
             run.rmdir()  # Hydra's new folder; the run goes on in its own
         harmless = ("resume", "log_every", "checkpoint_every", "tensorboard")
-        run, cfg = cli.resumed(
-            cfg, harmless=(*harmless, "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor")
-        )
+        run, cfg = run_folder.resumed(cfg, harmless=(*harmless, "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"))
     data_cfg = data_config(cfg.data)
-    cfg = cli.parse(cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
+    cfg = parse(cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
-        raise InputError(
-            "data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good"
-        )
+        raise InputError("data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good")
     if cfg.batch.share_prefixes and (cfg.objective == "lm" or cfg.loss.lm_weight > 0):
         raise InputError(
             "batch.share_prefixes: needs objective prm or orm and loss.lm_weight=0: a shared token has no one next token"
@@ -131,12 +115,10 @@ def main(cfg):
             f"model.head: got {cfg.model.head!r}, but format={cfg.format.name} belongs to a head of its own: {cfg.format.head}"
         )
     if cfg.format.score == "log_ratio":
-        raise InputError(
-            f"format: {cfg.format.name!r} has no step head to train; it scores by two language models"
-        )
+        raise InputError(f"format: {cfg.format.name!r} has no step head to train; it scores by two language models")
     texts = text_folder(run)
     if cfg.resume is None:
-        cli.claim(texts, given)
+        run_folder.claim(texts, given)
     print(f"run folder  {run}")
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         train(cfg, data_cfg, run, texts)
@@ -154,12 +136,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         )
         counts |= {f"{split}_{name}": n for name, n in dropped.items()}
         if not examples[split]:
-            raise InputError(
-                f"data: the {split} split has no solution with a target for objective={cfg.objective}"
-            )
-    print(
-        f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions"
-    )
+            raise InputError(f"data: the {split} split has no solution with a target for objective={cfg.objective}")
+    print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
     cli.print_counts(counts)
     if cfg.batch.tokens is None:
         width = training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
@@ -179,7 +157,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         f"{jax.sharding.get_mesh().size} {platform()} devices of {jax.process_count()} processes"
     )
     (texts / "model").mkdir(exist_ok=True)
-    cli.write_json(texts / "model" / "config.json", hf.hf_config(model.cfg, tokenizer))
+    run_folder.write_json(texts / "model" / "config.json", hf_config.hf_config(model.cfg, tokenizer))
     tokenizer.save_pretrained(texts / "model")
 
     final = fit(cfg, run, texts, model, opt, examples)
@@ -192,14 +170,10 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         "parameters": n_parameters,
         "trained_parameters": n_trained,
         "counts": counts,
-        "versions": cli.versions(),
+        "versions": run_folder.versions(),
     }
-    cli.write_json(texts / "summary.json", summary)
-    print(
-        "finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(
-            **final
-        )
-    )
+    run_folder.write_json(texts / "summary.json", summary)
+    print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     print(f"next        python evaluate.py checkpoint={run}")
 
 
@@ -209,19 +183,11 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     marks = row_marks(examples["train"], b.tokens, b.share_prefixes)
     batch_rows = b.rows * b.accumulate
     source = PackedRows(
-        examples["train"],
-        cfg.steps * batch_rows,
-        b.tokens,
-        marks,
-        b.step_weights,
-        cfg.seed,
-        b.share_prefixes,
+        examples["train"], cfg.steps * batch_rows, b.tokens, marks, b.step_weights, cfg.seed, b.share_prefixes
     )
     print(source.summary())
     eval_marks = row_marks(examples["validation"], cfg.batch.tokens)
-    held_out = [
-        batch for batch in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)
-    ]
+    held_out = [batch for batch in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)]
     check_divides(model.cfg, cfg.batch.rows, "batch.rows")
     schedule = make_schedule(cfg.optimizer, cfg.steps)
     k_dropout = jax.random.key(cfg.seed)
@@ -249,13 +215,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
         bar.set_postfix(shown | {"tok/s": f"{tokens / seconds:,.0f}"}, refresh=False)
         bar.update()
         position = {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * batch_rows)}
-        return {
-            "step": step,
-            **metrics,
-            **position,
-            "tokens_per_second": tokens / seconds,
-            "seconds": before + seconds,
-        }
+        return {"step": step, **metrics, **position, "tokens_per_second": tokens / seconds, "seconds": before + seconds}
 
     pending = None  # (step, metrics) still being computed: read one step late, so that the device never waits
     with StopSignal() as stop, cli.progress("training", cfg.steps, "step", first) as bar:
@@ -263,9 +223,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
             batch = {name: x.reshape(*own_AB.shape, -1) for name, x in next(rows).items()}
             batch = put_rows(batch, cfg.batch.rows, axis=1)
             model, opt, metrics = train_step(model, opt, batch, cfg.loss, k_dropout)
-            metrics["stop"] = largest(
-                stop.received or 0
-            )  # read with the rest, so that all stop at the same step
+            metrics["stop"] = largest(stop.received or 0)  # read with the rest, so that all stop at the same step
             if pending is not None:
                 record = read(*pending)
                 if record["step"] % cfg.log_every == 0:
@@ -331,9 +289,7 @@ def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
 
 def make_tokenizer(cfg: TrainConfig, solutions):
     if cfg.tokenizer == "new":
-        return train_tokenizer(
-            (text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab
-        )
+        return train_tokenizer((text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab)
     name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
     return hf.load_tokenizer(hf.locate(name))
 
@@ -341,7 +297,7 @@ def make_tokenizer(cfg: TrainConfig, solutions):
 def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     """The checkpoint named by `init`, or random weights of the asked shape."""
     folder = hf.locate("embedded" if cfg.init == "random" else cfg.init)
-    config, where = hf.read_config(folder), str(folder / "config.json")
+    config, where = hf_config.read_config(folder), str(folder / "config.json")
     head = "none" if cfg.objective == "lm" else cfg.model.head
     uses = {"head": head, "lm_head": cfg.objective == "lm" or cfg.loss.lm_weight > 0}
     if cfg.init == "random":
@@ -351,9 +307,7 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     else:
         model_cfg, changed = cfg.model.resolve(config, where, **uses)
         for key, (asked, found) in changed.items():
-            raise InputError(
-                f"model.{key}: got {asked}, but {cfg.init} has {found}; init=random starts fresh weights"
-            )
+            raise InputError(f"model.{key}: got {asked}, but {cfg.init} has {found}; init=random starts fresh weights")
     if len(tokenizer) > model_cfg.vocab:
         raise InputError(
             f"model.vocab: {model_cfg.vocab} embeddings are too few for a tokenizer of {len(tokenizer)} tokens"
@@ -367,53 +321,6 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     if cfg.optimizer.trains == "lora":
         model = born(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
     return model
-
-
-class MetricsLog:
-    """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
-
-    def __init__(self, run: Path, first: int, tensorboard: bool):
-        self.board = None
-        if tensorboard:
-            try:
-                from tensorboardX import SummaryWriter
-            except ImportError as error:
-                raise InputError(
-                    "tensorboard: needs a package that is not installed: pip install tensorboardX"
-                ) from error
-            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
-        path = run / "metrics.jsonl"
-        kept = []
-        if path.exists():
-            lines = path.read_text().splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
-        path.write_text("".join(line + "\n" for line in kept))
-        self.file = path.open("a")
-
-    def write(self, record: dict):
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
-        if self.board is not None:
-            for name in record.keys() - {"step"}:
-                self.board.add_scalar(name, record[name], record["step"])
-
-
-class StopSignal:
-    """Remembers the first SIGTERM or SIGINT, so that the loop can save and leave; a second one acts at once."""
-
-    received: signal.Signals | None = None
-
-    def __enter__(self):
-        self.before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def receive(self, number, frame):
-        self.received = signal.Signals(number)
-        self.__exit__()
-
-    def __exit__(self, *error):
-        for s, handler in self.before.items():
-            signal.signal(s, handler)
 
 
 if __name__ == "__main__":

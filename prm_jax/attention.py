@@ -16,8 +16,8 @@ K head size, N tiles of all rows, t tokens of a tile, m = R t.
 import jax
 import jax.numpy as jnp
 
-from prm_jax.remat import keep_inside
-from prm_jax.sharding import platform
+from prm_jax.kernels.remat import keep_inside
+from prm_jax.launch.mesh import platform
 
 MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and not NaN
 SHORT = 128  # rows up to here are one dense product: a loop over tiles has nothing to skip
@@ -32,7 +32,7 @@ def attend(q_BLHK, k_BLGK, v_BLGK, until_BL):
         mask_B1LM = visible(until_BL)[:, None]
         return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LM, implementation="cudnn")
     if platform() == "tpu" and L > SHORT:
-        from prm_jax.flash import flash  # imports Pallas
+        from prm_jax.kernels.flash import flash  # imports Pallas
 
         return flash(q_BLHK, k_BLGK, v_BLGK, until_BL)
     if platform() == "cpu" and L > SHORT:
@@ -213,9 +213,7 @@ def _tiled_backward(saved, do_NGmK):
 
         dq_NGKm, dk_NGtK, dv_NGtK = carry
         zeros_GtK = jnp.zeros(k_GtK.shape)
-        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(
-            j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK)
-        )
+        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK))
         return dq_NGKm, _write(dk_NGtK, dk_GtK.astype(dtype), j), _write(dv_NGtK, dv_GtK.astype(dtype), j)
 
     dq_NGKm = jnp.zeros(q_NGmK.swapaxes(2, 3).shape)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.products import matmul
-from prm_jax.sharding import born
+from prm_jax.kernels.products import matmul
+from prm_jax.launch.mesh import born
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,7 @@ class LoraConfig:
         if self.rank < 1:
             raise InputError(f"lora.rank: got {self.rank}, expected at least 1")
         if not self.targets:
-            raise InputError(
-                "lora.targets: is empty, expected names of a block's matrices, such as [w_q, w_v]"
-            )
+            raise InputError("lora.targets: is empty, expected names of a block's matrices, such as [w_q, w_v]")
 
 
 class LowRank(nnx.Module):

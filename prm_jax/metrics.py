@@ -165,9 +165,7 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
     return float(np.mean(mixed[:, 0] / mixed[:, 1])), float(mixed[:, 0].sum() / mixed[:, 1].sum()), len(mixed)
 
 
-def labelled_steps(
-    labels: Sequence[float | None] | None, label_kind: str = "correctness"
-) -> tuple[list[int], int]:
+def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "correctness") -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
     A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out:

@@ -13,10 +13,10 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.attention import attend
+from prm_jax.kernels.products import add_bias, matmul
+from prm_jax.kernels.remat import keep, remat
+from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, look_up, on_own_heads, split_rows
 from prm_jax.lora import LowRank
-from prm_jax.products import add_bias, matmul
-from prm_jax.remat import keep, remat
-from prm_jax.sharding import IN_SPLIT, OUT_SPLIT, look_up, on_own_heads, split_rows
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
 HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
@@ -54,9 +54,7 @@ class ModelConfig:
     norm_eps: float
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
-    family: str = (
-        "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
-    )
+    family: str = "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
     # max_position_embeddings of the config.json: the longest row that the model was made for; only exports say it.
     positions: int = 32_768
     o_bias: bool = False
@@ -73,9 +71,7 @@ class ModelConfig:
 
     def __post_init__(self):
         assert self.head in HEADS, f"head: got {self.head!r}, expected one of {', '.join(HEADS)}"
-        assert self.heads % self.kv_heads == 0, (
-            f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
-        )
+        assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
         assert self.window is None or self.window > 0, f"sliding_window: got {self.window}, expected above 0"
         assert self.sliding is None or len(self.sliding) == self.layers, (
@@ -147,9 +143,7 @@ def rope_frequencies(cfg: ModelConfig):
 def rotate(x_BLHK, cos_BL1k, sin_BL1k):
     """Rotary position embedding; feature j pairs with feature j + K/2, as in the Hugging Face checkpoints."""
     a_BLHk, b_BLHk = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
-    y_BLHK = jnp.concatenate(
-        [a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k], -1
-    )
+    y_BLHK = jnp.concatenate([a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k], -1)
     return y_BLHK.astype(x_BLHK.dtype)
 
 
@@ -195,9 +189,7 @@ class Block(nnx.Module):
             q_BLHK = rms_norm(q_BLHK, self.norm_q, cfg.norm_eps)
             k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
         q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
-        if (
-            not cfg.qk_norm
-        ):  # whose backward pass needs them as they came, so that these would be kept besides
+        if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
             q_BLHK, k_BLGK = keep(q_BLHK, "attention"), keep(k_BLGK, "attention")
         o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, until_BL)
         o_nD = o_BLHK.reshape(B * L, -1)
@@ -225,9 +217,7 @@ class PRM(nnx.Module):
         self.blocks = jax.vmap(make)(jax.tree.map(lambda keys: keys[:-1], of_layer))
         self.last = make(jax.tree.map(lambda keys: keys[-1], of_layer))
         self.norm_out = nnx.Param(jnp.ones(cfg.dim))
-        self.unembed = (
-            normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
-        )
+        self.unembed = normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
         C = HEADS[cfg.head]
         scale = lambda key: head_scale(key, cfg.dim)
         self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if cfg.head == "mlp" else None

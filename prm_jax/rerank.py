@@ -213,9 +213,7 @@ def best_of_n(score_PN, gold_PN, mask_PN=None, size_n=None, *, ties: str = "shar
     size gives nan. A subset in which none can win counts 0. A nan score makes its problem nan.
     """
     hidden_PN = hide(score_PN, mask_PN)
-    gold_PN = jnp.where(
-        hidden_PN == -jnp.inf, 0.0, jnp.where(jnp.isnan(hidden_PN), jnp.nan, as_float(gold_PN))
-    )
+    gold_PN = jnp.where(hidden_PN == -jnp.inf, 0.0, jnp.where(jnp.isnan(hidden_PN), jnp.nan, as_float(gold_PN)))
     score_PN = round_score(hidden_PN)
     order_PN = _best_first(score_PN)
     gold_PN = jnp.take_along_axis(gold_PN, order_PN, -1)

@@ -13,12 +13,17 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from prm_jax import InputError, checkpoint, cli, hf
-from prm_jax.batches import choose_width, fits_window, lay_out, plan_rows
-from prm_jax.formats import SCORES, Encoded, Format, encode, read_format, verdicts
+from prm_jax import InputError
+from prm_jax.checkpoints import hf, hf_config
+from prm_jax.checkpoints import orbax as checkpoint
+from prm_jax.checkpoints.tensors import open_tensors
+from prm_jax.data.formats import SCORES, Encoded, Format, encode, read_format, verdicts
+from prm_jax.data.packing import choose_width, fits_window, lay_out, plan_rows
+from prm_jax.launch import cli
+from prm_jax.launch.config import parse
+from prm_jax.launch.hosts import same_file
+from prm_jax.launch.mesh import check_divides, everywhere, put_rows, row_parts
 from prm_jax.model import PRM, good_logit
-from prm_jax.sharding import check_divides, everywhere, put_rows, row_parts, same_file
-from prm_jax.tensors import open_tensors
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
@@ -41,9 +46,7 @@ class Verifier:
         return SCORES[self.format.score]
 
 
-def load_verifier(
-    path: str | Path, which: str, fmt: Format, dtype: str, reference: str | None = None
-) -> Verifier:
+def load_verifier(path: str | Path, which: str, fmt: Format, dtype: str, reference: str | None = None) -> Verifier:
     """A run folder of ours, or a Hugging Face folder or hub name of a released PRM.
 
     A run and our own exports bring their format; other checkpoints are read with `fmt`, or, where that is `auto`, with the
@@ -54,33 +57,25 @@ def load_verifier(
         model, tokenizer, run, step = checkpoint.load_run(folder, which, dtype)
         if run.objective == "lm":
             raise InputError(f"{folder}: was trained with objective=lm, so it cannot score steps")
-        fmt = cli.parse(run.format, Format, "format")
+        fmt = parse(run.format, Format, "format")
         return Verifier(model, tokenizer, fmt, run.data.label_kind, run.objective, f"{folder} step {step}")
     folder = hf.locate(str(path))
-    config, where = hf.read_config(folder), str(folder / "config.json")
+    config, where = hf_config.read_config(folder), str(folder / "config.json")
     kind, layer = hf.find_head(open_tensors(folder), str(folder))
     notes = config.get("prm_jax", {})  # of our own exports: format, meaning of the labels, objective
     if "format" in notes:
-        fmt = cli.parse(notes["format"], Format, f"{where}: prm_jax.format")
+        fmt = parse(notes["format"], Format, f"{where}: prm_jax.format")
     elif fmt.name == "auto":
         fits = hf.FORMATS[layer]
         if len(fits) > 1:
             lacks = "has no step head" if kind == "none" else f"has the step head {layer}.weight ({kind})"
-            raise InputError(
-                f"{folder}: {lacks}; say which convention it follows: format={' or format='.join(fits)}"
-            )
+            raise InputError(f"{folder}: {lacks}; say which convention it follows: format={' or format='.join(fits)}")
         fmt = read_format(fits[0])
     expected = {"tokens": "none", "implicit": "none"}.get(fmt.head, fmt.head)
     if kind != expected if fmt.head else kind == "none":
-        has = (
-            f"has the step head {layer}.weight ({kind})"
-            if kind != "none"
-            else "has no step head (score.weight)"
-        )
+        has = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head (score.weight)"
         fits = " or format=".join(hf.FORMATS[layer])
-        raise InputError(
-            f"{folder}: {has}, but format={fmt.name} reads {fmt.head or 'one'}; expected format={fits}"
-        )
+        raise InputError(f"{folder}: {has}, but format={fmt.name} reads {fmt.head or 'one'}; expected format={fits}")
     if (fmt.head == "implicit") != (reference is not None):
         raise InputError(
             f"reference: format={fmt.name} scores by the log-ratio of two models, so name the second: reference=FOLDER"
@@ -88,17 +83,17 @@ def load_verifier(
             else f"reference: format={fmt.name} uses one model alone, expected null"
         )
     if fmt.head == "implicit":
-        cfg = hf.model_config(config, where, lm_head=True, dtype=dtype)
+        cfg = hf_config.model_config(config, where, lm_head=True, dtype=dtype)
         tokenizer = hf.load_tokenizer(folder)
         second = hf.locate(reference)
-        other = hf.model_config(
-            hf.read_config(second), str(second / "config.json"), lm_head=True, dtype=dtype
+        other = hf_config.model_config(
+            hf_config.read_config(second), str(second / "config.json"), lm_head=True, dtype=dtype
         )
         if other.vocab < len(tokenizer):
             raise InputError(f"{second}: has {other.vocab} tokens, but {folder} writes in {len(tokenizer)}")
         pair = [hf.load(f, c, dtype=None) for f, c in ((folder, cfg), (second, other))]
         return Verifier(pair[0], tokenizer, fmt, "value", "prm", str(path), pair[1])
-    cfg = hf.model_config(config, where, head="binary" if fmt.head == "tokens" else kind, dtype=dtype)
+    cfg = hf_config.model_config(config, where, head="binary" if fmt.head == "tokens" else kind, dtype=dtype)
     tokenizer = hf.load_tokenizer(folder)
     model = hf.load(folder, cfg, dtype=None, verdicts=verdicts(fmt, tokenizer))
     label_kind, objective = notes.get("label_kind", "correctness"), notes.get("objective", "prm")
@@ -240,9 +235,7 @@ def score_encoded(
                 batch[name][b, : len(x_n)] = x_n
             own = [place_L[encoded[i].mark_T] for i, place_L in zip(pack, places, strict=True)]
             marks.append(np.unique(np.concatenate(own)))  # one that several solutions share is read once
-            layouts.append(
-                (pack, places if by_ratio else [np.searchsorted(marks[b], own_T) for own_T in own])
-            )
+            layouts.append((pack, places if by_ratio else [np.searchsorted(marks[b], own_T) for own_T in own]))
         T = doubled(max(1, row_tokens // 16), max(map(len, marks)))
         work.places += B * row_tokens
         work.shapes.add((B, row_tokens, 0 if by_ratio else T))
@@ -260,16 +253,12 @@ def score_encoded(
     return scores
 
 
-def score_solutions(
-    verifier: Verifier, rows: Sequence, *, batch_rows: int, row_tokens: int | None
-) -> list[np.ndarray]:
+def score_solutions(verifier: Verifier, rows: Sequence, *, batch_rows: int, row_tokens: int | None) -> list[np.ndarray]:
     """`score_stream` of a list of rows, as a list."""
     return list(score_stream(verifier, rows, batch_rows=batch_rows, row_tokens=row_tokens, total=len(rows)))
 
 
-def score_into(
-    path: Path, verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int | None, total: int
-):
+def score_into(path: Path, verifier: Verifier, rows: Iterable, *, batch_rows: int, row_tokens: int | None, total: int):
     """Appends the step scores of (id, problem, steps) rows to a scores file, one JSON object {id, scores} a line, as they come.
 
     Rows whose line is there already are not scored again, so an interrupted file is gone on with; a line that was cut off
@@ -284,9 +273,7 @@ def score_into(
             found, row = json.loads(line)["id"], next(rows, (None,))
             done += 1
             if found != row[0]:
-                raise InputError(
-                    f"{path} line {done}: id: got {found!r}, expected {row[0]!r}: scores of other input"
-                )
+                raise InputError(f"{path} line {done}: id: got {found!r}, expected {row[0]!r}: scores of other input")
         file.truncate(file.tell() - len(line))
 
         def texts():

@@ -12,9 +12,9 @@ import optax
 from flax import nnx
 
 from prm_jax import InputError
+from prm_jax.launch.mesh import born, keep_layout
 from prm_jax.losses import next_token_loss, step_loss
 from prm_jax.model import PRM, at_marks, good_logit
-from prm_jax.sharding import born, keep_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +56,7 @@ class OptimizerConfig:
     def __post_init__(self):
         for name, low, high in (("warmup", 0, 1), ("final_lr", 0, 1), ("b1", 0, 1), ("b2", 0, 1)):
             if not low <= getattr(self, name) <= high:
-                raise InputError(
-                    f"optimizer.{name}: got {getattr(self, name)}, expected a number in [{low}, {high}]"
-                )
+                raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number in [{low}, {high}]")
         for name in ("lr", "clip"):
             if not getattr(self, name) > 0:
                 raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number above 0")
@@ -66,9 +64,7 @@ class OptimizerConfig:
             raise InputError(f"optimizer.trains: got {self.trains!r}, expected {', '.join(TRAINS)}")
         for name in ("mu_dtype", "nu_dtype"):
             if getattr(self, name) not in ("float32", "bfloat16"):
-                raise InputError(
-                    f"optimizer.{name}: got {getattr(self, name)!r}, expected float32 or bfloat16"
-                )
+                raise InputError(f"optimizer.{name}: got {getattr(self, name)!r}, expected float32 or bfloat16")
         if self.nu_dtype == "bfloat16" and 1 - self.b2 < 2**-7:
             raise InputError(
                 f"optimizer.nu_dtype: bfloat16 keeps 8 bits, so steps of 1 - b2 = {1 - self.b2:.3g} round away; "
@@ -80,9 +76,7 @@ class OptimizerConfig:
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
     warmup = max(1, round(cfg.warmup * steps))
-    return optax.warmup_cosine_decay_schedule(
-        0.0, cfg.lr, warmup, max(steps, warmup + 1), cfg.lr * cfg.final_lr
-    )
+    return optax.warmup_cosine_decay_schedule(0.0, cfg.lr, warmup, max(steps, warmup + 1), cfg.lr * cfg.final_lr)
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
@@ -102,12 +96,7 @@ def make_transform(cfg: OptimizerConfig, steps: int) -> optax.GradientTransforma
         return jax.tree.map_with_path(is_matrix, params)
 
     adamw = optax.adamw(
-        make_schedule(cfg, steps),
-        cfg.b1,
-        cfg.b2,
-        weight_decay=cfg.weight_decay,
-        mask=decayed,
-        mu_dtype=cfg.mu_dtype,
+        make_schedule(cfg, steps), cfg.b1, cfg.b2, weight_decay=cfg.weight_decay, mask=decayed, mu_dtype=cfg.mu_dtype
     )
     return optax.chain(optax.clip_by_global_norm(cfg.clip), store_nu(adamw, cfg.nu_dtype))
 

@@ -129,15 +129,7 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
 
 @functools.partial(jax.jit, static_argnames=("draws", "ties"))
 def vote_curve(
-    key,
-    answer_PN,
-    gold_PN,
-    log_weight_PN=None,
-    mask_PN=None,
-    size_n=None,
-    *,
-    draws: int = 400,
-    ties: str = "share",
+    key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws: int = 400, ties: str = "share"
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets.
 

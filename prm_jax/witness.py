@@ -27,9 +27,7 @@ FINAL_RIGHT_N = np.array([True, True, False, False])
 STEP_RIGHT_NT = np.array([[True, True], [False, False], [True, False], [False, False]])
 REF_N = np.array([0.30, 0.22, 0.28, 0.20])  # the generator's own law over the traces
 OUTCOME_P_N = np.array([0.86, 0.92, 0.16, 0.12])  # P(final answer right) by the outcome verifier
-STEP_P_NT = np.array(
-    [[0.93, 0.91], [0.16, 0.24], [0.93, 0.22], [0.20, 0.35]]
-)  # P(step right), process verifier
+STEP_P_NT = np.array([[0.93, 0.91], [0.16, 0.24], [0.93, 0.22], [0.20, 0.35]])  # P(step right), process verifier
 HACKED_P_T = np.array([0.98, 0.97])  # what a fully fooled process verifier says of the steps of any trace
 HACKED_TRACE = 1
 BETA = 0.7  # nats of score per nat of KL

@@ -83,9 +83,7 @@ def best_of_32():
     """{name: rows} of two pools with stored step scores, as they are."""
     rows = {}
     for name in ("gsm8k", "math500"):
-        with gzip.open(
-            real_data(f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz"), "rt"
-        ) as lines:
+        with gzip.open(real_data(f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz"), "rt") as lines:
             rows[name] = [json.loads(line) for line in lines]
     return rows
 

@@ -14,14 +14,14 @@ from conftest import TINY
 from flax import nnx
 from test_losses import OPT, make_batch
 
-from prm_jax import hf
 from prm_jax.attention import SHORT
-from prm_jax.checkpoint import Checkpoints
-from prm_jax.formats import Encoded, Format
+from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.orbax import Checkpoints
+from prm_jax.data.formats import Encoded, Format
+from prm_jax.kernels.products import matmul
+from prm_jax.launch.mesh import MeshConfig, born, layout, make_mesh, put_rows
 from prm_jax.model import PRM
-from prm_jax.products import matmul
 from prm_jax.scoring import Verifier, Work, good_probability, score_encoded
-from prm_jax.sharding import MeshConfig, born, layout, make_mesh, put_rows
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
 
 # Every kind of parameter at once, and a window that only rows long enough for tiles notice.
@@ -67,9 +67,7 @@ def score():
     models = [born(lambda seed=seed: PRM(CFG, rngs=nnx.Rngs(seed))) for seed in (0, 1)]
     rng = np.random.default_rng(4)
     lengths = [SHORT + 20, 9, SHORT + 30, SHORT + 5, SHORT + 25]
-    solutions = [
-        Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths
-    ]
+    solutions = [Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths]
     scores = []
     for fmt in (Format("plain", "\n"), Format("plain", "\n", head="implicit", score="log_ratio")):
         verifier = Verifier(models[0], None, fmt, "correctness", "prm", "tiny", models[1])
@@ -138,8 +136,7 @@ def main(folder: Path):
         with jax.set_mesh(make_mesh(MeshConfig(*MESHES[name]), 8)):
             out["rounding"][name] = rounding()
     out["parts"] = [
-        make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"]
-        for fsdp, rows in ((1, 8), (1, 12), (1, 11), (2, 6))
+        make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"] for fsdp, rows in ((1, 8), (1, 12), (1, 11), (2, 6))
     ]
     print(json.dumps(out))
 

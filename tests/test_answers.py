@@ -10,9 +10,11 @@ from fractions import Fraction
 import pytest
 from conftest import ROOT, real_data
 
-from prm_jax import InputError, answers
-from prm_jax.answers import Checker, as_number, extract, grade_pool, group, group_pool, normal, same
-from prm_jax.pools import Candidate, Problem
+from prm_jax import InputError
+from prm_jax.data import grading
+from prm_jax.data.answers import as_number, extract, normal
+from prm_jax.data.grading import Checker, grade_pool, group, group_pool, same
+from prm_jax.data.pools import Candidate, Problem
 
 TOWER = "9^{9^{9^{9}}}"
 POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}
@@ -181,18 +183,14 @@ def test_same_math(gold, answer, is_same):
     assert same(gold, answer, "math") == is_same
 
 
-@pytest.mark.parametrize("how", answers.RULES)
+@pytest.mark.parametrize("how", grading.RULES)
 def test_a_missing_answer_is_never_right(how):
     assert not any(same(a, b, how) for a in (None, "", " $") for b in (None, "", " . ", "1"))
     assert not same("1", None, how)
 
 
 def test_unknown_rule_names_the_key():
-    for call in (
-        lambda: same("1", "1", "sympy"),
-        lambda: group([], "sympy"),
-        lambda: grade_pool([], "sympy"),
-    ):
+    for call in (lambda: same("1", "1", "sympy"), lambda: group([], "sympy"), lambda: grade_pool([], "sympy")):
         with pytest.raises(InputError, match="^how: found 'sympy', expected string, number or math$"):
             call()
 
@@ -212,7 +210,7 @@ def test_normal_is_idempotent():
 
 
 def test_a_comparison_that_hangs_ends_in_bounded_time(monkeypatch):
-    monkeypatch.setattr(answers, "SECONDS", 1)
+    monkeypatch.setattr(grading, "SECONDS", 1)
     checker, start = Checker("math"), time.monotonic()
     # In a thread, where Math-Verify's own limit raises.
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
@@ -235,23 +233,23 @@ def test_a_worker_that_dies_is_counted_and_replaced(tmp_path):
 
 
 def test_an_interrupted_comparison_leaves_no_reply_for_the_next(monkeypatch):
-    checker, ask = Checker("math"), answers._ask
+    checker, ask = Checker("math"), grading._ask
     checker.verdict("1", "2")
 
     def interrupted(worker, gold, answer):
         print(json.dumps([gold, answer]), file=worker.stdin, flush=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(answers, "_ask", interrupted)
+    monkeypatch.setattr(grading, "_ask", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checker.verdict("1", "1.0")
-    monkeypatch.setattr(answers, "_ask", ask)
+    monkeypatch.setattr(grading, "_ask", ask)
     assert checker.verdict("1", "3") == "different"
     checker.close()
 
 
 def test_grade_pool_counts_and_uses_its_cache(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(answers, "SECONDS", 1)
+    monkeypatch.setattr(grading, "SECONDS", 1)
     problems = pool((r"\frac{1}{2}", "0.5", "0.5", None, "3", r"\frac12"), ("7", TOWER, "!!", " ", "7.0"))
     cache = tmp_path / "folder" / "cache.jsonl"
     graded, counts = grade_pool(problems, "math", cache, workers=2)
@@ -265,7 +263,7 @@ def test_grade_pool_counts_and_uses_its_cache(tmp_path, monkeypatch, capsys):
 
     with open(cache, "a") as file:
         file.write('{"checker": "cut o')
-    monkeypatch.setattr(answers, "_start", lambda: pytest.fail("a worker started"))
+    monkeypatch.setattr(grading, "_start", lambda: pytest.fail("a worker started"))
     again, counts = grade_pool(problems, "math", cache)
     assert again == graded and counts == counts | expected | {"checked": 0}
     assert group_pool(problems[:1], "number") == [[0, 0, -1, 1, 0]]
@@ -274,7 +272,7 @@ def test_grade_pool_counts_and_uses_its_cache(tmp_path, monkeypatch, capsys):
     _, counts = grade_pool(pool(("7", "7.0")), "math", cache)
     assert counts["checked"] == 1
     rows = [line for line in cache.read_text().splitlines() if line.endswith("}")]
-    assert len(rows) == 6 and all(json.loads(row)["verdict"] in answers.VERDICTS for row in rows)
+    assert len(rows) == 6 and all(json.loads(row)["verdict"] in grading.VERDICTS for row in rows)
 
 
 def test_group_pool_is_group_of_each_problem(tmp_path):
@@ -306,7 +304,7 @@ def test_verdicts_do_not_depend_on_order_or_workers():
 
 def test_import_is_light():
     heavy = "{'jax', 'numpy', 'hydra', 'sympy', 'math_verify'} & set(sys.modules)"
-    code = f"import sys, prm_jax.answers; print({heavy})"
+    code = f"import sys, prm_jax.data.grading; print({heavy})"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout == "set()\n"
 
@@ -328,9 +326,7 @@ def test_extract_reads_gold_answers_and_human_labelled_solutions():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, size, agree, wrong_problems", [("gsm8k", 2387, 2370, 4), ("math500", 7613, 7474, 9)]
-)
+@pytest.mark.parametrize("name, size, agree, wrong_problems", [("gsm8k", 2387, 2370, 4), ("math500", 7613, 7474, 9)])
 def test_math_agrees_with_the_data_readme(tmp_path, name, size, agree, wrong_problems):
     with gzip.open(real_data(POOLS[name])) as file:
         rows = [json.loads(line) for line in file]

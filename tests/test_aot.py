@@ -11,7 +11,7 @@ from flax import nnx
 from test_losses import OPT
 from test_train import run
 
-from prm_jax.aot import AotConfig, abstract_state, collectives, memory_choices
+from prm_jax.bench.memory import AotConfig, abstract_state, collectives, memory_choices
 from prm_jax.lora import LoraConfig
 from prm_jax.model import PRM
 from prm_jax.training import make_optimizer
@@ -88,7 +88,7 @@ def test_memory_of_each_choice_is_that_of_the_real_arrays():
 def test_the_command_compiles_a_small_model_for_eight_devices(tmp_path):
     small = json.dumps(SHAPE).replace('"', "")
     out, _ = run(
-        "prm_jax/aot.py",
+        "prm_jax/bench/memory.py",
         f"+models.small={small}",
         "cases=[{model: small, devices: 8, fsdp: 4, tensor: 2}]",
         "tokens=16",
@@ -106,6 +106,4 @@ def test_the_command_compiles_a_small_model_for_eight_devices(tmp_path):
     # Each of 2 layers gathers its 7 matrices over fsdp forward, and again for recomputing and for the gradient.
     assert score["collectives"]["all-gather"]["count"] >= 14
     assert train["collectives"]["all-gather"]["count"] >= 28
-    assert (
-        train["sent_bytes"] > score["sent_bytes"] > whole / 4
-    )  # at least what a device lacks of its bfloat16 weights
+    assert train["sent_bytes"] > score["sent_bytes"] > whole / 4  # at least what a device lacks of its bfloat16 weights

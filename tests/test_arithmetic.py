@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from prm_jax import InputError
-from prm_jax.arithmetic import (
+from prm_jax.tasks.chain import (
     ERRORS,
     SPLITS,
     WORDS,
@@ -26,9 +26,7 @@ from prm_jax.arithmetic import (
 )
 
 OPERATIONS = {"+": 2, "-": 2, "*": 2, "max": 1, "min": 1}
-CFG = ArithmeticConfig(
-    3, 5, 0.2, 0.0, OPERATIONS, {"near": 0.4, "operation": 0.2, "operand": 0.2, "random": 0.2}, 4
-)
+CFG = ArithmeticConfig(3, 5, 0.2, 0.0, OPERATIONS, {"near": 0.4, "operation": 0.2, "operand": 0.2, "random": 0.2}, 4)
 CHAIN = Chain(4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)))  # any operand is legal, drawn or not
 
 
@@ -130,8 +128,7 @@ def test_operations_come_as_often_as_the_config_says():
 
 
 @pytest.mark.parametrize(
-    "kind, results",
-    [("near", {1, 3}), ("operation", {6}), ("operand", {1, 3}), ("random", {0, 1, 3, 4, 5, 6})],
+    "kind, results", [("near", {1, 3}), ("operation", {6}), ("operand", {1, 3}), ("random", {0, 1, 3, 4, 5, 6})]
 )
 def test_each_error_kind_writes_the_right_formula_with_a_wrong_result(kind, results):
     only = dataclasses.replace(CFG, error_rate=1.0, errors={k: float(k == kind) for k in ERRORS})

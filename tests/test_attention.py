@@ -7,19 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prm_jax import attention, flash
+from prm_jax import attention
 from prm_jax.attention import visible
+from prm_jax.kernels import flash
 
 
 def test_visible_is_causal_within_each_solution():
     until_BL = jnp.array([[1, 1, 3, 3, 5]])  # two solutions of two tokens, one token of padding
-    expected_LM = [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0],
-        [0, 0, 1, 1, 0],
-        [0, 0, 0, 0, 1],
-    ]
+    expected_LM = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
     np.testing.assert_array_equal(visible(until_BL)[0], np.array(expected_LM, bool))
 
 
@@ -71,9 +66,7 @@ def test_equals_a_naive_einsum_with_gradients(monkeypatch, rng, formulation, L, 
         assert mine.dtype == dtype
         mine, theirs = (np.asarray(x, np.float32) for x in (mine, theirs))
         if mine.shape == q_BLHK.shape:
-            mine, theirs = (
-                np.where(is_real_BL11, x, 0) for x in (mine, theirs)
-            )  # padding's own output is free
+            mine, theirs = (np.where(is_real_BL11, x, 0) for x in (mine, theirs))  # padding's own output is free
         np.testing.assert_allclose(mine, theirs, atol=atol)
 
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from test_arithmetic import CFG
 
-from prm_jax import hf
-from prm_jax.arithmetic import make_solutions
-from prm_jax.batches import eval_batches, make_examples, row_marks
-from prm_jax.formats import Format
-from prm_jax.tensors import open_tensors
+from prm_jax.checkpoints import hf, hf_config
+from prm_jax.checkpoints.tensors import open_tensors
+from prm_jax.data.formats import Format
+from prm_jax.data.packing import eval_batches, make_examples, row_marks
+from prm_jax.tasks.chain import make_solutions
 
 
 def test_small_and_without_a_step_head():
@@ -22,12 +22,10 @@ def test_small_and_without_a_step_head():
 
 def test_greedy_answers_are_right_on_problems_it_never_saw():
     """Teacher-forced arg max equals every token of the right solution, so greedy decoding writes exactly it."""
-    solutions = make_solutions(
-        dataclasses.replace(CFG, error_rate=0.0, solutions_per_problem=1), 500, "test", 0
-    )
+    solutions = make_solutions(dataclasses.replace(CFG, error_rate=0.0, solutions_per_problem=1), 500, "test", 0)
     tokenizer = hf.load_tokenizer(hf.EMBEDDED)
     examples, _ = make_examples(solutions, Format("plain", "\n"), tokenizer, "lm", 128, "error")
-    model = hf.load(hf.EMBEDDED, hf.model_config(hf.read_config(hf.EMBEDDED)))
+    model = hf.load(hf.EMBEDDED, hf_config.model_config(hf_config.read_config(hf.EMBEDDED)))
     logits = jax.jit(lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["until"])))
     right = total = 0
     for batch in eval_batches(examples, 128, row_marks(examples, 128), 32):

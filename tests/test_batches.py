@@ -12,7 +12,8 @@ from conftest import TINY
 
 from prm_jax import InputError
 from prm_jax.attention import visible
-from prm_jax.batches import (
+from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.data.packing import (
     Example,
     PackedRows,
     choose_width,
@@ -31,8 +32,7 @@ from prm_jax.batches import (
     train_batches,
     training_width,
 )
-from prm_jax.formats import Format, train_tokenizer
-from prm_jax.solutions import Solution
+from prm_jax.data.solutions import Solution
 from prm_jax.training import LossConfig, combine, loss_terms
 
 nan = math.nan
@@ -69,9 +69,7 @@ def test_pack_row_by_hand():
 
 
 def test_next_token_targets_start_after_the_problem():
-    row = pack_row(
-        [Example(np.arange(6), np.array([5]), np.array([1.0]), np.array([nan]), 3)], 8, 1, "uniform"
-    )
+    row = pack_row([Example(np.arange(6), np.array([5]), np.array([1.0]), np.array([nan]), 3)], 8, 1, "uniform")
     # positions 2..4 predict tokens 3..5, the solution; nothing predicts the problem or past the end
     assert row["next"].tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
 
@@ -79,11 +77,7 @@ def test_next_token_targets_start_after_the_problem():
 def test_plan_packs_first_fit_by_hand():
     tokens, marks = np.array([6, 5, 4, 3, 2]), np.array([1, 1, 1, 1, 1])
     assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 9) == [[0, 2], [1, 3, 4]]
-    assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 2) == [
-        [0, 2],
-        [1, 3],
-        [4],
-    ]  # mark slots bound it too
+    assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 2) == [[0, 2], [1, 3], [4]]  # mark slots bound it too
     assert plan_packs(tokens, marks, [0, 1, 4, 3], 10, 9, open_packs=1) == [[0], [1, 4, 3]]
 
 
@@ -93,9 +87,7 @@ def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
     source[0]
     first = source.ends[0]
     source[first]
-    orders = [
-        [i for pack in source.packs[a:b] for i in pack] for a, b in ((0, first), (first, source.ends[1]))
-    ]
+    orders = [[i for pack in source.packs[a:b] for i in pack] for a, b in ((0, first), (first, source.ends[1]))]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(200)) and orders[0] != orders[1]
     fill = sum(len(examples[i].ids_L) for i in orders[0]) / (64 * first)
     assert fill > 0.93
@@ -257,9 +249,7 @@ def test_too_long_rows(tokenizer):
     examples, counts = make("drop")
     assert not examples and counts["too_long_dropped"] == 2
     (example,), counts = make("cut")
-    assert (
-        example.mark_T.tolist() == [2, 4] and example.label_T.tolist() == [1, 1] and len(example.ids_L) == 5
-    )
+    assert example.mark_T.tolist() == [2, 4] and example.label_T.tolist() == [1, 1] and len(example.ids_L) == 5
     assert counts == {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 0}
     with pytest.raises(InputError, match="batch.too_long: got 'shorten'"):
         make("shorten")
@@ -267,20 +257,11 @@ def test_too_long_rows(tokenizer):
 
 def test_cut_exactly_at_the_limit():
     e = Example(np.arange(8), np.array([3, 7]), np.ones(2), np.ones(2), 1)
-    assert (
-        len(cut(e, 8).mark_T) == 2
-        and len(cut(e, 7).mark_T) == 1
-        and len(cut(e, 4).ids_L) == 4
-        and cut(e, 3) is None
-    )
+    assert len(cut(e, 8).mark_T) == 2 and len(cut(e, 7).mark_T) == 1 and len(cut(e, 4).ids_L) == 4 and cut(e, 3) is None
 
 
 def test_solutions_without_a_target_are_counted(tokenizer):
-    rows = [
-        Solution("1", ("2",)),
-        Solution("1", ("2",), labels=(None,)),
-        Solution("1", ("2",), labels=(1.0,)),
-    ]
+    rows = [Solution("1", ("2",)), Solution("1", ("2",), labels=(None,)), Solution("1", ("2",), labels=(1.0,))]
     examples, counts = make_examples(rows, PLAIN, tokenizer, "prm", 9, "error")
     assert len(examples) == 1 and counts["without_target_dropped"] == 2
     assert len(make_examples(rows, PLAIN, tokenizer, "lm", 9, "error")[0]) == 3

@@ -10,7 +10,8 @@ import pytest
 from conftest import TINY as TINY_MODEL
 from conftest import call
 
-from prm_jax import bench, bench_models
+from prm_jax.bench import __main__ as bench
+from prm_jax.bench import models as bench_models
 
 TINY = [f"rerank.{key}" for key in ("problems=20", "candidates=30", "steps=3", "betas=3", "trials=300")]
 
@@ -73,10 +74,7 @@ def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):
     asked[2] = f"peer_python={tmp_path}/none"
     asked[3] += "2"
     message = call(bench.main, monkeypatch, "bench", *asked, *SMALL)
-    assert (
-        message
-        == f"error: peer_python: cannot be run: [Errno 2] No such file or directory: '{tmp_path}/none'"
-    )
+    assert message == f"error: peer_python: cannot be run: [Errno 2] No such file or directory: '{tmp_path}/none'"
 
 
 def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
@@ -90,9 +88,7 @@ def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
 def test_useful_flops_by_hand():
     cfg = dataclasses.replace(TINY_MODEL, dim=4, ffn=8, heads=2, kv_heads=1, head_dim=2, layers=3)
     before, after = 4 * 4 + 2 * 4 * 2, 4 * 4 + 3 * 4 * 8  # q, k and v; o, feed-forward
-    products = 2 * (
-        3 * before * 5 + (2 * 5 + 1 * 2) * after
-    )  # all but what follows attention in the last block
+    products = 2 * (3 * before * 5 + (2 * 5 + 1 * 2) * after)  # all but what follows attention in the last block
     assert bench_models.forward_flops(cfg, tokens=5, pairs=15, marks=2) == products + 2 * 2 * 3 * 4 * 15
 
 
@@ -130,10 +126,7 @@ def test_trials_by_hand():
     ("override", "message"),
     [
         ("rerank.trials=0", "error: rerank.trials: got 0, expected at least 1"),
-        (
-            "rerank.timed_trials=401",
-            "error: rerank.timed_trials: got 401, expected at most rerank.trials (400)",
-        ),
+        ("rerank.timed_trials=401", "error: rerank.timed_trials: got 401, expected at most rerank.trials (400)"),
         ("rerank.steps=2.5", "error: rerank.steps: got 2.5, expected an integer"),
         ("what=sleep", "error: what: got 'sleep', expected train, score, rerank or startup"),
         ("peer=keras", "error: peer: got 'keras', expected null, torch, trl where what=train"),

@@ -8,8 +8,9 @@ import pytest
 from conftest import call, printed, real_data
 
 import evaluate
-from prm_jax import InputError, best_of_n
-from prm_jax.pools import Candidate, Problem, write_pool
+from prm_jax import InputError
+from prm_jax.data.pools import Candidate, Problem, write_pool
+from prm_jax.evals import best_of_n
 
 RULES = best_of_n.Rules("probability", "prod", "share", 50)
 
@@ -50,9 +51,7 @@ def measured(pool=POOL, rules=RULES, labels=None):
 
 
 def mean_over_subsets(pool, n, won):
-    return np.mean(
-        [np.mean([won(list(chosen)) for chosen in itertools.combinations(p.candidates, n)]) for p in pool]
-    )
+    return np.mean([np.mean([won(list(chosen)) for chosen in itertools.combinations(p.candidates, n)]) for p in pool])
 
 
 def share_right(winners):
@@ -85,9 +84,7 @@ def test_every_rule_equals_brute_force_over_all_subsets():
             assert curve[n - 1] == pytest.approx(mean_over_subsets(POOL, n, won), abs=1e-6), (name, n)
     for n in (1, 2, 4):
         assert numbers["best_of_n"][str(n)] == pytest.approx(numbers["curve"][n - 1], abs=1e-6)
-        vote = mean_over_subsets(
-            POOL, n, lambda chosen: by_vote(chosen, lambda c: np.prod(c.step_scores["a"]))
-        )
+        vote = mean_over_subsets(POOL, n, lambda chosen: by_vote(chosen, lambda c: np.prod(c.step_scores["a"])))
         assert numbers["weighted_vote"][str(n)] == pytest.approx(vote, abs=0.03), n  # 3,000 draws, 2 problems
         low, high = numbers["interval"][str(n)]
         assert low <= numbers["best_of_n"][str(n)] <= high
@@ -132,11 +129,7 @@ def test_who_cannot_win_is_counted_and_never_wins():
             "p",
             "x",
             "1",
-            (
-                candidate([1.0], "2", False, finished=False),
-                candidate([0.9], None, False),
-                candidate([0.1], "1", True),
-            ),
+            (candidate([1.0], "2", False, finished=False), candidate([0.9], None, False), candidate([0.1], "1", True)),
         ),
         Problem("q", "y", "1", (candidate([0.1], "1", True),)),
     ]
@@ -177,9 +170,9 @@ def test_reward_rises_with_kl_from_the_reference_to_the_arg_max():
     assert tilt["kl"][-1] == 0 and tilt["accuracy"][-1] == 0.5
     products = [[0.81, 0.72, 0.95, 0.2], [0.5, 0.5, 0.25, 0.9]]
     assert tilt["score"][-1] == pytest.approx(np.log(products).mean(), abs=1e-5)
-    assert tilt["score"][0] == pytest.approx(np.log([0.95, 0.9]).mean(), abs=1e-5) and tilt["kl"][
-        0
-    ] == pytest.approx(np.log(4))
+    assert tilt["score"][0] == pytest.approx(np.log([0.95, 0.9]).mean(), abs=1e-5) and tilt["kl"][0] == pytest.approx(
+        np.log(4)
+    )
     assert (np.diff(tilt["kl"]) <= 1e-6).all() and (np.diff(tilt["score"]) <= 1e-6).all()
     law = measured()["reward_kl"]["a"]["best_of_n"]
     assert law["n"] == [1, 2, 4] and law["kl"][0] == pytest.approx(0, abs=1e-6)
@@ -201,9 +194,7 @@ def test_bad_pools_name_the_place():
     with pytest.raises(InputError, match=r"problem p: candidates\[0\].correct: nobody graded it"):
         best_of_n.pool_arrays(ungraded)
     outside = [Problem("p", "x", "1", (candidate([0.5, -2.0], "1", True),))]
-    with pytest.raises(
-        InputError, match=r"problem p: candidates\[0\].step_scores.a\[1\]: got -2, expected a prob"
-    ):
+    with pytest.raises(InputError, match=r"problem p: candidates\[0\].step_scores.a\[1\]: got -2, expected a prob"):
         measured(outside)
     logits = measured(outside, best_of_n.Rules("logit", "prod", "share", 5))
     assert "steps" not in logits["calibration"]["a"]

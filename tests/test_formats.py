@@ -4,18 +4,12 @@ import numpy as np
 import pytest
 from conftest import real_data
 
-from prm_jax import InputError, hf
-from prm_jax.formats import Encoded, Format, check_marks, encode, train_tokenizer
+from prm_jax import InputError
+from prm_jax.checkpoints import hf
+from prm_jax.data.formats import Encoded, Format, check_marks, encode, train_tokenizer
 
 PLAIN = Format("plain", "\n")
-AWKWARD = (
-    "It ends in a full stop.",
-    "two\nlines\n\nhere",
-    "",
-    "the separator \n inside",
-    "naïve 数学 → ∑ ки",
-    " ",
-)
+AWKWARD = ("It ends in a full stop.", "two\nlines\n\nhere", "", "the separator \n inside", "naïve 数学 → ∑ ки", " ")
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +56,7 @@ def test_beginning_and_end_tokens(small):
 
 
 def test_digits_are_tokens_of_their_own(small):
-    assert [small.decode(i) for i in small.encode("Modulo 10: 57")] == [
-        "Modulo",
-        " ",
-        "1",
-        "0",
-        ":",
-        " ",
-        "5",
-        "7",
-    ]
+    assert [small.decode(i) for i in small.encode("Modulo 10: 57")] == ["Modulo", " ", "1", "0", ":", " ", "5", "7"]
 
 
 def test_a_trained_tokenizer_survives_saving_beside_a_qwen2_config(small, tmp_path):

@@ -15,8 +15,9 @@ import pytest
 from conftest import ROOT, TINY
 from flax import nnx
 
-from prm_jax import InputError, hf, tensors
-from prm_jax.formats import train_tokenizer
+from prm_jax import InputError
+from prm_jax.checkpoints import hf, hf_config, tensors
+from prm_jax.data.formats import train_tokenizer
 from prm_jax.model import PRM, RopeScaling, at_marks, good_logit
 
 
@@ -87,7 +88,7 @@ def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_pa
 
     theirs = torch_model(family=name.split()[0], **BACKBONES[name])
     theirs.save_pretrained(tmp_path)
-    cfg = hf.model_config(hf.read_config(tmp_path), lm_head=True)
+    cfg = hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True)
     ours = hf.load(tmp_path, cfg)
     lengths = (11, 6, 9)
     rows = [rng.integers(1, 96, n) for n in lengths]
@@ -117,9 +118,7 @@ def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_pa
         for found, expected in zip((x_BLD, logit_BLV), theirs_padded(side), strict=True):
             scale = np.abs(expected).max()
             for chosen in (places[:3], places[3:]):
-                mine = np.concatenate(
-                    [found[b, at : at + n] for (b, at), n in zip(chosen, lengths, strict=True)]
-                )
+                mine = np.concatenate([found[b, at : at + n] for (b, at), n in zip(chosen, lengths, strict=True)])
                 np.testing.assert_allclose(mine, expected, atol=1e-4 * scale, rtol=0)
 
 
@@ -139,7 +138,7 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
 
     theirs = torch_model(family=name.split()[0], **BACKBONES[name])
     theirs.save_pretrained(tmp_path)
-    config, path = hf.read_config(tmp_path), tmp_path / "model.safetensors"
+    config, path = hf_config.read_config(tmp_path), tmp_path / "model.safetensors"
     backbone, marks = load_file(path), np.array([[2, 8], [4, 5]])
     ids = rng.integers(1, 96, (2, 9))
     with torch.no_grad():
@@ -147,14 +146,12 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
     of_marks = lambda x_BLD: x_BLD.numpy()[np.arange(2)[:, None], marks]
     x_BTD, x_BLD = of_marks(out.hidden_states[-1]), None
     for head, shapes in HEADS.items():
-        new = {
-            k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()
-        }
+        new = {k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()}
         save_file(backbone | new, path)
         kind, _ = hf.find_head(tensors.open_tensors(tmp_path), "x")
         assert kind == ("none" if head == "tokens" else head)
         verdicts = (7, 5) if head == "tokens" else None
-        cfg = hf.model_config(config, head="binary" if verdicts else kind)
+        cfg = hf_config.model_config(config, head="binary" if verdicts else kind)
         ours = hf.load(tmp_path, cfg, verdicts=verdicts)
         x_BLD = run(ours, ids) if x_BLD is None else x_BLD  # the same for all heads
         if verdicts:
@@ -176,26 +173,17 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
     }  # fmt: skip
     new = old | {"rope_parameters": LLAMA31 | {"rope_theta": 5e5}}
     old |= {"rope_theta": 5e5, "rope_scaling": LLAMA31}
-    assert hf.model_config(old) == hf.model_config(new)
-    assert hf.model_config(old).rope_scaling == RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
-    assert hf.model_config(old | {"rope_scaling": None}).rope_theta == 5e5
+    assert hf_config.model_config(old) == hf_config.model_config(new)
+    assert hf_config.model_config(old).rope_scaling == RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
+    assert hf_config.model_config(old | {"rope_scaling": None}).rope_theta == 5e5
     for changes, pattern in (
-        (
-            {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
-            "'dynamic', with which a score depends on the longest",
-        ),
-        (
-            {"rope_scaling": {"type": "longrope"}},
-            "rope_type: got 'longrope'; expected default, linear, llama3, yarn",
-        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic', with which a score depends on the longest"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type: got 'longrope'; expected default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),
         ({"rope_scaling": YARN | {"mscale": 0.7}}, "mscale is not supported with rope_type 'yarn'"),
         ({"rope_scaling": {"full_attention": {"rope_type": "yarn"}}}, "full_attention is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'factor' is missing, which rope_type 'linear' needs"),
-        (
-            {"rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
-            "is missing, which rope_type 'llama3' needs",
-        ),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "is missing, which rope_type 'llama3' needs"),
         ({"rope_scaling": "yarn"}, "a field of the wrong type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
         ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
@@ -204,11 +192,7 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ({"layer_types": ["chunked_attention"]}, "layer_types: got .*'chunked_attention'"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "gives qwen2 no sliding_window"),
         (
-            {
-                "model_type": "qwen2",
-                "use_sliding_window": True,
-                "layer_types": ["full_attention", "sliding_attention"],
-            },
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]},
             "layer_types: has 2 layers, expected 1",
         ),
         ({"vocab_size": None}, "config.json: vocab_size: missing"),
@@ -219,7 +203,7 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ({"num_key_value_heads": 3}, "is no multiple of kv_heads 3"),
     ):
         with pytest.raises(InputError, match=pattern):
-            hf.model_config(old | changes)
+            hf_config.model_config(old | changes)
 
 
 def test_window_hides_what_is_farther_back(rng):
@@ -241,7 +225,7 @@ def test_shards_read_as_one_file(tmp_path):
     theirs.save_pretrained(tmp_path / "one")
     theirs.save_pretrained(tmp_path / "many", max_shard_size="20KB")
     assert (tmp_path / "many" / "model.safetensors.index.json").exists()
-    cfg = hf.model_config(hf.read_config(tmp_path / "one"), lm_head=True)
+    cfg = hf_config.model_config(hf_config.read_config(tmp_path / "one"), lm_head=True)
     models = [hf.load(tmp_path / name, cfg) for name in ("one", "many")]
     for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in models), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -249,8 +233,7 @@ def test_shards_read_as_one_file(tmp_path):
 
 @pytest.mark.parametrize(
     "head, family",
-    [("scalar", "qwen2"), ("ternary", "qwen2")]
-    + [("binary", f) for f in ("qwen2", "qwen3", "llama", "mistral")],
+    [("scalar", "qwen2"), ("ternary", "qwen2")] + [("binary", f) for f in ("qwen2", "qwen3", "llama", "mistral")],
 )
 def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, head, family, tokenizer):
     import torch
@@ -261,7 +244,7 @@ def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, 
     theirs = torch_model(size, family, **changes)
     theirs.save_pretrained(tmp_path)
     assert hf.find_head(tensors.open_tensors(tmp_path), "x") == (head, "score")
-    ours = hf.load(tmp_path, hf.model_config(hf.read_config(tmp_path), head=head))
+    ours = hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), head=head))
     ids, marks = rng.integers(0, 96, (2, 9)), np.array([[2, 8], [4, 5]])
     with torch.no_grad():
         logit_BLC = theirs(torch.tensor(ids)).logits.numpy()
@@ -315,12 +298,7 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {},
         {"tied": False, "lm_head": True, "head": "none"},
         {"family": "qwen3", "qk_norm": True, "head": "mlp", **no_bias},
-        {
-            "family": "llama",
-            "o_bias": True,
-            "mlp_bias": True,
-            "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0),
-        },
+        {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0)},
         {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
         {"rope_scaling": RopeScaling("linear", 2.0), "window": 3},
         {"window": 5, "sliding": (False, True), "positions": 131_072},
@@ -331,11 +309,9 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         cfg = dataclasses.replace(TINY, **changes)
         model = PRM(cfg, rngs=nnx.Rngs(0))
         hf.save(tmp_path, model, tokenizer)
-        read = hf.model_config(hf.read_config(tmp_path), head=cfg.head, lm_head=cfg.lm_head)
+        read = hf_config.model_config(hf_config.read_config(tmp_path), head=cfg.head, lm_head=cfg.lm_head)
         assert read == cfg
-        for a, b in zip(
-            *(jax.tree.leaves(nnx.state(m)) for m in (model, hf.load(tmp_path, read))), strict=True
-        ):
+        for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, hf.load(tmp_path, read))), strict=True):
             np.testing.assert_array_equal(a, b)
 
 
@@ -377,7 +353,7 @@ def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
 
 def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     def refuses(
-        pattern, do=lambda: hf.load(tmp_path, hf.model_config(hf.read_config(tmp_path), head="scalar"))
+        pattern, do=lambda: hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), head="scalar"))
     ):
         with pytest.raises(InputError, match=pattern) as caught:
             do()
@@ -433,10 +409,7 @@ def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
         refuses("no tokenizer that transformers can read", tokenizer=text)
     tokenizer.save_pretrained(tmp_path)
     refuses("no tokenizer that transformers can read", tokenizer_config="{")
-    refuses(
-        "auto_map: the tokenizer is Python code",
-        tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}',
-    )
+    refuses("auto_map: the tokenizer is Python code", tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}')
 
 
 def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
@@ -463,8 +436,7 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
     refuses("not a whole", **{"model.norm.weight": {"dtype": "F32"}})
     refuses("not a whole", **{"model.norm.weight": 5})
     refuses(
-        "unknown .surprise.: known: score.weight|tensors have no place|no place in a qwen2 PRM: surprise",
-        surprise=norm,
+        "unknown .surprise.: known: score.weight|tensors have no place|no place in a qwen2 PRM: surprise", surprise=norm
     )
     for wrong in (b"", whole[:5], (10**9).to_bytes(8, "little") + whole[8:], whole[: 8 + n + 100]):
         weights.write_bytes(wrong)
@@ -475,10 +447,7 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
         ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
         ('{"weight_map": {"a": "../other/model.safetensors"}}', "weight_map: expected names of files beside"),
         ('{"weight_map": {}}', "weight_map: expected names of files"),
-        (
-            '{"weight_map": {"absent": "model.safetensors"}}',
-            "tensor absent: is not in model.safetensors, which",
-        ),
+        ('{"weight_map": {"absent": "model.safetensors"}}', "tensor absent: is not in model.safetensors, which"),
         ('{"weight_map": 3}', "expected JSON with a weight_map"),
         ("{", "expected JSON with a weight_map"),
     ):
@@ -499,9 +468,7 @@ def test_a_stored_dtype_is_kept_and_means_the_same(tmp_path, rng, tokenizer):
     assert {x.dtype for x in jax.tree.leaves(nnx.state(kept))} == {jnp.dtype("bfloat16")}
     ids = rng.integers(0, 64, (1, 6))
     np.testing.assert_array_equal(run(kept, ids), run(wide, ids))
-    np.testing.assert_array_equal(
-        wide.blocks.w_q[...][0], low["model.layers.0.self_attn.q_proj.weight"].float().T
-    )
+    np.testing.assert_array_equal(wide.blocks.w_q[...][0], low["model.layers.0.self_attn.q_proj.weight"].float().T)
 
 
 MEASURE = """
@@ -509,7 +476,7 @@ import json, sys, time
 from pathlib import Path
 import jax
 import numpy as np
-from prm_jax import hf
+from prm_jax.checkpoints import hf, hf_config
 
 status = lambda key: next(
     int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
@@ -518,7 +485,7 @@ folder = Path(sys.argv[1])
 jax.block_until_ready(jax.numpy.zeros(8) + 1)
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
 before, start = status("VmRSS"), time.perf_counter()
-model = hf.load(folder, hf.model_config(hf.read_config(folder), head="binary"), dtype=None)
+model = hf.load(folder, hf_config.model_config(hf_config.read_config(folder), head="binary"), dtype=None)
 seconds = time.perf_counter() - start
 dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(model)})
 size = sum(x.nbytes for x in jax.tree.leaves(model))
@@ -540,7 +507,7 @@ def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
         "tie_word_embeddings": True,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    cfg = hf.model_config(config, head="binary")
+    cfg = hf_config.model_config(config, head="binary")
     shapes = nnx.state(jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))).to_pure_dict()
     names = {"model." + name: shapes[key].shape for key, (name, _) in hf.TOP.items()}
     for key, x in shapes["last"].items():

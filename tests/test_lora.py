@@ -14,8 +14,9 @@ from test_losses import OPT, make_batch
 from test_train import SMALL, kill_after, parameters, records
 
 import train
-from prm_jax import InputError, hf
-from prm_jax.checkpoint import load_run
+from prm_jax import InputError
+from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.orbax import load_run
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
 from prm_jax.model import PRM, thin
 from prm_jax.scoring import good_probability, load_verifier, score_solutions
@@ -54,9 +55,7 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     model, opt, _, batch = trained(model, dataclasses.replace(OPT, trains="lora"), rng)
     after = arrays(model)
     moved = {key for key in after if not np.array_equal(before[key], after[key])}
-    updates = {
-        f".{part}.{name}.{ab}.value" for part in ("blocks", "last") for name in LORA.targets for ab in "ab"
-    }
+    updates = {f".{part}.{name}.{ab}.value" for part in ("blocks", "last") for name in LORA.targets for ab in "ab"}
     assert moved == updates | {".w_head.value", ".b_head.value"}
     assert optax.tree.get(opt.opt_state, "mu").keys() == {
         "blocks",
@@ -128,9 +127,7 @@ def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, 
     hf.save(tmp_path / "export", model, tokenizer, format=dict(config.format))
     rows = [("Modulo 7: start with 4, add 5, max 3.", ("4+5=2", "max(2,3)=3"))]
     scores = [
-        score_solutions(
-            load_verifier(tmp_path / name, "best", None, "float32"), rows, batch_rows=1, row_tokens=64
-        )[0]
+        score_solutions(load_verifier(tmp_path / name, "best", None, "float32"), rows, batch_rows=1, row_tokens=64)[0]
         for name in ("whole", "export")
     ]
     np.testing.assert_array_equal(*scores)

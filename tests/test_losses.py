@@ -10,7 +10,7 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax.batches import Example, pack_row, step_weights
+from prm_jax.data.packing import Example, pack_row, step_weights
 from prm_jax.losses import bce, next_token_loss, step_loss
 from prm_jax.model import PRM
 from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, train_step
@@ -52,9 +52,7 @@ def test_binary_head_equals_trl_loss(rng):
     torch = pytest.importorskip("torch")
     model = PRM(dataclasses.replace(TINY, head="binary"), rngs=nnx.Rngs(1))
     rows = [
-        pack_row(
-            [example(rng, 9, [4, 6, 8], [1, 0, nan]), example(rng, 5, [3, 4], [1, 1])], 16, 8, "uniform"
-        ),
+        pack_row([example(rng, 9, [4, 6, 8], [1, 0, nan]), example(rng, 5, [3, 4], [1, 1])], 16, 8, "uniform"),
         pack_row([example(rng, 12, [5, 11], [0, 1])], 16, 8, "uniform"),
     ]
     batch = stack(rows)
@@ -64,9 +62,7 @@ def test_binary_head_equals_trl_loss(rng):
     logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["until"], batch["mark"]))
     labels = np.where(batch["weight"] > 0, np.nan_to_num(batch["label"]), -100).astype(int)
     theirs = torch.nn.functional.cross_entropy(
-        torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2),
-        torch.tensor(labels).reshape(-1),
-        ignore_index=-100,
+        torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2), torch.tensor(labels).reshape(-1), ignore_index=-100
     )
     assert int(sums["n_steps"]) == 6
     np.testing.assert_allclose(ours, float(theirs), atol=1e-5)
@@ -128,9 +124,7 @@ def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng)
         before = jax.tree.map(np.asarray, before)
         opt = make_optimizer(model, dataclasses.replace(OPT, trains=trains), 10)
         for _ in range(2):  # the first step has learning rate 0
-            model, opt, metrics = train_step(
-                model, opt, batch, LossConfig("prm", 1.0, 0.0), jax.random.key(0)
-            )
+            model, opt, metrics = train_step(model, opt, batch, LossConfig("prm", 1.0, 0.0), jax.random.key(0))
         assert np.isfinite(float(metrics["loss"]))
         moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, nnx.state(model).to_pure_dict())
         assert moved.pop("w_head") and moved.pop("b_head")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from prm_jax import metrics
-from prm_jax.baselines import (
+from prm_jax.evals.baselines import (
     L2,
     SMOOTHING_STEPS,
     Steps,
@@ -141,13 +141,7 @@ def test_calibrated_forecasts_and_the_constant_forecaster():
 
 @pytest.mark.parametrize(
     "scores, threshold, expected",
-    [
-        ([0.9, 0.4, 0.2], 0.5, 1),
-        ([0.9, 0.5], 0.5, -1),
-        ([0.1, 0.9], 0.5, 0),
-        ([0.9, 0.6], 0.7, 1),
-        ([], 0.5, -1),
-    ],
+    [([0.9, 0.4, 0.2], 0.5, 1), ([0.9, 0.5], 0.5, -1), ([0.1, 0.9], 0.5, 0), ([0.9, 0.6], 0.7, 1), ([], 0.5, -1)],
 )
 def test_predict_first_error(scores, threshold, expected):
     assert metrics.predict_first_error(scores, threshold) == expected
@@ -349,9 +343,7 @@ def test_bootstrap_of_a_mean_has_the_clustered_standard_error():
 
 def test_bootstrap_draws_whole_problems():
     ids, drawn = ["b", "a", "b", "c", "b", "c"], []
-    metrics.bootstrap_interval(
-        lambda r: drawn.append(np.bincount(r, minlength=6)) or 0.0, ids, n_resamples=50
-    )
+    metrics.bootstrap_interval(lambda r: drawn.append(np.bincount(r, minlength=6)) or 0.0, ids, n_resamples=50)
     for count in drawn:
         assert count[0] == count[2] == count[4] and count[3] == count[5]
         assert count[0] + count[1] + count[3] == 3

@@ -42,14 +42,10 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
     until_BL = np.array([[6] * 7 + [11] * 5 + [16] * 4])
     packed = tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0]
     for row, part in ((a, packed[:7]), (b, packed[7:12])):
-        alone = tiny_model(
-            jnp.asarray(row)[None], jnp.arange(len(row))[None], jnp.full((1, len(row)), len(row) - 1)
-        )
+        alone = tiny_model(jnp.asarray(row)[None], jnp.arange(len(row))[None], jnp.full((1, len(row)), len(row) - 1))
         np.testing.assert_allclose(part, alone[0], atol=1e-5)
     ids_BL[0, 12:] = 9
-    np.testing.assert_array_equal(
-        tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0, :12], packed[:12]
-    )
+    np.testing.assert_array_equal(tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0, :12], packed[:12])
 
 
 @pytest.mark.parametrize(("D", "F"), [(4, 5), (5, 4)])
@@ -134,9 +130,7 @@ def test_each_layer_starts_differently(tiny_model):
 def test_good_logit_of_each_head():
     np.testing.assert_allclose(good_logit(jnp.array([[[1.5]]]), "scalar"), [[1.5]])
     two = jnp.array([[[0.3, 2.0]]])
-    np.testing.assert_allclose(
-        jax.nn.sigmoid(good_logit(two, "binary")), jax.nn.softmax(two)[..., 1], rtol=1e-6
-    )
+    np.testing.assert_allclose(jax.nn.sigmoid(good_logit(two, "binary")), jax.nn.softmax(two)[..., 1], rtol=1e-6)
     three = jnp.array([[[0.3, 2.0, -1.0]]])
     p = jax.nn.softmax(three)[0, 0]
     np.testing.assert_allclose(jax.nn.sigmoid(good_logit(three, "ternary"))[0, 0], p[1] + p[2], rtol=1e-6)

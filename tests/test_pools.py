@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.pools import (
+from prm_jax.data.pools import (
     Candidate,
     Problem,
     as_arrays,
@@ -49,13 +49,7 @@ def jsonl(tmp_path, *rows):
 
 
 def test_native_layout_literally(tmp_path):
-    full = {
-        "steps": ["a", "b"],
-        "answer": "2",
-        "correct": True,
-        "finished": False,
-        "step_scores": {"m": [0, 0.5]},
-    }
+    full = {"steps": ["a", "b"], "answer": "2", "correct": True, "finished": False, "step_scores": {"m": [0, 0.5]}}
     bare = {"steps": [""]}
     row = {"id": "x", "problem": "p", "answer": "2", "candidates": [full, bare], "level": 3}
     [problem] = read_pool(jsonl(tmp_path, row))
@@ -99,11 +93,7 @@ def test_write_then_read_any_candidate(tmp_path_factory, step_count, data, answe
     scores = st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * step_count)
     steps = data.draw(st.tuples(*[st.text()] * step_count))
     step_scores = data.draw(st.dictionaries(st.text(), scores, max_size=2))
-    problems = [
-        Problem(
-            "i", data.draw(st.text()), answer, (Candidate(steps, answer, correct, finished, step_scores),)
-        )
-    ]
+    problems = [Problem("i", data.draw(st.text()), answer, (Candidate(steps, answer, correct, finished, step_scores),))]
     path = tmp_path_factory.mktemp("pool") / "p.jsonl"
     write_pool(path, problems)
     assert read_pool(path) == problems
@@ -155,9 +145,7 @@ def test_repeated_id_and_missing_scores(tmp_path):
         read_pool(path)
     expected = f"an id not seen before, {path} line 1 has it"
     assert str(error.value) == f"{path} line 2: id: found 'x', expected {expected}"
-    with pytest.raises(
-        InputError, match=r"line 1: candidates\[0\]\.step_scores\.m: missing, expected a list; found "
-    ):
+    with pytest.raises(InputError, match=r"line 1: candidates\[0\]\.step_scores\.m: missing, expected a list; found "):
         read_pool(path, ["m"])
 
 
@@ -175,9 +163,7 @@ def test_as_arrays_pads_candidates_and_steps():
     assert score_PNT.dtype == np.float64
     np.testing.assert_array_equal(score_PNT, [[[0.5, 0.25], [1, 0]], [[0.125, 0], [0, 0]]])
     np.testing.assert_array_equal(mask_PNT, [[[True, True], [True, False]], [[True, False], [False, False]]])
-    with pytest.raises(
-        InputError, match=r"scores: found 'o', expected step scores that every candidate has \(m, n\)"
-    ):
+    with pytest.raises(InputError, match=r"scores: found 'o', expected step scores that every candidate has \(m, n\)"):
         as_arrays(POOL, "o")
 
 
@@ -186,9 +172,7 @@ def test_with_scores_adds_a_name_and_keeps_the_input():
     assert [c.step_scores["new"] for p in scored for c in p.candidates] == [(1.0, 2.0), (3.0,), (4.0,)]
     assert [c.step_scores["m"] for p in scored for c in p.candidates] == [(0.5, 0.25), (1.0,), (0.125,)]
     assert scores_names(POOL) == ["m", "n"] and scores_names(scored) == ["m", "n", "new"]
-    with pytest.raises(
-        InputError, match="scores: found 'm', expected a new name, problem x has scores of this one"
-    ):
+    with pytest.raises(InputError, match="scores: found 'm', expected a new name, problem x has scores of this one"):
         list(with_scores(POOL, "m", [[1, 2], [3], [4]]))
     with pytest.raises(InputError, match="step_scores.new: found 1, expected one score for each of 2 steps"):
         list(with_scores(POOL, "new", [[1], [3], [4]]))
@@ -204,10 +188,7 @@ SEVEN += ["skywork_prm", "skywork_prm_1_5b"]
 
 @pytest.mark.parametrize(
     ("name", "problems", "steps", "longest", "correct", "oracle", "qwen_min", "names"),
-    [
-        ("gsm8k", 259, 40330, 28, 7682, 253, 250, SEVEN),
-        ("math500", 256, 68276, 56, 5803, 234, 208, ["qwen_prm"]),
-    ],
+    [("gsm8k", 259, 40330, 28, 7682, 253, 250, SEVEN), ("math500", 256, 68276, 56, 5803, 234, 208, ["qwen_prm"])],
 )
 def test_real_pools(tmp_path, name, problems, steps, longest, correct, oracle, qwen_min, names):
     pool = read_pool(real_pool(name))

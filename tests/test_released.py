@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from conftest import real_data
 
-from prm_jax import InputError, hf
-from prm_jax.formats import encode, read_format, verdicts
+from prm_jax import InputError
+from prm_jax.checkpoints import hf
+from prm_jax.data.formats import encode, read_format, verdicts
 from prm_jax.scoring import load_verifier, score_solutions
 
 torch = pytest.importorskip("torch")
@@ -71,12 +72,7 @@ def mistral(tmp_path_factory):
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     folder = tmp_path_factory.mktemp("mistral")
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "LlamaTokenizer",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-    }
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": True}))
     (folder / "config.json").write_text('{"model_type": "mistral"}')
     loaded = hf.load_tokenizer(folder)
@@ -106,9 +102,7 @@ def llama(tmp_path_factory):
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import PreTrainedTokenizerFast
 
-    characters = sorted(
-        ByteLevel.alphabet(), key=ord
-    )  # ! is 0, + is 10, - is 12; blanks and the like come last
+    characters = sorted(ByteLevel.alphabet(), key=ord)  # ! is 0, + is 10, - is 12; blanks and the like come last
     vocab = {c: i for i, c in enumerate(characters)} | {"ĊĊ": 271}
     vocab |= {f"unused {i}": i for i in range(256, 128_000) if i != 271}
     tokenizer = Tokenizer(models.BPE(vocab, [("Ċ", "Ċ")]))
@@ -168,9 +162,7 @@ def qwen_prm(tok, problem, steps):
 
 def math_shepherd(tok, problem, steps):
     """Model card: f"{question} {output}", every step ended by " ки"; marks where the id is 12902."""
-    ids = tok.encode(
-        f"{problem} " + "\n".join(f"Step {n}: {s}".strip() + " ки" for n, s in enumerate(steps, 1))
-    )
+    ids = tok.encode(f"{problem} " + "\n".join(f"Step {n}: {s}".strip() + " ки" for n, s in enumerate(steps, 1)))
     return ids, [i for i, token in enumerate(ids) if token == 12902]
 
 
@@ -431,9 +423,7 @@ def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
 
 def test_implicit_scores_equal_the_authors(tmp_path, qwen):
     """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first response token on."""
-    models = [
-        make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))
-    ]
+    models = [make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))]
     fmt = read_format("eurus_implicit")
     verifier = load_verifier(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref"))
     rows = [*CONVERSATIONS, WITH_EMPTY]
@@ -558,9 +548,7 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, qwen):
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="format=trl reads binary; expected format=qwen_prm"):
         load(MLP, read_format("trl"))
-    with pytest.raises(
-        InputError, match="no step head.*format=plain reads one; expected format=math_shepherd"
-    ):
+    with pytest.raises(InputError, match="no step head.*format=plain reads one; expected format=math_shepherd"):
         load({}, read_format("plain"))
     with pytest.raises(InputError, match="format=openr_psa reads tokens; expected format=trl"):
         load(LINEAR2, read_format("openr_psa"))

@@ -9,17 +9,11 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax import InputError, hf, scoring
-from prm_jax.formats import Format, train_tokenizer
+from prm_jax import InputError, scoring
+from prm_jax.checkpoints import hf
+from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.model import PRM
-from prm_jax.scoring import (
-    Verifier,
-    load_verifier,
-    score_into,
-    score_solutions,
-    score_stream,
-    stored_scores,
-)
+from prm_jax.scoring import Verifier, load_verifier, score_into, score_solutions, score_stream, stored_scores
 
 PLAIN = Format("plain", "\n")
 
@@ -113,9 +107,7 @@ def test_hugging_face_folder_scores_as_the_model_it_was_saved_from(verifier, rng
     hf.save(tmp_path, verifier.model, verifier.tokenizer)
     loaded = load_verifier(tmp_path, "best", PLAIN, "float32")
     rows = random_rows(rng, 5)
-    for a, b in zip(
-        *(score_solutions(v, rows, batch_rows=4, row_tokens=128) for v in (verifier, loaded)), strict=True
-    ):
+    for a, b in zip(*(score_solutions(v, rows, batch_rows=4, row_tokens=128) for v in (verifier, loaded)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -127,9 +119,7 @@ def test_an_export_carries_its_format_and_the_meaning_of_its_labels(verifier, tm
 
 
 def test_a_language_model_cannot_score(verifier, tmp_path):
-    hf.save(
-        tmp_path, PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0)), verifier.tokenizer
-    )
+    hf.save(tmp_path, PRM(dataclasses.replace(TINY, vocab=320, head="none"), rngs=nnx.Rngs(0)), verifier.tokenizer)
     with pytest.raises(InputError, match="has no step head"):
         load_verifier(tmp_path, "best", PLAIN, "float32")
 
@@ -141,9 +131,7 @@ def test_an_interrupted_scores_file_is_gone_on_with(verifier, rng, tmp_path, mon
     whole = (tmp_path / "whole.jsonl").read_bytes()
     lines = [json.loads(line) for line in whole.splitlines()]
     expected = score_solutions(verifier, [row[1:] for row in rows], batch_rows=2, row_tokens=256)
-    for line, row, score_T, stored in zip(
-        lines, rows, expected, stored_scores(tmp_path / "whole.jsonl"), strict=True
-    ):
+    for line, row, score_T, stored in zip(lines, rows, expected, stored_scores(tmp_path / "whole.jsonl"), strict=True):
         assert line["id"] == row[0]
         np.testing.assert_array_equal(stored, score_T)
 

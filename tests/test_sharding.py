@@ -22,10 +22,12 @@ from test_train import SMALL, records
 
 import evaluate
 import train
-from prm_jax import InputError, hf
-from prm_jax.formats import train_tokenizer
+from prm_jax import InputError
+from prm_jax.checkpoints import hf
+from prm_jax.data.formats import train_tokenizer
+from prm_jax.launch.hosts import cut_cpu
+from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, platform, spec
 from prm_jax.model import PRM
-from prm_jax.sharding import MeshConfig, check_divides, cut_cpu, make_mesh, platform, spec
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +41,7 @@ def eight(tmp_path_factory):
     save_file({k: x.astype(jnp.bfloat16) for k, x in tensors.items()}, folder / "bf16" / "model.safetensors")
     environment = with_devices(8) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     command = [sys.executable, str(ROOT / "tests" / "devices.py"), str(folder)]
-    process = subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=300
-    )
+    process = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=300)
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)
 
@@ -50,15 +50,11 @@ def eight(tmp_path_factory):
 @pytest.mark.parametrize("mesh", MESHES)
 def test_eight_devices_train_as_one(eight, mesh):
     one, many = eight["one"], eight[mesh]
-    np.testing.assert_allclose(
-        many["losses"][0], one["losses"][0], rtol=2e-6
-    )  # before Adam enlarges rounding
+    np.testing.assert_allclose(many["losses"][0], one["losses"][0], rtol=2e-6)  # before Adam enlarges rounding
     np.testing.assert_allclose(many["losses"], one["losses"], rtol=1e-4)
     assert many["sums"].keys() == one["sums"].keys()
     np.testing.assert_allclose(list(many["sums"].values()), list(one["sums"].values()), rtol=1e-4)
-    assert (
-        many["compiled"] == one["compiled"] == 1
-    )  # outputs lie as inputs do, so the second step compiles nothing
+    assert many["compiled"] == one["compiled"] == 1  # outputs lie as inputs do, so the second step compiles nothing
 
 
 @pytest.mark.slow
@@ -84,9 +80,7 @@ def test_model_and_optimiser_lie_by_the_rule(eight, mesh):
 def test_weights_are_read_in_parts_and_are_the_whole_ones(eight, mesh):
     saved = PRM(CFG, rngs=nnx.Rngs(5))
     assert eight[mesh]["f32"] == eight["one"]["f32"] == leaves(saved)
-    assert eight[mesh]["bf16"] == leaves(
-        jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype("float32"), saved)
-    )
+    assert eight[mesh]["bf16"] == leaves(jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype("float32"), saved))
 
 
 @pytest.mark.slow
@@ -168,13 +162,7 @@ def launch(n, devices, script, *args, cwd, slurm=False):
         env = {}
         if slurm:
             how = "distributed=auto"
-            job = {
-                "JOB_ID": port - 61_440,
-                "STEP_NODELIST": "localhost",
-                "NTASKS": n,
-                "PROCID": i,
-                "LOCALID": 0,
-            }
+            job = {"JOB_ID": port - 61_440, "STEP_NODELIST": "localhost", "NTASKS": n, "PROCID": i, "LOCALID": 0}
             env = {f"SLURM_{name}": str(value) for name, value in job.items()}
         processes.append(start(script, *args, how, cwd=cwd, devices=devices, **env))
     return processes

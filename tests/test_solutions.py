@@ -12,17 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.solutions import (
-    Solution,
-    assign_fold,
-    first_error,
-    load,
-    prm800k,
-    prmbench,
-    read_rows,
-    split_by_problem,
-    write_jsonl,
-)
+from prm_jax.data.rows import read_rows
+from prm_jax.data.solutions import Solution, first_error, write_jsonl
+from prm_jax.data.sources import load, prm800k, prmbench
+from prm_jax.data.splits import assign_fold, split_by_problem
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
 OPTIONS = {
@@ -56,11 +49,7 @@ def native_row(**changes):
 
 
 def flat_row(*ratings, **changes):
-    return {
-        "problem": "p",
-        "steps": [f"s{i}" for i in range(len(ratings))],
-        "ratings": list(ratings),
-    } | changes
+    return {"problem": "p", "steps": [f"s{i}" for i in range(len(ratings))], "ratings": list(ratings)} | changes
 
 
 def completion(text, rating):
@@ -114,11 +103,9 @@ def test_first_error_skips_masked_and_takes_the_first_below_half():
 
 
 def test_importing_the_module_is_light():
-    code = "import sys, prm_jax.solutions\nprint({'jax', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules))"
+    code = "import sys, prm_jax.data.sources\nprint({'jax', 'datasets', 'pyarrow', 'numpy'} & set(sys.modules))"
     root = Path(__file__).parents[1]
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
 
 
@@ -143,10 +130,7 @@ def test_native_ids_default_to_file_and_line_and_labels_are_optional(tmp_path):
     text = json.dumps({"prompt": "p", "completions": ["a"]})
     path.write_bytes(b"\xef\xbb\xbf" + f"{text}\r\n\n   \n{text}\n".encode())
     solutions, counts = read(path, "native")
-    assert [(s.id, s.labels, s.outcome) for s in solutions] == [
-        ("x.jsonl:1", None, None),
-        ("x.jsonl:4", None, None),
-    ]
+    assert [(s.id, s.labels, s.outcome) for s in solutions] == [("x.jsonl:1", None, None), ("x.jsonl:4", None, None)]
     assert (counts["rows"], counts["labels"]) == (2, 0)
     with pytest.raises(
         InputError, match=r"x\.jsonl line 1: labels: missing, expected a list; found prompt, completions"
@@ -187,20 +171,13 @@ def test_missing_field_is_named_beside_those_found(tmp_path):
     path = jsonl(tmp_path, {"prompt": "p", "completion": ["a"]})
     with pytest.raises(InputError) as error:
         read(path, "native")
-    assert (
-        str(error.value) == f"{path} line 1: completions: missing, expected a list; found prompt, completion"
-    )
+    assert str(error.value) == f"{path} line 1: completions: missing, expected a list; found prompt, completion"
 
 
 @pytest.mark.parametrize(
     ("option", "labels", "ratings", "count"),
     [
-        (
-            "mask",
-            (1.0, 0.4, None, None, None),
-            (1, -1, None, None, None),
-            {"labels_after_first_error_mask": 2},
-        ),
+        ("mask", (1.0, 0.4, None, None, None), (1, -1, None, None, None), {"labels_after_first_error_mask": 2}),
         ("bad", (1.0, 0.4, 0.0, 0.0, 0.0), (1, -1, -1, -1, -1), {"labels_after_first_error_bad": 2}),
         ("keep", (1.0, 0.4, 0.9, None, 0.0), (1, -1, 1, None, -1), {}),
     ],
@@ -282,9 +259,7 @@ def test_flat_rows_without_any_label_are_dropped_and_counted(tmp_path):
     solutions, counts = read(path, "prm800k", neutral="mask")
     assert [s.id for s in solutions] == ["rows.jsonl:3"]
     assert (counts["solutions_without_label_dropped"], counts["neutral_masked"]) == (2, 2)
-    with pytest.raises(
-        InputError, match=r"no solution left, expected at least one; counts: .*'neutral_masked': 1"
-    ):
+    with pytest.raises(InputError, match=r"no solution left, expected at least one; counts: .*'neutral_masked': 1"):
         read(jsonl(tmp_path, flat_row(0)), "prm800k", neutral="mask")
 
 
@@ -440,9 +415,7 @@ def test_real_prm800k_raw():
     _, counts = read(data_file("openr_samples/samples_prm800k.jsonl"), "prm800k", alternatives="chosen")
     assert (counts["rows"], counts["solutions"], counts["steps"], counts["labels"]) == (6, 4, 25, 24)
     assert (counts["give_up_rows_dropped"], counts["screening_rows_dropped"]) == (1, 1)
-    misc = [
-        data_file(f"prm800k_misc/prm800k-{name}-example.json") for name in ("phase1-train", "phase2-test")
-    ]
+    misc = [data_file(f"prm800k_misc/prm800k-{name}-example.json") for name in ("phase1-train", "phase2-test")]
     solutions, counts = read(misc[0], "prm800k", alternatives="chosen", quality_control="keep")
     assert (counts["rows"], counts["human_steps_without_rating"]) == (3, 13)
     assert [len(s.steps) for s in solutions] == [6, 30, 6]
@@ -455,9 +428,7 @@ def test_real_prm800k_raw():
 
 def shepherd(tmp_path, text, label):
     return read(
-        jsonl(tmp_path, {"input": text, "label": label, "task": "GSM8K"}),
-        "math_shepherd",
-        after_first_error="keep",
+        jsonl(tmp_path, {"input": text, "label": label, "task": "GSM8K"}), "math_shepherd", after_first_error="keep"
     )
 
 
@@ -492,11 +463,7 @@ def test_math_shepherd_dirt_is_counted(tmp_path, text, problem, steps, labels, c
     [
         ("Q? Step 1: a", "Q? Step 1: a", "input: found no ки, expected one after each step"),
         ("Q? Step 1: a ки", "Q? Step 1: a ки", "label[13]: found 'к', expected the + or - of a ки of input"),
-        (
-            "Q? Step 1: a ки b ки",
-            "Q? Step 1: a +",
-            "label[17]: found '', expected the + or - of a ки of input",
-        ),
+        ("Q? Step 1: a ки b ки", "Q? Step 1: a +", "label[17]: found '', expected the + or - of a ки of input"),
         ("Find x ки", "Find x +", "steps: found none, expected at least one"),
         (3, "", "input: found 3, expected text"),
     ],
@@ -512,13 +479,7 @@ def test_real_math_shepherd():
     solutions, counts = read(path, "math_shepherd", after_first_error="keep")
     assert counts["rows"] == counts["solutions"] == 7
     assert [len(s.steps) for s in solutions] == [5, 3, 2, 5, 5, 2, 3]
-    assert solutions[0].labels == (1.0, 1.0, 1.0, 1.0, 0.0) and solutions[4].labels == (
-        1.0,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-    )
+    assert solutions[0].labels == (1.0, 1.0, 1.0, 1.0, 0.0) and solutions[4].labels == (1.0, 0.0, 0.0, 0.0, 0.0)
     assert [s.answer for s in solutions] == ["13520", "16000", "40", "900", "52", "2.2", "210"]
     assert all(s.steps[0].startswith("Step 1: ") and s.problem.endswith("?") for s in solutions)
     assert counts["rows_without_step_1"] == counts["texts_after_last_mark_dropped"] == 0
@@ -526,9 +487,7 @@ def test_real_math_shepherd():
 
 def test_processbench_rows_literally(tmp_path):
     row = {"id": "g-0", "problem": "p", "steps": ["a", "b", "c"], "final_answer_correct": True, "label": 1}
-    path = jsonl(
-        tmp_path, row, row | {"id": "g-1", "label": -1}, row | {"label": 0, "final_answer_correct": False}
-    )
+    path = jsonl(tmp_path, row, row | {"id": "g-1", "label": -1}, row | {"label": 0, "final_answer_correct": False})
     solutions, _ = read(path, "processbench")
     assert [(s.id, s.labels, s.outcome) for s in solutions] == [
         ("g-0", (1.0, 0.0, None), 1.0),
@@ -625,17 +584,9 @@ def test_every_file_type_gives_the_same_rows(tmp_path):
         ("b.json", b'{"a": 1}\n{"a" 1}\n', ": broken JSON (Expecting ':' delimiter: line 2 column 6"),
         ("r.jsonl", b'{"a": 1}\n\n[1, 2]\n', " line 3: found [1, 2], expected an object with named fields"),
         ("r.json", b'[{"a": 1}, null]', " row 2: found null, expected an object with named fields"),
-        (
-            "u.jsonl",
-            b'{"a": 1}\n{"a": "\xff"}\n',
-            " line 2: no UTF-8 text ('utf-8' codec can't decode byte 0xff",
-        ),
+        ("u.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', " line 2: no UTF-8 text ('utf-8' codec can't decode byte 0xff"),
         ("z.jsonl.gz", b"plain", ": cannot be read (Not a gzipped file (b'pl'))"),
-        (
-            "z.jsonl.gz",
-            gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-12],
-            ": cannot be read (Compressed file ended",
-        ),
+        ("z.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-12], ": cannot be read (Compressed file ended"),
         ("x.csv", b"a,b", ": unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet"),
     ],
 )
@@ -711,18 +662,7 @@ def test_written_file_is_literal_and_a_failed_write_leaves_the_old_one(tmp_path)
         write_jsonl(tmp_path / "x.txt", [])
 
 
-FOLDS = [
-    3,
-    1,
-    3,
-    2,
-    4,
-    3,
-    1,
-    0,
-    0,
-    0,
-]  # of "problem 0" to "problem 9" among 5; a change moves every published split
+FOLDS = [3, 1, 3, 2, 4, 3, 1, 0, 0, 0]  # of "problem 0" to "problem 9" among 5; a change moves every published split
 
 
 def test_folds_are_stable_and_ignore_white_space():

@@ -15,12 +15,13 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError, cli
-from prm_jax.checkpoint import explained
-from prm_jax.formats import read_format
-from prm_jax.pools import read_pool
+from prm_jax import InputError
+from prm_jax.checkpoints.orbax import explained
+from prm_jax.data.formats import read_format
+from prm_jax.data.pools import read_pool
+from prm_jax.data.solutions import Solution, write_jsonl
+from prm_jax.launch import cli, config, run_folder
 from prm_jax.scoring import load_verifier, score_solutions
-from prm_jax.solutions import Solution, write_jsonl
 
 SMALL = [
     "steps=12",
@@ -63,25 +64,17 @@ def finished(tmp_path_factory):
 
 def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
     cwd, _ = finished
-    command = [sys.executable, "-m", "prm_jax.hf", "checkpoint=runs/train/whole", "to=out/my-prm"]
+    command = [sys.executable, "-m", "prm_jax.export", "checkpoint=runs/train/whole", "to=out/my-prm"]
     done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and "exported    step" in done.stdout, done.stderr
     rows = [("Modulo 10: start with 7, add 5.", ("7 + 5 = 2", "2 + 2 = 5"))]
     ours, theirs = (
-        load_verifier(cwd / name, "best", read_format("auto"), "float32")
-        for name in ("runs/train/whole", "out/my-prm")
+        load_verifier(cwd / name, "best", read_format("auto"), "float32") for name in ("runs/train/whole", "out/my-prm")
     )
     assert ours.format == theirs.format and theirs.label_kind == "correctness"
-    for a, b in zip(
-        *(score_solutions(v, rows, batch_rows=1, row_tokens=128) for v in (ours, theirs)), strict=True
-    ):
+    for a, b in zip(*(score_solutions(v, rows, batch_rows=1, row_tokens=128) for v in (ours, theirs)), strict=True):
         np.testing.assert_array_equal(a, b)
     card = (cwd / "out/my-prm/README.md").read_text()
     summary = json.loads((cwd / "runs/train/whole/summary.json").read_text())
@@ -111,11 +104,7 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
         "within_problem_auroc", "n_steps", "n_solutions",
     ):  # fmt: skip
         assert isinstance(results[key], int | float), key
-    assert results["n_solutions"] == 60 and set(results["baselines"]) == {
-        "position",
-        "length",
-        "bag_of_tokens",
-    }
+    assert results["n_solutions"] == 60 and set(results["baselines"]) == {"position", "length", "bag_of_tokens"}
     for path in re.findall(r"figure\s+(\S+)", out):
         assert (cwd / path).stat().st_size > 10_000
     stored = (cwd / "runs/evaluate/a/scores_0.jsonl").read_bytes()
@@ -123,25 +112,17 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert len(scores) == 60 and all(0 <= s <= 1 for row in scores for s in row["scores"])
 
     assert (results["n_problems"], results["n_candidates"], list(results["scorers"])) == (6, 8, ["prm"])
-    assert (
-        results["calibration"]["prm"]["step_label"] == "exact"
-        and "8" in results["scorers"]["prm"]["min"]["trace"]
-    )
+    assert results["calibration"]["prm"]["step_label"] == "exact" and "8" in results["scorers"]["prm"]["min"]["trace"]
     pool = read_pool(cwd / "runs/evaluate/a/pool.jsonl.gz")
     right = [c.answer == p.answer for p in pool for c in p.candidates]
-    assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(
-        results["mean"]
-    )
+    assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(results["mean"])
 
 
 def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
     cwd, _ = finished
     folder = cwd / "runs/evaluate/b"
     printed(evaluate.main, monkeypatch, "task=steps", f"hydra.run.dir={folder}", cwd=cwd)
-    whole, results = (
-        (folder / "scores_0.jsonl").read_bytes(),
-        json.loads((folder / "results.json").read_text()),
-    )
+    whole, results = ((folder / "scores_0.jsonl").read_bytes(), json.loads((folder / "results.json").read_text()))
     (folder / "scores_0.jsonl").write_bytes(whole[: len(whole) // 2])
     (folder / "results.json").unlink()
     out = printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=cwd)
@@ -155,25 +136,17 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     problem = "Modulo 7: start with 4, add 5, max 3."
     write_jsonl(
         tmp_path / "mine.jsonl",
-        [
-            Solution(problem, ("4+5=2", "max(2,3)=3"), id="a"),
-            Solution(problem, ("4+5=6",), id="b/c"),
-        ],
+        [Solution(problem, ("4+5=2", "max(2,3)=3"), id="a"), Solution(problem, ("4+5=6",), id="b/c")],
     )
     mine = ("task=score", f"input={tmp_path}/mine.jsonl", "figures=[b/c]", "hydra.run.dir=runs/s")
     out = printed(evaluate.main, monkeypatch, *mine, cwd=cwd)
     ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]
     assert {r["id"] for r in ranking} == {"a", "b/c"} and ranking[0]["score"] >= ranking[1]["score"]
     assert (cwd / "runs/s/figures/solution_b_c.png").exists() and "weakest step" in out
-    scores = {
-        r["id"]: r["scores"] for r in map(json.loads, (cwd / "runs/s/scores.jsonl").read_text().splitlines())
-    }
+    scores = {r["id"]: r["scores"] for r in map(json.loads, (cwd / "runs/s/scores.jsonl").read_text().splitlines())}
     assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1
 
-    candidates = [
-        {"steps": ["4+5=2", "max(2,3)=3"], "correct": True},
-        {"steps": ["4+5=6"], "correct": False},
-    ]
+    candidates = [{"steps": ["4+5=2", "max(2,3)=3"], "correct": True}, {"steps": ["4+5=6"], "correct": False}]
     pool = {"id": "p", "problem": problem, "answer": "3", "candidates": candidates}
     (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
     pool = ("task=score", f"input={tmp_path}/pool.jsonl", "scores_name=mine", "hydra.run.dir=runs/p")
@@ -220,14 +193,7 @@ def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_pa
 @pytest.mark.slow
 def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(monkeypatch, tmp_path):
     folder = tmp_path / "stopped"
-    args = [
-        *SMALL,
-        "steps=4000",
-        "eval.every=4000",
-        "checkpoint_every=4000",
-        "log_every=1",
-        f"hydra.run.dir={folder}",
-    ]
+    args = [*SMALL, "steps=4000", "eval.every=4000", "checkpoint_every=4000", "log_every=1", f"hydra.run.dir={folder}"]
     process = start("train.py", *args, cwd=tmp_path)
     while not (folder / "metrics.jsonl").exists() or (folder / "metrics.jsonl").read_text().count("\n") < 3:
         assert process.poll() is None, process.communicate()
@@ -271,10 +237,7 @@ BAD = [
     (["data.task.error_rate=2"], r"data.task.error_rate: got 2.0, expected a number in \[0, 1\]"),
     (["init=./nowhere"], r"nowhere: no such folder"),
     (["model.dim=128"], r"model.dim: got 128, but embedded has \d+; init=random"),
-    (
-        ["batch.tokens=20", "data.solutions=50"],
-        r"arithmetic/train/0/0: has \d+ tokens, more than batch.tokens=20",
-    ),
+    (["batch.tokens=20", "data.solutions=50"], r"arithmetic/train/0/0: has \d+ tokens, more than batch.tokens=20"),
     (["resume=nowhere"], r"resume: .*nowhere is no run folder"),
     (["format.separator=''"], r"format.separator: is empty"),
     (["data.label_kind=value"], r"data.after_first_error: value labels"),
@@ -286,10 +249,7 @@ BAD = [
     (["seed=-1"], r"seed: got -1, expected at least 0"),
     (["model.layers=0", "init=random"], r"model.layers: got 0, expected at least 1"),
     (["optimizer.clip=0"], r"optimizer.clip: got 0.0, expected a number above 0"),
-    (
-        ["data=prm800k", "data.path=x", "data.neutral=fine"],
-        r"data.neutral: got 'fine', expected good, bad, mask",
-    ),
+    (["data=prm800k", "data.path=x", "data.neutral=fine"], r"data.neutral: got 'fine', expected good, bad, mask"),
 ]
 
 
@@ -324,10 +284,10 @@ def test_bad_rows_name_file_line_and_field(row, message, monkeypatch, tmp_path):
 
 
 def test_figures_draw_latex_as_text(tmp_path):
-    from prm_jax import plots
+    from prm_jax.figures import steps as figures
 
     steps = ("It is $\\boxed{2}$.", "costs $5 and $6", "x_1 \\frac{1}{2} $")
-    path = plots.solution_figure(
+    path = figures.solution_figure(
         "a$b", "What is $\\frac{4}{2}$?", steps, np.array([0.9, 0.2, 0.5]), 0.5, tmp_path, "v"
     )
     assert path.stat().st_size > 5_000
@@ -364,13 +324,11 @@ def test_exit_code_and_streams_of_an_error(tmp_path):
 
 @pytest.mark.slow
 def test_a_failing_job_does_not_end_the_sweep(tmp_path):
-    _, err = run(
-        "train.py", "-m", "steps=0,1", "data.solutions=40", "data.test_solutions=20", cwd=tmp_path, code=1
-    )
+    _, err = run("train.py", "-m", "steps=0,1", "data.solutions=40", "data.test_solutions=20", cwd=tmp_path, code=1)
     assert "steps: got 0" in err and "Traceback" not in err
     (sweep,) = (tmp_path / "runs/sweeps").iterdir()
     assert not (sweep / "0/summary.json").exists() and (sweep / "1/summary.json").exists()
-    assert [p.name for p in cli.runs_of(sweep)] == ["1"]
+    assert [p.name for p in run_folder.runs_of(sweep)] == ["1"]
 
 
 def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
@@ -390,7 +348,7 @@ def test_every_experiment_file_composes():
 
     files = sorted((ROOT / "conf/experiment").glob("*.yaml"))
     assert files
-    with hydra.initialize_config_dir(str(cli.CONF), version_base="1.3"):
+    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
         for path in files:
             assert path.read_text().splitlines()[1].startswith("# python train.py"), "line 2 is its command"
             hydra.compose("train", overrides=[f"experiment={path.stem}"], return_hydra_config=True)
@@ -401,12 +359,12 @@ def test_what_is_needed_before_a_run_is_read_is_that_of_the_run_which_goes_on(mo
     OmegaConf.save({"cpu_devices": 4}, tmp_path / ".hydra" / "config.yaml")
     cfg = OmegaConf.create({"cpu_devices": 2, "resume": str(tmp_path)})
     asked = []
-    monkeypatch.setattr(cli, "asked_keys", lambda: asked)
-    assert cli.of_resumed(cfg, "cpu_devices") == 4
+    monkeypatch.setattr(run_folder, "asked_keys", lambda: asked)
+    assert run_folder.of_resumed(cfg, "cpu_devices") == 4
     OmegaConf.save({}, tmp_path / ".hydra" / "config.yaml")  # a run from before there was the key
-    assert cli.of_resumed(cfg, "cpu_devices") == 2
+    assert run_folder.of_resumed(cfg, "cpu_devices") == 2
     OmegaConf.save({"cpu_devices": 4}, tmp_path / ".hydra" / "config.yaml")
     asked.append("cpu_devices")
-    assert cli.of_resumed(cfg, "cpu_devices") == 2
+    assert run_folder.of_resumed(cfg, "cpu_devices") == 2
     cfg.resume = None
-    assert cli.of_resumed(cfg, "cpu_devices") == 2
+    assert run_folder.of_resumed(cfg, "cpu_devices") == 2

@@ -49,9 +49,7 @@ def test_e4_majority_equals_the_mean_over_all_subsets(seed, precision):
     gold_PN, mask_PN = rng.random((P, N)).astype(dtype), rng.random((P, N)) < 0.85
     got = exact(answer_PN, gold_PN, mask_PN)
     seen_PN = np.where(mask_PN, answer_PN, -1)
-    expected = [
-        [brute_majority(a.tolist(), g.tolist(), n) for n in range(1, N + 1)] for a, g in zip(seen_PN, gold_PN)
-    ]
+    expected = [[brute_majority(a.tolist(), g.tolist(), n) for n in range(1, N + 1)] for a, g in zip(seen_PN, gold_PN)]
     np.testing.assert_allclose(got, expected, rtol=0, atol=tol)
     law_PN = law(answer_PN, np.zeros((P, N), dtype), mask_PN)
     np.testing.assert_allclose((law_PN * gold_PN).sum(-1), got[:, -1], atol=tol)
@@ -104,9 +102,7 @@ def test_top_k_vote_by_hand():
     score_PN = np.full((P, N), -INF)
     score_PN[:, :5] = [-1.0, -2.0, -2.0, -2.0, -3.0]
     score_PN[1] = -1.0  # as many can win as there are
-    log_weight_kPN = np.asarray(
-        jax.vmap(lambda k: votes.top_k(score_PN, k))(np.array([1, 2, 3, 4, 5, 6, 20]))
-    )
+    log_weight_kPN = np.asarray(jax.vmap(lambda k: votes.top_k(score_PN, k))(np.array([1, 2, 3, 4, 5, 6, 20])))
     weight_kN = np.exp(log_weight_kPN[:, 0])
     np.testing.assert_allclose(weight_kN[0], [1, 0, 0, 0, 0, 0, 0, 0, 0])
     # three share two places
@@ -114,10 +110,7 @@ def test_top_k_vote_by_hand():
     np.testing.assert_allclose(weight_kN[4:], np.tile([1, 1, 1, 1, 1, 0, 0, 0, 0], (3, 1)))
     np.testing.assert_allclose(np.exp(log_weight_kPN[[0, -1], 1]), [[1 / 9] * 9, [1] * 9], rtol=1e-6)
     answer_N = [0, 1, 1, 0, 2, 3, 3, 3, 3]
-    of_two_N, of_four_N = (
-        by_hand(answer_N, log_weight_kPN[1, 0], True),
-        by_hand(answer_N, log_weight_kPN[3, 0], True),
-    )
+    of_two_N, of_four_N = (by_hand(answer_N, log_weight_kPN[1, 0], True), by_hand(answer_N, log_weight_kPN[3, 0], True))
     np.testing.assert_allclose(of_two_N, [0.5, 0, 0, 0.5, 0, 0, 0, 0, 0])  # 4/3 to 2/3
     np.testing.assert_allclose(of_four_N, [0.25, 0.25, 0.25, 0.25, 0, 0, 0, 0, 0])
 

@@ -30,9 +30,7 @@ def test_policies_and_winners_of_the_seed():
         np.testing.assert_allclose(got["policies"][verifier], policy_N, atol=1e-5)
     assert got["winners"] == WINNERS
     # expected score and KL, papers.md 10
-    np.testing.assert_allclose(
-        [got["reward"][v] for v in witness.VERIFIERS], [2.205, 4.880, 7.271], atol=1e-3
-    )
+    np.testing.assert_allclose([got["reward"][v] for v in witness.VERIFIERS], [2.205, 4.880, 7.271], atol=1e-3)
     np.testing.assert_allclose([got["kl"][v] for v in witness.VERIFIERS], [0.729, 1.169, 1.337], atol=1e-3)
     assert json.loads(json.dumps(got)) == got
 
@@ -54,9 +52,7 @@ def test_with_the_product_the_hacked_trace_wins_only_at_small_beta():
     assert law["winners"]["hacked"] == "clean"
     turn = math.log(0.98 * 0.97 / (0.93 * 0.91)) / math.log(0.30 / 0.22)
     assert turn == pytest.approx(0.37, abs=0.005)
-    winner_b = witness.plane(np.array([0.99 * turn, 1.01 * turn]), np.array([1.0]), ("prod",)).winner_hbe[
-        0, :, 0
-    ]
+    winner_b = witness.plane(np.array([0.99 * turn, 1.01 * turn]), np.array([1.0]), ("prod",)).winner_hbe[0, :, 0]
     assert [witness.TRACES[i] for i in winner_b] == ["lucky_final", "clean"]
 
 
@@ -136,9 +132,7 @@ def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(t
     assert list(plane["by_aggregator"]) == list(rerank.AGGREGATORS)
     panel = plane["by_aggregator"]["sum_logit"]
     np.testing.assert_allclose(np.array(panel["valid"])[:, 4], np.array(by_beta["hacked"])[:, 0])
-    np.testing.assert_allclose(
-        np.array(panel["right"])[:, 0], np.array(by_beta["process"])[:, :2].sum(-1), atol=2e-6
-    )
+    np.testing.assert_allclose(np.array(panel["right"])[:, 0], np.array(by_beta["process"])[:, :2].sum(-1), atol=2e-6)
     for how in rerank.AGGREGATORS:
         winner_be, lead_be = (
             np.array(plane["by_aggregator"][how]["winner"]),
@@ -147,11 +141,7 @@ def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(t
         np.testing.assert_array_equal(winner_be == witness.HACKED_TRACE, lead_be > 0)
 
     figures = re.findall(r"figure\s+(\S+)", out)
-    assert [path.split("/")[-1] for path in figures] == [
-        "witness_mass.png",
-        "witness_phases.png",
-        "witness.html",
-    ]
+    assert [path.split("/")[-1] for path in figures] == ["witness_mass.png", "witness_phases.png", "witness.html"]
     assert all((tmp_path / path).stat().st_size > 10_000 for path in figures)
     assert re.search(r"hacked +0\.038597 +0\.961184 .* lucky_final$", out, flags=re.MULTILINE)
 
@@ -242,9 +232,7 @@ def text(page, name):
 
 def pressed(page):
     names = ("outcome", "process", "hacked")
-    return [
-        n for n in names if page.find_element("id", f"preset-{n}").get_attribute("aria-pressed") == "true"
-    ]
+    return [n for n in names if page.find_element("id", f"preset-{n}").get_attribute("aria-pressed") == "true"]
 
 
 def test_page_is_one_file_without_addresses(page_path):
@@ -264,9 +252,7 @@ def test_page_shows_the_policies_of_python(page):
         np.testing.assert_allclose(
             shown(page, "kl", "reward"), [found["kl"][preset], found["reward"][preset]], atol=1e-6
         )
-        np.testing.assert_allclose(
-            shown(page, "right", "valid"), [policy_N[0] + policy_N[1], policy_N[0]], atol=1e-6
-        )
+        np.testing.assert_allclose(shown(page, "right", "valid"), [policy_N[0] + policy_N[1], policy_N[0]], atol=1e-6)
         assert text(page, "says").startswith(f"{found['winners'][preset]} wins")
         widths = [page.find_element("css selector", f"#trace-{i} .mass").size["width"] for i in range(4)]
         track = page.find_element("css selector", ".bar").size["width"]
@@ -287,9 +273,7 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
         for beta in (0, 0.05, 0.7, 20, math.inf)
         for verifier, error_N in [("outcome", errors[1]), *(("process", error_N) for error_N in errors)]
     ]
-    sent = json.dumps(
-        [state | {"beta": str(state["beta"])} for state in states]
-    )  # "inf": JSON has no infinity
+    sent = json.dumps([state | {"beta": str(state["beta"])} for state in states])  # "inf": JSON has no infinity
     got = page.execute_script(
         "return JSON.parse(arguments[0]).map(s => solve({...s, beta: s.beta === 'inf' ? Infinity : Number(s.beta)}))",
         sent,
@@ -298,16 +282,9 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
         for state, answer in zip(states, got, strict=True):
             score_N = witness.score(state["verifier"], state["how"], np.array(state["errors"]))
             law = witness.policy(score_N, state["beta"])
-            expected = {
-                "scores": score_N,
-                "law": law.weight_PN[0],
-                "kl": law.kl_P[0],
-                "reward": law.reward_P[0],
-            }
+            expected = {"scores": score_N, "law": law.weight_PN[0], "kl": law.kl_P[0], "reward": law.reward_P[0]}
             for name, x in expected.items():
-                np.testing.assert_allclose(
-                    answer[name], x, rtol=1e-7, atol=1e-9, err_msg=f"{name} of {state}"
-                )
+                np.testing.assert_allclose(answer[name], x, rtol=1e-7, atol=1e-9, err_msg=f"{name} of {state}")
     assert page.execute_script("return Object.keys(aggregators)") == list(rerank.AGGREGATORS)
 
 

@@ -1,0 +1,270 @@
+"""Hugging Face checkpoints in and out: config.json, names and layouts of tensors (tensors.py has the files), tokenizer.
+
+Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a projection as [out, in]; ours is [in, out].
+
+As a command, exports a run: python -m prm_jax.hf checkpoint=RUN to=FOLDER
+"""
+
+import functools
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from prm_jax import InputError
+from prm_jax.checkpoints.hf_config import hf_config
+from prm_jax.checkpoints.tensors import open_tensors, write_tensors
+from prm_jax.launch.mesh import layout
+from prm_jax.model import PRM, ModelConfig, head_scale, thin
+
+EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
+
+# our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer
+TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
+LAYER = {
+    "norm_attn": ("layers.{}.input_layernorm.weight", False),
+    "w_q": ("layers.{}.self_attn.q_proj.weight", True),
+    "w_k": ("layers.{}.self_attn.k_proj.weight", True),
+    "w_v": ("layers.{}.self_attn.v_proj.weight", True),
+    "b_q": ("layers.{}.self_attn.q_proj.bias", False),
+    "b_k": ("layers.{}.self_attn.k_proj.bias", False),
+    "b_v": ("layers.{}.self_attn.v_proj.bias", False),
+    "norm_q": ("layers.{}.self_attn.q_norm.weight", False),
+    "norm_k": ("layers.{}.self_attn.k_norm.weight", False),
+    "w_o": ("layers.{}.self_attn.o_proj.weight", True),
+    "b_o": ("layers.{}.self_attn.o_proj.bias", False),
+    "norm_ffn": ("layers.{}.post_attention_layernorm.weight", False),
+    "w_gate": ("layers.{}.mlp.gate_proj.weight", True),
+    "w_up": ("layers.{}.mlp.up_proj.weight", True),
+    "w_down": ("layers.{}.mlp.down_proj.weight", True),
+    "b_gate": ("layers.{}.mlp.gate_proj.bias", False),
+    "b_up": ("layers.{}.mlp.up_proj.bias", False),
+    "b_down": ("layers.{}.mlp.down_proj.bias", False),
+}
+# Outside the backbone, never prefixed; {} is the name of the step head's last layer, one of the keys below.
+HEAD = {
+    "unembed": ("lm_head.weight", True),
+    "w_mlp_head": ("score.0.weight", True),
+    "b_mlp_head": ("score.0.bias", False),
+    "w_head": ("{}.weight", True),
+    "b_head": ("{}.bias", False),
+}
+# The last layer of a step head -> the formats of the systems that keep it there. `score` is also transformers' own
+# token-classification head. Without any of the others the vocabulary projection may be the head, or may be none.
+FORMATS = {
+    "score": ("trl", "pure", "plain"),
+    "score.2": ("qwen_prm",),
+    "v_head.summary": ("skywork",),
+    "score_head": ("reasoneval",),
+    "lm_head": ("math_shepherd", "rlhflow", "openr_psa", "eurus_implicit"),
+}
+
+
+def locate(name: str) -> Path:
+    """The folder of a checkpoint: `embedded`, a local folder, or a hub name `owner/model` (downloaded once)."""
+    if name == "embedded":
+        return EMBEDDED
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise InputError(f"{name}: no such folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = ["*.json", "*.safetensors", "*.txt", "tokenizer.model"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises a dozen kinds; all mean that the name cannot be loaded
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{name}: neither a folder here nor a model that the hub gives ({reason})") from error
+
+
+def find_head(tensors, where: str) -> tuple[str, str]:
+    """(kind of step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
+
+    Raises InputError on several heads, on a part of one, and on a head that no known system uses.
+    """
+    found = [name for name in FORMATS if name != "lm_head" and f"{name}.weight" in tensors]
+    if len(found) > 1:
+        raise InputError(f"{where}: has several step heads, {' and '.join(found)}; expected one")
+    backbone = ("model.", "lm_head.", *(top.split(".")[0] + "." for top, _ in TOP.values()), "layers.")
+    if not found:
+        others = sorted(name for name in tensors if not name.startswith(backbone))
+        if others:
+            known = ", ".join(f"{name}.weight" for name in FORMATS)
+            raise InputError(
+                f"{where}: its step head is incomplete or unknown ({', '.join(others[:3])}); known: {known}"
+            )
+        return "none", "lm_head"
+    (layer,) = found
+    C = tensors[f"{layer}.weight"].shape[0]
+    if layer == "score.2":
+        if C != 2:
+            raise InputError(f"{where}: score.2.weight: has {C} outputs, expected 2 (bad, good): an outcome model?")
+        return "mlp", layer
+    heads = {1: "scalar", 2: "binary", 3: "ternary"}
+    if C not in heads:
+        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected 1 (scalar), 2 (binary) or 3 (ternary)")
+    return heads[C], layer
+
+
+def load(
+    folder: Path,
+    cfg: ModelConfig,
+    new_head: bool = False,
+    seed: int = 0,
+    dtype=np.float32,
+    verdicts: tuple[int, int] | None = None,
+) -> PRM:
+    """A model of shape `cfg` with the weights of a checkpoint folder, each device's part read and placed on its own.
+
+    Arrays are of `dtype`; None: as they are stored; "thin": as `model.thin` stores them. A step head that the checkpoint
+    lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good token, the
+    binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in tokens
+    (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head may go unused,
+    nothing else. Needs little more memory than the model.
+    """
+    tensors = open_tensors(folder)
+    prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
+    unused = {name for name in tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")}
+    layer = find_head(tensors, str(folder))[1] if cfg.head != "none" and verdicts is None else "score"
+    layer = {"lm_head": "score.2" if cfg.head == "mlp" else "score"}.get(layer, layer)  # of a head still to be started
+
+    def part(names, transposed, shape, key):
+        """(dtype, what reads the part at an index into an array) of a tensor, or of a list of them, one a layer, as one array."""
+        stacked, names = not isinstance(names, str), [names] if isinstance(names, str) else names
+        expected = shape[1:] if stacked else shape
+        for name in names:
+            if name not in tensors:
+                raise InputError(f"{folder}: tensor {name} is missing ({key})")
+            unused.discard(name)
+            found = tensors[name].shape[::-1] if transposed else tensors[name].shape
+            if found != expected:
+                raise InputError(f"{folder}: tensor {name}: has shape {found}, expected {expected} ({key})")
+
+        def read(index, out):
+            layers, own = (index[0], index[1:]) if stacked else (slice(None), index)
+            for y, name in zip(out if stacked else out[None], names[layers], strict=True):
+                tensors[name].copy(own[::-1] if transposed else own, y.T if transposed else y)
+
+        # A model of one layer stacks none.
+        dtypes = [tensors[name].dtype for name in names] or [np.dtype(np.float32)]
+        return functools.reduce(jnp.promote_types, dtypes), read
+
+    def made(x):
+        """The same of an array that is in no file."""
+        return x.dtype, lambda index, out: np.copyto(out, x[index], casting="unsafe")
+
+    abstract = jax.eval_shape(lambda: thin(PRM(cfg, rngs=nnx.Rngs(0))))
+    state = nnx.state(abstract).to_pure_dict()
+    parts = {key: part(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
+    for key in HEAD.keys() & state.keys():
+        name, transposed = HEAD[key][0].format(layer), HEAD[key][1]
+        is_head, has_head = key != "unembed", f"{layer}.weight" in tensors
+        if key == "w_head" and verdicts is not None:
+            rows = tensors.get(f"{prefix}embed_tokens.weight" if cfg.tied else "lm_head.weight")
+            if rows is None or rows.shape != (cfg.vocab, cfg.dim):
+                raise InputError(f"{folder}: tensor lm_head.weight: expected shape {(cfg.vocab, cfg.dim)}")
+            parts[key] = made(np.stack([rows.read(i) for i in verdicts], 1))
+        elif is_head and new_head and not has_head:
+            parts[key] = made(new_parameter(key, state[key].shape, seed))
+        elif key == "w_head" and not has_head:
+            raise InputError(f"{folder}: has no step head ({name}); set model.new_head=true to start one at random")
+        elif key == "b_head" and name not in tensors:  # a classification head may have none
+            parts[key] = made(np.zeros(state[key].shape, parts["embed"][0]))
+        else:
+            parts[key] = part(name, transposed, state[key].shape, key)
+    last, of_layer = cfg.layers - 1, lambda key, i: prefix + LAYER[key][0].format(i)
+    parts["blocks"] = {
+        key: part([of_layer(key, i) for i in range(last)], LAYER[key][1], x.shape, key)
+        for key, x in state["blocks"].items()
+    }
+    parts["last"] = {key: part(of_layer(key, last), LAYER[key][1], x.shape, key) for key, x in state["last"].items()}
+    if cfg.head == "none":
+        unused = {name for name in unused if not name.startswith(tuple(f"{head}." for head in FORMATS))}
+    if unused:
+        listed = ", ".join(sorted(unused)[:3])
+        raise InputError(f"{folder}: {len(unused)} tensors have no place in a {cfg.family} PRM: {listed} ...")
+
+    def place(x, part, sharding):
+        stored, read = part
+        kept = x.dtype if dtype == "thin" else np.dtype(dtype or stored)
+        seen = {}  # devices that hold the same part share one reading
+
+        def once(index):
+            if str(index) not in seen:
+                out = aligned(tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True)), kept)
+                read(index, out)
+                seen[str(index)] = out
+            return seen[str(index)]
+
+        return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, once))
+
+    nnx.update(abstract, jax.tree.map(place, state, parts, layout(state)))
+    return abstract
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins at a multiple of 64 bytes: JAX on CPU takes it over without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    at = -raw.ctypes.data % 64
+    return raw[at : at + size].view(dtype).reshape(shape)
+
+
+def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """A fresh step-head parameter."""
+    if key.startswith("b_"):
+        return np.zeros(shape, np.float32)
+    noise = np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
+    return head_scale(key, shape[0]) * noise
+
+
+def save(folder: Path, model: PRM, tokenizer, **notes):
+    """Writes config.json, weights (safetensors, float32) and the tokenizer, as transformers' own classes read them.
+
+    Takes the memory of one tensor beside the model. `notes` (format, label kind, objective) go into config.json under
+    `prm_jax`, which transformers leaves alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    state, head = nnx.state(model).to_pure_dict(), "score.2" if model.cfg.head == "mlp" else "score"
+    parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
+    last_layer = model.cfg.layers - 1
+    for key, x in state["last"].items():
+        name, transposed = LAYER[key]
+        parts += [(f"model.{name.format(i)}", state["blocks"][key], i, transposed) for i in range(last_layer)]
+        parts.append((f"model.{name.format(last_layer)}", x, ..., transposed))
+    parts += [(name.format(head), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
+    write_tensors(folder, parts)
+    (folder / "config.json").write_text(
+        json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def load_tokenizer(folder: str | Path):
+    """The tokenizer of a checkpoint folder; never runs code that came with it."""
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        if (folder / "tokenizer.model").exists():
+            raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
+                f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
+                "save the tokenizer once with AutoTokenizer of transformers 4"
+            )
+        raise InputError(f"{folder}: has no tokenizer.json")  # transformers would make up an empty tokenizer
+    path = folder / "tokenizer_config.json"
+    try:
+        if path.exists() and "auto_map" in json.loads(path.read_text()):
+            raise InputError(f"{path}: auto_map: the tokenizer is Python code of its own, which is never run")
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds, down to the KeyError of a field that it misses
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error

@@ -1,0 +1,247 @@
+"""config.json of a Hugging Face checkpoint to our ModelConfig, and back."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+from prm_jax import InputError
+from prm_jax.kernels.remat import REMAT
+from prm_jax.model import FAMILIES, HEADS, ModelConfig, RopeScaling, choose_dtype
+
+
+def read_config(folder: Path) -> dict:
+    """config.json of a checkpoint folder, as the dictionary that it is."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
+    try:
+        config = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not text ({error})") from error
+    if not isinstance(config, dict) or not isinstance(config.get("prm_jax", {}), dict):
+        raise InputError(f"{path}: expected an object with named fields")
+    if config.get("model_type") not in FAMILIES:
+        code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
+        raise InputError(f"{path}: model_type: got {config.get('model_type')!r}, expected {', '.join(FAMILIES)}{code}")
+    return config
+
+
+def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:
+    """Our ModelConfig of a Hugging Face config; `changes` sets the fields that the config does not fix.
+
+    Raises InputError where the config asks for something that the transformer of model.py does not compute.
+    """
+
+    def need(key):
+        if config.get(key) is None:
+            raise InputError(f"{where}: {key}: missing")
+        return config[key]
+
+    def size(key, default=None):
+        value = need(key) if default is None else config.get(key) or default
+        if type(value) is not int or value < 1:
+            raise InputError(f"{where}: {key}: got {value!r}, expected a whole number above 0")
+        return value
+
+    def only(key, allowed, found):
+        if found != allowed:
+            raise InputError(f"{where}: {key}: got {found!r}, expected {allowed!r}")
+
+    family = need("model_type")
+    only("hidden_act", "silu", config.get("hidden_act", "silu"))
+    only("quantization_config", None, config.get("quantization_config"))
+    # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
+    try:
+        shape = {
+            "family": family,
+            "vocab": size("vocab_size"),
+            "dim": size("hidden_size"),
+            "layers": size("num_hidden_layers"),
+            "heads": size("num_attention_heads"),
+            "kv_heads": size("num_key_value_heads", size("num_attention_heads")),
+            "head_dim": size("head_dim", size("hidden_size") // size("num_attention_heads")),
+            "ffn": size("intermediate_size"),
+            "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+            "rope_scaling": rope_scaling(config, rope, where),
+            "norm_eps": float(need("rms_norm_eps")),
+            "qkv_bias": family == "qwen2" or biased,
+            "o_bias": biased,
+            "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
+            "qk_norm": family == "qwen3",
+            "tied": bool(config.get("tie_word_embeddings", False)),
+            "positions": size("max_position_embeddings", ModelConfig.positions),
+        } | sliding_window(config, where)
+        return ModelConfig(**(shape | changes))
+    except InputError:
+        raise
+    except AssertionError as error:
+        raise InputError(f"{where}: {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: a field of the wrong type ({error})") from error
+
+
+LENGTH = "original_max_position_embeddings"
+
+
+# rope_type -> {field of RopeScaling: key of a config.json}
+ROPE = {
+    "linear": {"factor": "factor"},
+    "llama3": {"factor": "factor", "slow": "low_freq_factor", "fast": "high_freq_factor", "length": LENGTH},
+    "yarn": {
+        "factor": "factor",
+        "slow": "beta_slow",
+        "fast": "beta_fast",
+        "length": LENGTH,
+        "attention": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+
+
+def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
+    """The scaling of rotary frequencies that a config asks for, with the defaults of transformers; None for none."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default" and kind not in ROPE:
+        why = ", with which a score depends on the longest row of its batch" if kind == "dynamic" else ""
+        raise InputError(f"{where}: rope_type: got {kind!r}{why}; expected default, {', '.join(ROPE)}")
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if share != 1.0:
+        raise InputError(f"{where}: partial_rotary_factor: got {share!r}, expected 1.0")
+    names = ROPE.get(kind, {})
+    neutral = {"rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH}
+    if unknown := sorted(rope.keys() - neutral - set(names.values())):
+        raise InputError(f"{where}: rope_parameters: {unknown[0]} is not supported with rope_type {kind!r}")
+    if kind == "default":
+        return None
+    length = config.get(LENGTH) or rope.get(LENGTH) or config.get("max_position_embeddings")
+    given = {field: value for field, key in names.items() if (value := rope.get(key)) is not None}
+    if "length" in names and length is not None:
+        given["length"] = length
+    for field in names if kind == "llama3" else names.keys() & {"factor", "length"}:
+        if field not in given:
+            raise InputError(f"{where}: rope_parameters: {names[field]!r} is missing, which rope_type {kind!r} needs")
+    if kind == "yarn":  # equation 22 of the paper
+        given = {"attention": 0.1 * math.log(max(1, given["factor"])) + 1} | given
+    types = {"length": int, "truncate": bool}
+    return RopeScaling(kind, **{field: types.get(field, float)(value) for field, value in given.items()})
+
+
+def sliding_window(config: dict, where: str) -> dict:
+    """The fields `window` and `sliding` of a ModelConfig: the layers that a config names slide; without names all of Mistral,
+    of Qwen the upper ones."""
+    family, layers = config["model_type"], config.get("num_hidden_layers")
+    kinds, slides = config.get("layer_types"), family == "mistral" or config.get("use_sliding_window")
+    window = config.get("sliding_window", 4096) if slides else None
+    if not kinds:
+        first = 0 if family == "mistral" else config.get("max_window_layers", 28)
+        kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+    if not set(kinds) <= {"sliding_attention", "full_attention"}:
+        raise InputError(f"{where}: layer_types: got {sorted(set(kinds))}, expected full_ or sliding_attention")
+    sliding = tuple(kind == "sliding_attention" for kind in kinds)
+    if any(sliding) and (family == "llama" or window is None):
+        raise InputError(f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window")
+    return {
+        "window": window if any(sliding) else None,
+        "sliding": None if all(sliding) or not any(sliding) else sliding,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelChoice:
+    """The model section of a config. Null shape keys are as in a config.json; conf/model/checkpoint.yaml says the rest."""
+
+    vocab: int | None
+    dim: int | None
+    layers: int | None
+    heads: int | None
+    kv_heads: int | None
+    head_dim: int | None
+    ffn: int | None
+    rope_theta: float | None
+    tied: bool | None
+    head: str
+    new_head: bool
+    head_dropout: float
+    dtype: str
+    remat: str
+
+    def resolve(self, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
+        """(the ModelConfig of `config` with the asked shape, {shape key: (asked, in config)} where they differ)."""
+        if self.head not in HEADS or self.head == "none":
+            raise InputError(f"model.head: got {self.head!r}, expected {', '.join(h for h in HEADS if h != 'none')}")
+        if not 0 <= self.head_dropout < 1:
+            raise InputError(f"model.head_dropout: got {self.head_dropout}, expected a number in [0, 1)")
+        if self.remat not in ("none", *REMAT):
+            raise InputError(f"model.remat: got {self.remat!r}, expected none, dots or full")
+        base = model_config(config, where)
+        names = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "rope_theta", "tied")
+        for name in names[:-2]:
+            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
+                raise InputError(f"model.{name}: got {getattr(self, name)}, expected at least 1")
+        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
+        changed = {name: (value, getattr(base, name)) for name, value in asked.items() if value != getattr(base, name)}
+        settings = {"head_dropout": self.head_dropout, "dtype": choose_dtype(self.dtype), "remat": self.remat}
+        return model_config(config, where, **asked, **settings, **uses), changed
+
+
+def hf_config(cfg: ModelConfig, tokenizer) -> dict:
+    """The config.json of a model of ours, inverse of `model_config`."""
+    family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}[cfg.family]
+    # Qwen's own PRM class is code beside its checkpoints; its tensor names and this config are what loads there.
+    kind = {"none": "CausalLM", "mlp": "ProcessRewardModel"}.get(cfg.head, "TokenClassification")
+    labels = {
+        "scalar": ["good"],
+        "binary": ["bad", "good"],
+        "mlp": ["bad", "good"],
+        "ternary": ["bad", "neutral", "good"],
+        "none": [],
+    }[cfg.head]
+    rope, how = {"rope_type": "default"}, cfg.rope_scaling
+    if how is not None:
+        rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
+    slides = {"use_sliding_window": False}
+    sliding = cfg.sliding or (True,) * cfg.layers
+    kinds = ["sliding_attention" if slide else "full_attention" for slide in sliding]
+    if cfg.window is not None:
+        slides = {"use_sliding_window": True, "sliding_window": cfg.window, "layer_types": kinds}
+        slides["max_window_layers"] = sliding.index(True)  # for transformers 4
+    own = {  # what only this family's config has
+        "qwen2": slides,
+        "qwen3": slides | {"attention_bias": cfg.qkv_bias},
+        "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
+        # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
+        "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
+    }[cfg.family]
+    return (
+        {
+            "architectures": [f"{family}For{kind}"],
+            "model_type": cfg.family,
+            "vocab_size": cfg.vocab,
+            "hidden_size": cfg.dim,
+            "num_hidden_layers": cfg.layers,
+            "num_attention_heads": cfg.heads,
+            "num_key_value_heads": cfg.kv_heads,
+            "head_dim": cfg.head_dim,
+            "intermediate_size": cfg.ffn,
+            "hidden_act": "silu",
+            "rms_norm_eps": cfg.norm_eps,
+            "rope_theta": cfg.rope_theta,
+            "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
+            "max_position_embeddings": cfg.positions,
+            "tie_word_embeddings": cfg.tied,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "dtype": "float32",
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        }
+        | own
+        | ({"rope_scaling": rope} if how is not None else {})  # for transformers 4
+        | ({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {})
+    )

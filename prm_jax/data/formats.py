@@ -1,0 +1,263 @@
+"""How a solution becomes token ids and step marks. One function serves training, scoring, search and RL.
+
+The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format, which says
+where its convention was read. Two ways of tokenising exist among released PRMs, and each is followed exactly:
+
+apart: every step by itself, then its separator as ids. The mark cannot fuse with text, as `.` and a newline do in BPE when
+TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
+together: one text, one call, as the authors' code does; the marks are then found by their place in the text, never by
+looking for an id, and a mark that fused with the text beside it raises.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.launch.config import CONF, parse
+
+# What a step score is, and its range. Only the first may be called a probability or multiplied.
+SCORES = {"probability": (0.0, 1.0), "difference": (-1.0, 1.0), "log_ratio": (-math.inf, math.inf)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
+
+    In `prefix` {problem} stands for the problem, in `number` {n} for the number of the step from 1, in `prefix` and
+    `separator` {pad} for the tokenizer's padding token. The beginning-of-sequence token comes first if the tokenizer has one.
+    """
+
+    name: str
+    separator: str = ""  # text after each step; the last of its tokens is the mark
+    tokenized: str = "apart"  # apart | lines (apart, each line of a step too) | together
+    mark: str = ""  # tokenized together: the one token that ends a separator, where that is not the whole separator
+    prefix: str = "{problem}"  # text before the first step
+    number: str = ""  # put before each step that does not begin with it already
+    between: str = ""  # text after a separator, before the next step
+    suffix: str = ""  # text after the last separator; no score sees it
+    strip: bool = False  # steps lose white space at both ends
+    drop_separator: bool = (
+        False  # separators only cut the text: the model does not see them, marks are one token earlier
+    )
+    shift: int = 0  # marks are moved by so many tokens, where the authors' code reads beside the step's end
+    probe: str = ""  # marks where a conversation cut after the step and ended by this text would end (Eurus)
+    head: str | None = None  # kind of head that its checkpoints have; null: whichever the checkpoint has
+    good: str | None = None  # head tokens: the good verdict, one token
+    bad: str | None = None  # head tokens: the bad one
+    score: str = "probability"  # probability | difference: P(good) - P(bad) | log_ratio: of policy and reference
+    beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
+
+    def __post_init__(self):
+        for name, allowed in {
+            "tokenized": ("apart", "lines", "together"),
+            "score": tuple(SCORES),
+            "head": (None, "scalar", "binary", "mlp", "ternary", "tokens", "implicit"),
+        }.items():
+            if getattr(self, name) not in allowed:
+                listed = ", ".join(x for x in allowed if x is not None)
+                raise InputError(f"format.{name}: got {getattr(self, name)!r}, expected {listed}")
+        if not self.separator and not self.probe and self.name != "auto":
+            raise InputError(
+                "format.separator: is empty, expected a text such as '\\n' whose last token becomes the mark"
+            )
+        if "\\n" in self.separator:
+            raise InputError(
+                "format.separator: has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
+            )
+        if "{problem}" not in self.prefix:
+            raise InputError(f"format.prefix: got {self.prefix!r}, expected a text with {{problem}} in it")
+        if self.tokenized != "together" and (
+            self.between or self.suffix or self.drop_separator or self.probe or self.shift
+        ):
+            raise InputError("format.tokenized: between, suffix, drop_separator, probe and shift need 'together'")
+        if (self.head == "tokens") != (self.good is not None) or (self.good is None) != (self.bad is None):
+            raise InputError("format.good: good and bad go together with head 'tokens', and only with it")
+        if (self.head == "implicit") != (self.score == "log_ratio"):
+            raise InputError("format.score: 'log_ratio' goes together with head 'implicit', and only with it")
+
+
+def read_format(name: str) -> Format:
+    """The format of conf/format/NAME.yaml."""
+    from omegaconf import OmegaConf
+
+    return parse(OmegaConf.load(CONF / "format" / f"{name}.yaml"), Format, "format")
+
+
+def verdicts(fmt: Format, tokenizer) -> tuple[int, int] | None:
+    """Ids of the bad and the good verdict of a format whose head is two vocabulary logits; None for other heads."""
+    if fmt.head != "tokens":
+        return None
+    bad, good = (tokenizer.encode(text, add_special_tokens=False) for text in (fmt.bad, fmt.good))
+    if len(bad) != 1 or len(good) != 1 or bad == good:
+        raise InputError(f"format.good: {fmt.good!r} and {fmt.bad!r} are not two tokens of this tokenizer")
+    return bad[0], good[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+    """Token ids of one solution, the index of every step's mark in them, and where the solution starts."""
+
+    ids_L: np.ndarray
+    mark_T: np.ndarray
+    start: int
+
+
+def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
+    """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
+
+    Raises InputError when the separator has no token, when a mark fused with text, when marks and steps differ in number,
+    and, where a text is tokenised together, when a problem or step contains the separator: it would be read as a mark.
+    """
+    if fmt.name == "auto":
+        raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
+    if "{pad}" in fmt.prefix + fmt.separator:
+        if tokenizer.pad_token is None:
+            raise InputError(f"format={fmt.name}: separates steps by the padding token, which this tokenizer lacks")
+        pad = {key: getattr(fmt, key).replace("{pad}", tokenizer.pad_token) for key in ("prefix", "separator")}
+        fmt = dataclasses.replace(fmt, **pad)
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    finish = [tokenizer.eos_token_id] if end else []
+    if finish == [None]:
+        raise InputError("tokenizer: has no end-of-sequence token, which objective=lm needs")
+    rows = [(problem, numbered(fmt, steps)) for problem, steps in rows]
+    encode_rows = _encode_together if fmt.tokenized == "together" else _encode_apart
+    found = []
+    for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
+        mark_T = np.array(marks, np.int32) + len(begin) + fmt.shift
+        encoded = Encoded(np.array(begin + ids + finish, np.int32), mark_T, start + len(begin))
+        check_marks(encoded, len(steps), repr(problem[:60]))
+        found.append(encoded)
+    return found
+
+
+def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:
+    """The steps as the format writes them: stripped, and numbered unless they are already."""
+    if fmt.strip:
+        steps = tuple(step.strip() for step in steps)
+    if fmt.number:
+        is_numbered = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE).match
+        steps = tuple(
+            step if is_numbered(step) else fmt.number.replace("{n}", str(n)) + step for n, step in enumerate(steps, 1)
+        )
+    return tuple(step.rstrip(" ") for step in steps) if fmt.strip else steps
+
+
+def _encode_apart(fmt: Format, tokenizer, rows):
+    """Yields (ids, marks, start) of rows whose prefix and steps are tokenised one by one."""
+
+    def parts(step):
+        return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
+
+    heads = [fmt.prefix.replace("{problem}", problem) for problem, _ in rows]
+    # Steps repeat a lot within a pool, so each distinct text is tokenised once, all in one call.
+    texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
+    ids_of = dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True)) if texts else {}
+    separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
+    if not separator:
+        raise InputError(
+            f"format.separator: {fmt.separator!r} has no token in this tokenizer, so no step can be marked"
+        )
+    for head, (_, steps) in zip(heads, rows, strict=True):
+        ids, marks = [*ids_of[head]], []
+        start = len(ids)
+        for step in steps:
+            for part in parts(step):
+                ids += [*ids_of[part], *separator]
+            marks.append(len(ids) - 1)
+        yield ids, marks, start
+
+
+def _encode_together(fmt: Format, tokenizer, rows):
+    """Yields (ids, marks, start) of rows that are tokenised as one text each, the marks found by their place in it."""
+    if not tokenizer.is_fast:
+        raise InputError(f"format={fmt.name}: needs a fast tokenizer, which knows where its tokens lie in the text")
+    mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
+    for problem, steps in rows:
+        where = f"{problem[:60]!r}"
+        for name, text in (("the problem", problem), *((f"step {t}", s) for t, s in enumerate(steps, 1))):
+            if fmt.separator and fmt.separator in text:
+                raise InputError(f"{where}: {name} contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
+        text = fmt.prefix.replace("{problem}", problem)
+        if fmt.strip and steps and not steps[0]:
+            text = text.rstrip(" ")
+        first, ends = len(text), []
+        for t, step in enumerate(steps):
+            text += (fmt.between if t else "") + step + fmt.separator
+            ends.append(len(text))
+        text += fmt.suffix
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids, spans = encoding["input_ids"], np.array(encoding["offset_mapping"]).reshape(-1, 2)
+        start = int((spans[:, 0] < first).sum())
+        if fmt.probe:
+            last = len(ends) - 1
+            cuts = [text[:end] + (fmt.probe if t < last else fmt.probe.rstrip()) for t, end in enumerate(ends)]
+            marks = [len(tokenizer.encode(cut, add_special_tokens=False)) - 1 for cut in cuts]
+        else:
+            marks = [_last_token(spans, end, fmt, where, t) for t, end in enumerate(ends)]
+            for t, mark in enumerate(marks):
+                if ids[mark : mark + 1] != mark_id:
+                    raise no_mark(fmt, where, t)
+        if fmt.drop_separator:
+            dropped = [_last_token(spans, first, fmt, where, -1), *marks]
+            ids = [token for i, token in enumerate(ids) if i not in set(dropped)]
+            marks = [mark - 2 - t for t, mark in enumerate(marks)]  # t + 1 separators were before it
+            start -= 1
+        yield ids, marks, start
+
+
+def _last_token(spans, end: int, fmt: Format, where: str, t: int) -> int:
+    """Index of the token that ends the separator that ends at text[:end], and is the mark and nothing else."""
+    i = int(np.searchsorted(spans[:, 1], end, side="right")) - 1
+    is_whole = i >= 0 and tuple(spans[i]) == (end - len(fmt.mark or fmt.separator), end)
+    if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
+        raise no_mark(fmt, where, t)
+    return i
+
+
+def no_mark(fmt: Format, where: str, t: int) -> InputError:
+    return InputError(
+        f"{where}: step {t + 1}: its mark {fmt.mark or fmt.separator!r} is no token of its own, so format={fmt.name} "
+        "has no score for it: it fused with the text beside it, or this tokenizer does not know it"
+    )
+
+
+def check_marks(encoded: Encoded, n_steps: int, where: str):
+    """Raises InputError unless there is exactly one mark a step, in order and inside the row."""
+    mark_T = encoded.mark_T
+    if len(mark_T) != n_steps or (np.diff(mark_T) <= 0).any() or (len(mark_T) and mark_T[-1] >= len(encoded.ids_L)):
+        raise InputError(
+            f"{where}: {len(mark_T)} step marks {mark_T.tolist()} for {n_steps} steps in {len(encoded.ids_L)} tokens"
+        )
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int):
+    """A byte-level BPE tokenizer for models trained from nothing: any text encodes, every digit is a token of its own.
+
+    Splits words as Qwen2's tokenizer does, because transformers reads the tokenizer of every `qwen2` folder with that
+    class, whatever its files say: another split would change silently when the model is saved and loaded.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Regex(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|endoftext|>")

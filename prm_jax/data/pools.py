@@ -1,0 +1,153 @@
+"""Best-of-N pools: problems with many candidate solutions, whether each is right, and named step scores.
+
+Dimension key: P problems, N candidates, T steps.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.data.rows import field, optional, read_rows, row_place, texts, write_rows, wrong
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One sampled solution; `correct` is None if nobody graded it, `finished` False if it was cut off."""
+
+    steps: tuple[str, ...]
+    answer: str | None = None
+    correct: bool | None = None
+    finished: bool = True
+    step_scores: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.steps:
+            raise InputError("steps: found none, expected at least one")
+        for name, scores in self.step_scores.items():
+            if len(scores) != len(self.steps):
+                raise wrong(f"step_scores.{name}", len(scores), f"one score for each of {len(self.steps)} steps")
+            for index, score in enumerate(scores):
+                if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                    raise wrong(f"step_scores.{name}[{index}]", score, "a finite number")
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A problem, its right answer where known, and its candidates."""
+
+    id: str
+    problem: str
+    answer: str | None
+    candidates: tuple[Candidate, ...]
+
+    def __post_init__(self):
+        if not self.candidates:
+            raise InputError("candidates: found none, expected at least one")
+
+
+def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
+    """`iter_pool` as a list."""
+    return list(iter_pool(path, names))
+
+
+def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
+    """Problems of a pool file, one after another, with all its step scores or only those in `names` (then each must be there).
+
+    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores]; answer,
+    correct, finished (then true) and step_scores may be left out. StrictPRMBench's rows are read as they are:
+    problem_id, question, gold; extracted_answer, prm_step_scores, and `correct`, not source_is_correct, which
+    was graded against wrong answers. Raises InputError naming file, line and field, also for a repeated id.
+    """
+    number_of = {}
+    for number, row in read_rows(path):
+        try:
+            problem = _problem(row, names)
+            if problem.id in number_of:
+                raise wrong("id", problem.id, f"an id not seen before, {row_place(path, number_of[problem.id])} has it")
+        except InputError as error:
+            raise InputError(f"{row_place(path, number)}: {error}") from None
+        number_of[problem.id] = number
+        yield problem
+
+
+def _problem(row, names):
+    is_strict = "problem_id" in row
+    id_, problem, gold = ("problem_id", "question", "gold") if is_strict else ("id", "problem", "answer")
+    answer, scores = ("extracted_answer", "prm_step_scores") if is_strict else ("answer", "step_scores")
+    candidates = []
+    for index, candidate in enumerate(field(row, "candidates", list)):
+        if not isinstance(candidate, dict):
+            raise wrong(f"candidates[{index}]", candidate, "an object")
+        try:
+            stored = optional(candidate, scores, dict) or {}
+            lists = {name: field(stored, name, list, f"{scores}.") for name in (stored if names is None else names)}
+            candidates.append(
+                Candidate(
+                    steps=texts(candidate, "steps"),
+                    answer=optional(candidate, answer, str),
+                    correct=optional(candidate, "correct", bool),
+                    finished=optional(candidate, "finished", bool) is not False,
+                    step_scores={name: tuple(values) for name, values in lists.items()},
+                )
+            )
+        except InputError as error:
+            raise InputError(f"candidates[{index}].{error}") from None
+    return Problem(field(row, id_, str), field(row, problem, str), optional(row, gold, str), tuple(candidates))
+
+
+def write_pool(path, problems: Iterable[Problem]):
+    """Writes .jsonl or .jsonl.gz in the native layout, under its name only when it is complete."""
+    write_rows(path, map(dataclasses.asdict, problems))
+
+
+def scores_names(problems: Sequence[Problem]) -> list[str]:
+    """Sorted names of the step scores that every candidate has."""
+    names = [set(candidate.step_scores) for problem in problems for candidate in problem.candidates]
+    return sorted(set.intersection(*names)) if names else []
+
+
+def incomplete_scores(problems: Sequence[Problem]) -> dict[str, int]:
+    """{name of step scores that some candidates have: how many have none}."""
+    candidates = [candidate for problem in problems for candidate in problem.candidates]
+    has = collections.Counter(name for candidate in candidates for name in candidate.step_scores)
+    return {name: len(candidates) - n for name, n in sorted(has.items()) if n < len(candidates)}
+
+
+def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
+    if name not in scores_names(problems):
+        found = ", ".join(scores_names(problems)) or "none"
+        raise wrong("scores", name, f"step scores that every candidate has ({found})")
+    widest = max(len(problem.candidates) for problem in problems)
+    longest = max(len(candidate.steps) for problem in problems for candidate in problem.candidates)
+    score_PNT = np.zeros((len(problems), widest, longest))
+    mask_PNT = np.zeros(score_PNT.shape, bool)
+    for p, problem in enumerate(problems):
+        for n, candidate in enumerate(problem.candidates):
+            score_PNT[p, n, : len(candidate.steps)] = candidate.step_scores[name]
+            mask_PNT[p, n, : len(candidate.steps)] = True
+    return score_PNT, mask_PNT
+
+
+def with_scores(problems: Iterable[Problem], name: str, scores: Iterable) -> Iterator[Problem]:
+    """The problems, one after another, with one more named list of step scores; `scores` are those of all candidates in their order.
+
+    Raises InputError if the name is taken or a candidate's count is wrong, ValueError for any other count.
+    """
+    scores = iter(scores)
+    for problem in problems:
+        candidates = []
+        for candidate in problem.candidates:
+            if name in candidate.step_scores:
+                raise wrong("scores", name, f"a new name, problem {problem.id} has scores of this one")
+            if (score_T := next(scores, None)) is None:
+                raise ValueError("fewer scores than candidates")
+            step_scores = candidate.step_scores | {name: tuple(map(float, score_T))}
+            candidates.append(dataclasses.replace(candidate, step_scores=step_scores))
+        yield dataclasses.replace(problem, candidates=tuple(candidates))
+    if next(scores, None) is not None:
+        raise ValueError("more scores than candidates")

@@ -1,0 +1,145 @@
+"""Rows of data files, in and out: JSON Lines, JSON, Parquet, the Hugging Face hub; every error names file, line and field."""
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from prm_jax import InputError
+
+KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
+
+
+def wrong(name: str, found, expected: str) -> InputError:
+    """The error of one field, on one short line."""
+    text = "null" if found is None else repr(found)
+    return InputError(f"{name}: found {text if len(text) <= 60 else text[:57] + '...'}, expected {expected}")
+
+
+def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
+    """The value of a field that must be there and of this type; a bool is no int, null only if allowed."""
+    if name not in row:
+        raise InputError(f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}")
+    value = row[name]
+    is_right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if not is_right and not (null and value is None):
+        raise wrong(inside + name, value, KIND_WORDS[kind] + " or null" * null)
+    return value
+
+
+def optional(row: dict, name: str, kind: type, inside: str = ""):
+    """Like `field`, but None where the field is missing or null."""
+    return field(row, name, kind, inside, null=True) if name in row else None
+
+
+def texts(row: dict, name: str) -> tuple[str, ...]:
+    """A field that holds a list of at least one text."""
+    values = field(row, name, list)
+    if not values:
+        raise InputError(f"{name}: found no steps, expected at least one")
+    for index, value in enumerate(values):
+        if not isinstance(value, str):
+            raise wrong(f"{name}[{index}]", value, "text")
+    return tuple(values)
+
+
+def row_place(path, number: int) -> str:
+    """Where a row stands: its line in JSON Lines, its rank in other files, both from 1."""
+    return f"{path} {'line' if str(path).removesuffix('.gz').endswith('.jsonl') else 'row'} {number}"
+
+
+def read_rows(path) -> Iterator[tuple[int, dict]]:
+    """Yields (number from 1 as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file.
+
+    A .json file is a list of objects, or objects one after another; blank lines are no rows. Raises
+    InputError naming file and line if the file is missing, empty or broken, or if a row is not an object.
+    """
+    path, number = Path(path), 0
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    readers = {".jsonl": _json_lines, ".json": _json_values, ".parquet": _parquet}
+    if suffix not in readers:
+        raise InputError(f"{path}: unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet")
+    try:
+        for number, row in readers[suffix](path):
+            if not isinstance(row, dict):
+                raise wrong(row_place(path, number), row, "an object with named fields")
+            yield number, row
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    if number == 0:
+        raise InputError(f"{path}: is empty, expected at least one row")
+
+
+def _open(path, mode):
+    return gzip.open(path, mode) if path.name.endswith(".gz") else open(path, mode)
+
+
+def _json_lines(path):
+    with _open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig").rstrip()  # -sig drops a byte order mark
+                row = json.loads(text) if text else None
+            except json.JSONDecodeError as error:
+                raise InputError(f"{path} line {number}: broken JSON ({error.msg} at column {error.colno})") from None
+            except UnicodeDecodeError as error:
+                raise InputError(f"{path} line {number}: no UTF-8 text ({error})") from None
+            if text:
+                yield number, row
+
+
+def _json_values(path):
+    with _open(path, "rb") as file:
+        data = file.read()
+    decoder, blank, end, number = json.JSONDecoder(), re.compile(r"\s*"), 0, 0
+    try:
+        text = data.decode("utf-8-sig").rstrip()
+        while end < len(text):
+            value, end = decoder.raw_decode(text, blank.match(text, end).end())
+            for row in value if isinstance(value, list) else [value]:
+                number += 1
+                yield number, row
+    except ValueError as error:
+        raise InputError(f"{path}: broken JSON ({error})") from None
+
+
+def _parquet(path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from enumerate((row for batch in file.iter_batches() for row in batch.to_pylist()), 1)
+    except pa.ArrowException as error:
+        raise InputError(f"{path}: broken Parquet ({str(error).splitlines()[0]})") from None
+
+
+def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:
+    """Yields (number from 1, row) of one split of a Hugging Face data set, such as trl-lib/math_shepherd."""
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise InputError(f"{name} split {split}: cannot be loaded ({str(error).splitlines()[0]})") from None
+    yield from enumerate(rows, 1)
+
+
+def write_rows(path, rows: Iterable[dict]):
+    """Writes .jsonl or .jsonl.gz; the file appears under its name only when it is complete."""
+    path = Path(path)
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        raise InputError(f"{path}: unknown type of file to write, expected .jsonl or .jsonl.gz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"tmp.{path.name}")
+    try:
+        with _open(temporary, "wb") as file:
+            file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,73 @@
+"""What people labelled: every published kind of row becomes a `Solution`; what is dropped is counted."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from prm_jax import InputError
+from prm_jax.data.rows import write_rows, wrong
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """One chain of reasoning and what is known of its steps; None in `labels` or `ratings` is a masked step.
+
+    `labels` is P(step is good), `ratings` PRM800K's human -1, 0, 1 (for the ternary head), `outcome`
+    P(final answer is right). Raises InputError if lengths differ or a value is out of range.
+    """
+
+    problem: str
+    steps: tuple[str, ...]
+    labels: tuple[float | None, ...] | None = None
+    ratings: tuple[int | None, ...] | None = None
+    outcome: float | None = None
+    answer: str | None = None
+    id: str | None = None
+
+    def __post_init__(self):
+        if not self.steps:
+            raise InputError("steps: found none, expected at least one")
+        for name, values in (("labels", self.labels), ("ratings", self.ratings)):
+            if values is not None and len(values) != len(self.steps):
+                raise InputError(f"{name}: found {len(values)} for {len(self.steps)} steps, expected one a step")
+        for index, label in enumerate(self.labels or ()):
+            # A boolean column turns -100 into true: masked steps train as good ones (huggingface/trl#2127).
+            hint = "; a step is masked with null" if label == -100 else ""
+            if label is not None and not is_probability(label):
+                raise wrong(f"labels[{index}]", label, f"a number in [0, 1] or null{hint}")
+        for index, rating in enumerate(self.ratings or ()):
+            if rating is not None and (isinstance(rating, bool) or rating not in (-1, 0, 1)):
+                raise wrong(f"ratings[{index}]", rating, "-1, 0, 1 or null")
+        if self.outcome is not None and not is_probability(self.outcome):
+            raise wrong("outcome", self.outcome, "a number in [0, 1] or null")
+
+
+def is_probability(value) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
+def first_error(labels: Sequence[float | None]) -> int:
+    """Index from 0 of the first labelled step that is bad (label below 0.5), -1 if none."""
+    return next((index for index, label in enumerate(labels) if label is not None and label < 0.5), -1)
+
+
+def write_jsonl(path, solutions: Iterable[Solution]):
+    """Writes native rows, which `load` reads back as equal solutions, soft labels included."""
+    names = {"prompt": "problem", "completions": "steps", "labels": "labels"}
+    names |= {name: name for name in ("ratings", "outcome", "answer", "id")}
+    rows = ({column: getattr(solution, name) for column, name in names.items()} for solution in solutions)
+    write_rows(path, ({column: value for column, value in row.items() if value is not None} for row in rows))
+
+
+def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
+    """The solution with the labels after its first bad step masked, bad, or kept."""
+    labels, ratings = _after_error(solution.labels or (), solution.ratings, after_first_error)
+    return dataclasses.replace(solution, labels=labels or None, ratings=ratings)
+
+
+def _after_error(labels, ratings, after_first_error):
+    error = first_error(labels)
+    if error == -1 or after_first_error == "keep":
+        return labels, ratings
+    rest = len(labels) - error - 1
+    label, rating = (0.0, -1) if after_first_error == "bad" else (None, None)
+    return labels[: error + 1] + (label,) * rest, ratings and ratings[: error + 1] + (rating,) * rest

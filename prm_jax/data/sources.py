@@ -1,0 +1,284 @@
+"""Every published kind of row becomes a `Solution`; what is dropped is counted."""
+
+import collections
+import dataclasses
+import re
+from pathlib import Path
+
+from prm_jax import InputError
+from prm_jax.data.rows import field, load_hub, optional, read_rows, row_place, texts, wrong
+from prm_jax.data.solutions import Solution, _after_error, first_error, is_probability
+
+# Options that change nothing: to score or rewrite a file as it is.
+AS_IN_FILE = {
+    "neutral": "good",
+    "after_first_error": "keep",
+    "alternatives": "chosen",
+    "duplicates": "keep",
+    "quality_control": "keep",
+}
+
+
+OPTIONS = {
+    "kind": ("native", "prm800k", "math_shepherd", "processbench", "prmbench"),
+    "neutral": ("good", "bad", "mask"),
+    "after_first_error": ("mask", "bad", "keep"),
+    "alternatives": ("expand", "chosen"),
+    "duplicates": ("drop", "keep"),
+    "quality_control": ("drop", "keep"),
+}
+
+
+def native(row: dict, row_id: str, *, labels_required: bool = False) -> list[Solution]:
+    """TRL's columns prompt, completions, labels, with soft labels kept and null for a masked step.
+
+    The columns ratings, outcome, answer and id are optional, and so is labels unless `labels_required`.
+    """
+    labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
+    ratings = optional(row, "ratings", list)
+    return [
+        Solution(
+            problem=field(row, "prompt", str),
+            steps=texts(row, "completions"),
+            labels=None if labels is None else tuple(_probability(label) for label in labels),
+            ratings=None if ratings is None else tuple(ratings),
+            outcome=_probability(row.get("outcome")),
+            answer=optional(row, "answer", str),
+            id=_own_id(row, row_id),
+        )
+    ]
+
+
+def _probability(value):
+    # Anything else stays as it is, for Solution to refuse under its field's name.
+    return float(value) if is_probability(value) else value
+
+
+def _own_id(row, row_id):
+    return row_id if row.get("id") is None else str(row["id"])
+
+
+def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control) -> list[Solution]:
+    """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Options: see `load`.
+
+    Steps keep their literal tail "# Answer" with the answer, which also becomes `answer`. An alternative step
+    ends a solution of its own; the steps before it are labelled in the row's main solution and masked here.
+    """
+    if "ratings" in row:
+        problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
+        branches = [(_own_id(row, row_id), texts(row, "steps"), ratings)]
+    else:
+        problem = field(field(row, "question", dict), "problem", str, "question.")
+        unusable = _unusable(row) if quality_control == "drop" else None
+        if unusable:
+            counts[f"{unusable}_rows_dropped"] += 1
+            return []
+        branches = _branches(row, row_id, counts, alternatives)
+    label_of = {1: 1.0, 0: {"good": 1.0, "bad": 0.0, "mask": None}[neutral], -1: 0.0, None: None}
+    solutions = []
+    for rank, (branch_id, steps, ratings) in enumerate(branches):
+        answer = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
+        answer = answer[1].strip() if answer else None
+        solution = Solution(problem, steps, ratings=ratings, answer=answer, id=branch_id)
+        labels = tuple(label_of[rating] for rating in ratings)
+        start = len(steps) - 1 if rank else 0
+        counts["neutral_masked"] += ratings[start:].count(0) if neutral == "mask" else 0
+        follows_error = first_error(labels[:start]) >= 0
+        if follows_error:
+            labels, ratings = _after_error(labels, ratings, after_first_error)
+            counts["alternatives_after_first_error"] += 1
+        labels = (None,) * start + labels[start:]
+        if all(label is None for label in labels):
+            counts["solutions_without_label_dropped"] += 1
+            continue
+        ratings = tuple(None if label is None else int(rating) for label, rating in zip(labels, ratings))
+        solutions.append(dataclasses.replace(solution, labels=labels, ratings=ratings))
+    return solutions
+
+
+def _unusable(row):
+    if field(row, "is_quality_control_question", bool):
+        return "quality_control"
+    if field(row, "is_initial_screening_question", bool):
+        return "screening"
+    reason = field(field(row, "label", dict), "finish_reason", str, "label.")
+    return reason if reason in ("give_up", "bad_problem") else None
+
+
+def _branches(row, row_id, counts, alternatives):
+    """(id, steps, ratings) of the trajectory that a raw row followed, then of each alternative on the way."""
+    steps, ratings, others, is_over = (), (), [], False
+    for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
+        inside = f"label.steps[{t}]."
+        if not isinstance(shown, dict):
+            raise wrong(f"label.steps[{t}]", shown, "an object")
+        completions = field(shown, "completions", list, inside, null=True) or []
+        chosen = field(shown, "chosen_completion", int, inside, null=True)
+        human = optional(shown, "human_completion", dict, inside)
+        if is_over:
+            counts["steps_after_end_dropped"] += bool(completions or human)
+            continue
+        if chosen is not None and not 0 <= chosen < len(completions):
+            raise wrong(f"{inside}chosen_completion", chosen, f"an index into {len(completions)} completions")
+        # Without a choice phase 1 goes on with the labeller's own step. Without that too the row ends here,
+        # and the step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
+        is_over = chosen is None and human is None
+        read = [_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
+        if human is not None and chosen is None:
+            read, chosen = [*read, _completion(human, f"{inside}human_completion")], len(read)
+            counts["human_steps_without_rating"] += read[-1][1] is None
+        elif human is not None:
+            counts["human_steps_not_chosen_dropped"] += 1
+        for c, (text, rating) in enumerate(read):
+            if c != (chosen or 0):
+                others.append((f"{row_id}/{t}.{c}", (*steps, text), (*ratings, rating)))
+        if read:
+            steps, ratings = (*steps, read[chosen or 0][0]), (*ratings, read[chosen or 0][1])
+    if not steps:
+        counts["rows_without_steps_dropped"] += 1
+        return []
+    counts["alternatives_dropped"] += len(others) if alternatives == "chosen" else 0
+    return [(row_id, steps, ratings), *(others if alternatives == "expand" else ())]
+
+
+def _completion(completion, name):
+    if not isinstance(completion, dict):
+        raise wrong(name, completion, "an object")
+    rating = optional(completion, "rating", int, f"{name}.")
+    if rating not in (-1, 0, 1, None):
+        raise wrong(f"{name}.rating", rating, "-1, 0, 1 or null")
+    return field(completion, "text", str, f"{name}."), rating
+
+
+def math_shepherd(row: dict, row_id: str, counts: collections.Counter) -> list[Solution]:
+    """Math-Shepherd's input and label: the same text, where each ки of the input is a + or - in the label.
+
+    The problem is what precedes "Step 1:", which stays in the step. Where a row lacks it the problem ends
+    with the last question mark before the first ки, or else at that ки (the cases of TRL's script).
+    """
+    *steps, tail = field(row, "input", str).split("ки")
+    signs, position, labels = field(row, "label", str), -1, []
+    if not steps:
+        raise InputError("input: found no ки, expected one after each step")
+    for step in steps:
+        position += len(step) + 1
+        labels.append({"+": 1.0, "-": 0.0}.get(signs[position : position + 1]))
+        if labels[-1] is None:
+            raise wrong(f"label[{position}]", signs[position : position + 1], "the + or - of a ки of input")
+    starts = [re.search("[Ss]tep 1:", step) for step in steps]
+    first = next((index for index, start in enumerate(starts) if start), 0)
+    cut = starts[first].start() if starts[first] else steps[0].rfind("?") + 1 or len(steps[0])
+    problem, steps[first] = "".join(steps[:first]) + steps[first][:cut], steps[first][cut:]
+    first += not steps[first].strip()
+    counts["rows_without_step_1"] += not any(starts)
+    counts["marks_inside_problem_dropped"] += first
+    counts["texts_after_last_mark_dropped"] += bool(tail.strip())
+    steps = tuple(step.strip() for step in steps[first:])
+    answer = re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL) if steps else None
+    answer = answer[1].strip() if answer else None
+    return [Solution(problem.strip(), steps, tuple(labels[first:]), answer=answer, id=_own_id(row, row_id))]
+
+
+def processbench(row: dict, row_id: str) -> list[Solution]:
+    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none) and final_answer_correct.
+
+    Steps before the wrong one are good; nobody judged those after it, so they have no label.
+    """
+    steps, error = texts(row, "steps"), field(row, "label", int)
+    if not -1 <= error < len(steps):
+        raise wrong("label", error, f"-1 to {len(steps) - 1} for {len(steps)} steps")
+    labels = [1.0] * len(steps)
+    if error >= 0:
+        labels[error:] = [0.0, *[None] * (len(steps) - error - 1)]
+    outcome = float(field(row, "final_answer_correct", bool))
+    return [Solution(field(row, "problem", str), steps, tuple(labels), None, outcome, id=_own_id(row, row_id))]
+
+
+def prmbench(row: dict, row_id: str, counts: collections.Counter) -> list[Solution]:
+    """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good.
+
+    Some published rows name steps beyond the last; the benchmark's own evaluator passes over them, here they
+    are counted. The id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep.
+    """
+    steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
+    for index, error in enumerate(errors):
+        if type(error) is not int or error < 1:
+            raise wrong(f"error_steps[{index}]", error, "a step number from 1")
+    beyond = sum(error > len(steps) for error in errors)
+    counts["error_steps_out_of_range"] += beyond
+    counts["rows_with_error_steps_out_of_range"] += beyond > 0
+    labels = tuple(float(number not in errors) for number in range(1, len(steps) + 1))
+    return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
+
+
+def load(
+    path,
+    kind: str,
+    *,
+    neutral: str,
+    after_first_error: str,
+    alternatives: str,
+    duplicates: str,
+    quality_control: str,
+    split: str | None = None,
+    labels_required: bool = False,
+) -> tuple[list[Solution], dict[str, int]]:
+    """Solutions of a file, several files or (with `split`) a Hugging Face data set, and counts of events.
+
+    neutral: a PRM800K rating of 0 is good (OpenAI, Qwen2.5-Math-7B-PRM800K), bad (TRL's script) or mask.
+    after_first_error: later labels are mask (OpenAI, Qwen), bad (Math-Shepherd, TRL: labelled onward) or keep
+      (as in the file). The first error is the first label below 0.5; with neutral=bad a neutral step is one.
+    alternatives, raw PRM800K only: expand (every rated step is supervised, openai/prm800k#10) or chosen.
+    duplicates: drop or keep exact repeats of problem, steps, labels, ratings and outcome.
+    quality_control, raw PRM800K only: drop (OpenAI's 800k labels) or keep quality-control and screening
+      questions and rows that end in give_up or bad_problem.
+    labels_required: native rows without labels are refused. Raises InputError naming file, line and field.
+    Native rows of the hub that have no step are dropped and counted; in a file they raise.
+    """
+    options = {"neutral": neutral, "after_first_error": after_first_error, "alternatives": alternatives}
+    options["quality_control"] = quality_control
+    for name, value in {"kind": kind, "duplicates": duplicates, **options}.items():
+        if value not in OPTIONS[name]:
+            raise wrong(name, value, f"one of {', '.join(OPTIONS[name])}")
+    counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
+    solutions, seen = [], set()
+    for source in [path] if isinstance(path, str | Path) else list(path):
+        for number, row in load_hub(source, split) if split else read_rows(source):
+            counts["rows"] += 1
+            row_id = f"{Path(source).name}:{number}"
+            try:
+                match kind:
+                    # TRL's PRM800K script writes rows without a step, and its training script drops them.
+                    case "native" if split and row.get("completions") == []:
+                        counts["rows_without_steps_dropped"] += 1
+                        continue
+                    case "native":
+                        found = native(row, row_id, labels_required=labels_required)
+                    case "prm800k":
+                        found = prm800k(row, row_id, counts, **options)
+                    case "math_shepherd":
+                        found = math_shepherd(row, row_id, counts)
+                    case "processbench":
+                        found = processbench(row, row_id)
+                    case "prmbench":
+                        found = prmbench(row, row_id, counts)
+            except InputError as error:
+                raise InputError(f"{row_place(source, number)}: {error}") from None
+            for solution in found:
+                if after_first_error != "keep" and first_error(solution.labels or ()) >= 0:
+                    labels, ratings = _after_error(solution.labels, solution.ratings, after_first_error)
+                    changed = sum(old != new for old, new in zip(solution.labels, labels))
+                    counts[f"labels_after_first_error_{after_first_error}"] += changed
+                    solution = dataclasses.replace(solution, labels=labels, ratings=ratings)
+                key = solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome
+                if duplicates == "drop" and key in seen:
+                    counts["duplicates_dropped"] += 1
+                    continue
+                seen.add(key)
+                solutions.append(solution)
+                counts["solutions"] += 1
+                counts["steps"] += len(solution.steps)
+                counts["labels"] += sum(label is not None for label in solution.labels or ())
+    if not solutions:
+        raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
+    return solutions, dict(counts)

@@ -1,0 +1,96 @@
+"""Export a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from prm_jax.checkpoints.hf import save
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import parse
+from prm_jax.model import ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:
+    """conf/export.yaml says what each key means."""
+
+    checkpoint: str | None
+    to: str
+    which: str
+
+
+def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict) -> str:
+    """README.md of an exported run: what it scores and how, the data, the numbers, and the code that made them."""
+    section = lambda node: "```yaml\n" + OmegaConf.to_yaml(node, resolve=True).strip() + "\n```"
+    use = (
+        "`AutoModelForTokenClassification.from_pretrained` of transformers loads it; read the logits at the marks."
+        if cfg.head != "mlp"
+        else "It has the layout of Qwen2.5-Math-PRM (`Qwen2ForProcessRewardModel`: score.0, ReLU, score.2)."
+    )
+    if config.objective == "lm":
+        use = "A language model without a step head; `AutoModelForCausalLM.from_pretrained` loads it."
+    meaning = {
+        "correctness": "the step, and all before it, are right",
+        "value": "the completer that made the labels would reach the right answer from here",
+    }[config.data.label_kind]
+    numbers = {k: v for k, v in summary.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in numbers.items())
+    versions = "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", run_folder.versions()).items())
+    base = f"base_model: {config.init}\n" if config.init.count("/") == 1 and not Path(config.init).exists() else ""
+    return f"""---
+library_name: transformers
+pipeline_tag: {"text-generation" if config.objective == "lm" else "token-classification"}
+tags: [process-reward-model, prm_jax]
+{base}---
+# {name}
+
+A process reward model (objective {config.objective}, step head {cfg.head}), trained with prm_jax. {use}
+
+A label says: {meaning} ({config.data.label_kind} labels).
+
+## Format of its input
+
+{section(config.format)}
+
+## Data
+
+{section(config.data)}
+
+## Metrics
+
+Of the run, on its validation split where the name begins with eval; this is step {step}.
+{"" if summary.get("finished") else "The run had not finished."}
+
+| number | value |
+|---|---|
+{metrics}
+
+## Made with
+
+{versions}
+"""
+
+
+@cli.command("export")
+def main(cfg):
+    """Export a run of train.py to the Hugging Face layout, which transformers loads."""
+    from prm_jax.checkpoints.orbax import load_run  # which itself reads the layouts of this file
+
+    given, cfg = cfg, parse(cfg, ExportConfig)
+    run_folder.claim(run_folder.output_dir(), given)
+    run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
+    model, tokenizer, config, step = load_run(run, cfg.which, "float32")
+    notes = {"format": dict(config.format), "label_kind": config.data.label_kind, "objective": config.objective}
+    save(Path(cfg.to), model, tokenizer, **notes)
+    path = run / "summary.json"
+    summary = json.loads(path.read_text()) if path.exists() else {}
+    card = model_card(Path(cfg.to).name, step, model.cfg, config, summary)
+    (Path(cfg.to) / "README.md").write_text(card)
+    size = sum(path.stat().st_size for path in Path(cfg.to).iterdir())
+    print(f"exported    step {step} of {run} to {cfg.to}, {size / 2**20:.2f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Figures of the toy trace witness: mass by beta, and who wins by beta, injected error and aggregator."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from prm_jax.figures.style import BLUE, GREY, ORANGE, commit, save
+
+TRACE_STYLES = (  # colour, dashes and hatching of the witness's traces, in their order
+    (BLUE, "solid", ""),
+    (ORANGE, (0, (6, 2)), "////"),
+    ("#009E73", "dashdot", "...."),
+    ("#CC79A7", "dotted", "xxxx"),
+)
+
+
+BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
+
+
+def witness_figures(results: dict, folder: Path) -> list[Path]:
+    """The toy witness: mass of the traces by beta under three verifiers; who wins, by beta, error and aggregator."""
+    return [witness_mass(results, folder / "witness_mass.png"), witness_phases(results, folder / "witness_phases.png")]
+
+
+def witness_mass(results: dict, path: Path) -> Path:
+    titles = {"outcome": "Outcome verifier", "process": "Process verifier", "hacked": "Process verifier, hacked"}
+    by_beta, beta, traces = results["by_beta"], results["beta"], results["traces"]
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.1), sharey=True, layout="constrained")
+    for axis, (verifier, title) in zip(axes, titles.items(), strict=True):
+        policy, mass_Nb = results["policies"][verifier], np.transpose(by_beta[verifier])
+        for i, mass_b in enumerate(mass_Nb):
+            colour, dashes, _ = TRACE_STYLES[i]
+            axis.plot(by_beta["beta"], mass_b, color=colour, linestyle=dashes, linewidth=1.8)
+            axis.plot(beta, policy[i], "o", color=colour, markersize=4)
+            if mass_b[0] > 0.1:  # its name at the left end, the winner's above its curve
+                side = 1 if mass_b[0] == mass_Nb[:, 0].max() else -1
+                at = {"xytext": (4, 6 * side), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
+                axis.annotate(traces[i], (by_beta["beta"][0], mass_b[0]), **at)
+        axis.axvline(beta, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+        largest = [f"{traces[i]} {policy[i]:.3f}" for i in np.argsort(policy)[:-3:-1] if policy[i] >= 0.0005]
+        text = rf"at $\beta$ = {beta:g}: {', '.join(largest)}"
+        axis.text(0, 1.03, text, fontsize=7.5, transform=axis.transAxes)
+        axis.set(xscale="log", xlim=(by_beta["beta"][0], by_beta["beta"][-1]), ylim=(-0.02, 1.1))
+        axis.set_title(title, fontsize=10, loc="left", pad=18)
+        axis.xaxis.set_major_formatter("{x:g}")
+    reference, at = results["reference"], ("axes fraction", "data")
+    for place, i in enumerate(np.argsort(reference)):
+        axes[2].annotate(
+            f"{traces[i]} {reference[i]:.2f}",
+            xy=(1, reference[i]),
+            xytext=(1.07, np.mean(reference) + 0.075 * (place - 1.5)),
+            xycoords=at,
+            textcoords=at,
+            va="center",
+            fontsize=7.5,
+            arrowprops={"arrowstyle": "-", "color": TRACE_STYLES[i][0], "linewidth": 0.8},
+        )
+    axes[2].annotate("reference law", (1.07, np.mean(reference) + 0.2), xycoords=at, fontsize=7.5)
+    axes[0].set_ylabel("probability mass of a trace")
+    figure.supxlabel(BETA_LABEL, fontsize=9)
+    text = f"Four toy traces, score by {results['aggregator']}. Dashed: beta = {beta:g}. "
+    text += f"Hacked: an error of size 1 on {results['plane']['trace']}. {commit(results)}"
+    figure.text(0, -0.02, text, fontsize=6.5, color=GREY, va="top")
+    return save(figure, path)
+
+
+def witness_phases(results: dict, path: Path) -> Path:
+    plane, traces = results["plane"], results["traces"]
+    beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
+    winners = np.unique([panel["winner"] for panel in plane["by_aggregator"].values()])
+    figure, axes = plt.subplots(3, 3, figsize=(9, 6.6), sharex=True, sharey=True, layout="constrained")
+    for axis, (how, panel) in zip(axes.flat, plane["by_aggregator"].items(), strict=True):
+        names = ("winner", "lead", "valid")
+        winner_eb, lead_eb, valid_eb = (np.transpose(panel[name]) for name in names)
+        for i in winners:
+            ahead_eb = np.where(winner_eb == i, abs(lead_eb), -abs(lead_eb))  # 0 between the grid's points
+            colour, _, hatch = TRACE_STYLES[i]
+            axis.contourf(beta_b, error_e, ahead_eb, [0, np.inf], colors=[colour], alpha=0.35, hatches=[hatch])
+        for mass, dashes in ((0.5, "solid"), (0.9, "dotted")):
+            axis.contour(beta_b, error_e, valid_eb, [mass], colors="black", linewidths=0.9, linestyles=dashes)
+        axis.axvline(results["beta"], color=GREY, linewidth=0.8, linestyle="--")
+        axis.set(xscale="log", xlim=(beta_b[0], beta_b[-1]))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_title(how, fontsize=9)
+    keys = [
+        plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins")
+        for i, (colour, _, hatch) in enumerate(TRACE_STYLES)
+        if i in winners
+    ]
+    for mass, dashes in ((0.5, "solid"), (0.9, "dotted")):
+        label = f"{mass} of the mass on traces without a wrong step"
+        keys.append(plt.Line2D([], [], color="black", linewidth=0.9, linestyle=dashes, label=label))
+    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), frameon=False, fontsize=8)
+    figure.supxlabel(BETA_LABEL, fontsize=9)
+    figure.supylabel(f"verifier error injected on {plane['trace']} (0 none, 1 fully fooled)", fontsize=9)
+    text = "Four toy traces under the process verifier, one panel for each aggregator of step scores. "
+    text += f"Dashed: beta = {results['beta']:g}. {commit(results)}"
+    figure.text(0, -0.01, text, fontsize=6.5, color=GREY, va="top")
+    return save(figure, path)

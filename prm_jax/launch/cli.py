@@ -1,0 +1,131 @@
+"""How a command starts: help, strict configuration, one-line errors, and where its folder lies.
+
+Hydra composes the configuration; everything else of the code sees frozen dataclasses made here once.
+"""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from tqdm import tqdm
+
+from prm_jax import InputError
+from prm_jax.launch.config import CONF, leaves
+
+
+def command(config_name: str):
+    """Decorator for a `main(cfg)`: Hydra's, with the commented configuration as --help and one clear line an error."""
+
+    def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
+        full_error = "HYDRA_FULL_ERROR" in os.environ  # the user asks for tracebacks
+
+        def job(cfg: DictConfig):
+            try:
+                main(cfg)
+            except InputError as error:
+                # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
+                if full_error:
+                    raise
+                if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
+                    raise
+                sys.exit(one_line(error))
+
+        def start():
+            if {"--help", "-h"} & set(sys.argv[1:]):
+                print_help(config_name, main.__doc__)
+                return
+            use_compilation_cache()
+            run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
+            if full_error:
+                run()
+                return
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its errors on, so that they become one line here
+            try:
+                run()
+            except (InputError, hydra.errors.HydraException, OmegaConfBaseException) as error:
+                sys.exit(one_line(error, config_name))
+            finally:
+                os.environ.pop("HYDRA_FULL_ERROR", None)
+
+        return start
+
+    return decorate
+
+
+def one_line(error: Exception, config_name: str | None = None) -> str:
+    """`error: what was wrong`, without line breaks; a mistyped key gets the nearest real one."""
+    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    mistyped = re.match(r"Could not override '([^']+)'", text)
+    if mistyped and config_name:
+        key, keys = mistyped[1], known_keys(config_name)
+        names = {k.split(".")[-1]: k for k in keys}
+        close = difflib.get_close_matches(key, keys, n=1)
+        close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1)]
+        hint = f"did you mean {close[0]}?" if close else "--help lists every key"
+        return f"error: {key}: no such key in the configuration; {hint}"
+    if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
+        text += f" ({cause})"
+    return f"error: {text}"
+
+
+def known_keys(config_name: str) -> list[str]:
+    """Every dotted key of the default configuration."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return [key for key, _ in leaves(hydra.compose(config_name))]
+
+
+def print_help(config_name: str, doc: str):
+    """The commented configuration files: Hydra's own help drops the comments, which say what each key means."""
+    print(doc.strip(), end="\n\n")
+    command = Path(sys.argv[0]).name if config_name in ("train", "evaluate") else f"-m prm_jax.{config_name}"
+    print(f"Usage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
+    top = (CONF / f"{config_name}.yaml").read_text()
+    print(top.strip())
+    groups = re.findall(r"^  - (?:optional )?/?(\w+): (\w+)", top, flags=re.MULTILINE)
+    for group, default in groups:
+        for path in sorted((CONF / group).glob("*.yaml"), key=lambda p: (p.stem != default, p.stem)):
+            chosen = " (default)" if path.stem == default else ""
+            print(f"\n# ----- {group}={path.stem}{chosen} -----\n{path.read_text().strip()}")
+
+
+def use_compilation_cache():
+    """Keeps compiled programs between processes, so that only the first run of a shape waits for XLA."""
+    import jax
+
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "prm_jax"))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def progress(what: str, total: int, unit: str, initial: int = 0) -> tqdm:
+    """A progress bar with the time left; one line every 20 seconds where the output is a file. Only process 0 shows it."""
+    import jax
+
+    interval = 0.5 if sys.stderr.isatty() else 20
+    return tqdm(
+        desc=what,
+        total=total,
+        initial=initial,
+        unit=unit,
+        mininterval=interval,
+        maxinterval=interval,
+        disable=jax.process_index() > 0,
+    )
+
+
+def print_counts(counts: dict[str, float]):
+    """One line of everything that was dropped, cut, masked or odd in the data; the totals are left out."""
+    totals = ("rows", "solutions", "steps", "labels")
+    odd = [f"{n:.4g} {name}" for name, n in counts.items() if n and name not in totals]
+    if odd:
+        print(f"counts      {', '.join(odd)}")

@@ -1,0 +1,227 @@
+"""Many devices, and many processes, as one: the mesh, and the one rule that lays out every array on it.
+
+Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters alike, each layer's being gathered when its
+turn comes; `tensor` splits heads and features (Shoeybi et al. 2020). Where no mesh is set everything lies on the first
+device and nothing here has an effect.
+"""
+
+import collections
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from prm_jax import InputError
+
+ROWS = ("data", "fsdp")
+# How the last two axes of a matrix [in, out] are split. Heads and features are outputs of one kind of product and inputs of
+# the next, so that a pair of them needs one sum over `tensor`. Everything else (norms, biases, step heads) is small and whole.
+OUT_SPLIT = ("w_q", "w_k", "w_v", "w_gate", "w_up", "unembed")
+IN_SPLIT = ("w_o", "w_down", "embed")
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """conf/train.yaml says what each key means."""
+
+    data: int | None
+    fsdp: int
+    tensor: int
+
+    def __post_init__(self):
+        for name, n in vars(self).items():
+            if n is not None and n < 1:
+                raise InputError(f"mesh.{name}: got {n}, expected at least 1")
+
+
+def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
+    """The given devices, or every device of every process, as a mesh for batches of so many rows.
+
+    Devices that CPUs were cut into need not all be used: a `data` of null takes as many of each process as divide the rows.
+    Raises InputError where the axes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
+    if on_cpu and cfg.data is None:
+        devices = those_that_divide(devices, rows * cfg.tensor, inner)
+    data = len(devices) // inner if cfg.data is None else cfg.data
+    if on_cpu and jax.process_count() == 1 and data:
+        devices = devices[: data * inner]
+    if data * inner != len(devices):
+        hint = "; cpu_devices says how many a CPU makes" if on_cpu else ""
+        raise InputError(
+            f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "
+            f"the {len(devices)} devices there are{hint}"
+        )
+    # An axis of 8 goes over parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
+    grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
+    # Auto: XLA places what the model code, free of sharding, does not say.
+    return Mesh(grid, (*ROWS, "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+def those_that_divide(devices: list, rows: int, inner: int) -> list:
+    """The first few devices of each process: as many as divide the rows and are a multiple of `inner`; if none do, all."""
+    processes = collections.defaultdict(list)
+    for device in devices:
+        processes[device.process_index].append(device)
+    for n in range(min(map(len, processes.values())), 0, -1):
+        total = n * len(processes)
+        if total % inner == 0 and rows % total == 0:
+            return [device for own in processes.values() for device in own[:n]]
+    return devices
+
+
+def platform() -> str:
+    """cpu, gpu or tpu: what the devices of the mesh in use are (they need not exist), or else jax's own choice."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
+
+
+def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
+    """The layout rule: how a parameter, or an Adam moment of it, is split, from its name and shape.
+
+    An axis that the mesh does not divide evenly stays whole. `path` is that of a jax key path.
+    """
+    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
+    names = [name for name in names if name != "value"]
+    if any(name in OUT_SPLIT for name in names):
+        axes = ["fsdp", "tensor"]
+    elif any(name in IN_SPLIT for name in names):
+        axes = ["tensor", "fsdp"]
+    else:
+        return P()
+    if names[-1] in ("a", "b"):  # low-rank factors: as the matrix, but for the axis of the rank
+        axes["ba".index(names[-1])] = None
+    # Stacked layers stay whole: the loop over them takes one at a time.
+    axes = [None] * (len(shape) - 2) + axes
+    fits = [axis and sizes[axis] > 1 and n % sizes[axis] == 0 for axis, n in zip(axes, shape, strict=True)]
+    axes = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
+    # Without trailing None, as jax itself writes it; else the outputs of a step would not match its inputs.
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
+
+
+def layout(tree):
+    """The sharding of every array of a model or optimiser (abstract ones will do) on the mesh in use."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        here = SingleDeviceSharding(jax.devices()[0])
+        return jax.tree.map(lambda _: here, tree)
+    return jax.tree.map_with_path(lambda path, x: NamedSharding(mesh, spec(path, x.shape, mesh.shape)), tree)
+
+
+def born(make, *args, donate=()):
+    """make(*args) with every array of the result made where it belongs, never whole on one device.
+
+    Arguments numbered in `donate` give their memory to the result.
+    """
+    return jax.jit(make, out_shardings=layout(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
+
+
+def keep_layout(tree):
+    """Under jit: pins every array of a model, optimiser or gradient to the layout rule."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return tree
+    return jax.tree.map_with_path(
+        lambda path, x: jax.lax.with_sharding_constraint(x, spec(path, x.shape, mesh.shape)), tree
+    )
+
+
+def split_rows(x):
+    """Under jit: pins the residual stream, [B, L, D] or [B * L, D], rows over data and fsdp, each row whole on every device of `tensor`.
+
+    Rows split over `tensor` too would store less for the backward pass, but XLA then makes the linear layers, flattened to
+    two axes, trade rows for features among all devices: nine times the bytes (72B on 64 devices, `python -m prm_jax.bench.memory`).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return x if mesh.empty else jax.lax.with_sharding_constraint(x, P(ROWS))
+
+
+def look_up(embed_VD, ids_BL):
+    """Under jit: embed_VD[ids_BL], split as the residual stream.
+
+    Each device looks up its own features for the rows of its whole fsdp group, and an all-to-all trades features for rows;
+    left to itself XLA may gather every row of the batch.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return embed_VD[ids_BL]
+    features = spec([jax.tree_util.DictKey("embed")], embed_VD.shape, mesh.shape)[1:]
+    ids_BL = jax.lax.with_sharding_constraint(ids_BL, P("data"))
+    return split_rows(jax.lax.with_sharding_constraint(embed_VD[ids_BL], P("data", None, *features)))
+
+
+def on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
+    """attend(...) on each device's own rows and heads: attention needs no communication, and kernels cannot be split by XLA."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size <= 1:
+        return attend(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+    heads, rows = P(ROWS, None, "tensor"), P(ROWS)
+    split = jax.shard_map(attend, in_specs=(heads,) * 3 + (rows,) * len(rest_BL), out_specs=heads, check_vma=False)
+    return split(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
+
+
+def features_are_split() -> bool:
+    """Under jit: does `tensor` split features, so that what only rows split will not do?"""
+    return jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
+
+
+def over_own_rows(product, x_nD, y_nF):
+    """Under jit: product(x, y), a sum over rows, from each device's own rows and a sum over the devices, for a product that
+    XLA cannot split itself; only where features are not split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size <= 1:
+        return product(x_nD, y_nF)
+    summed = lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS)
+    return jax.shard_map(summed, in_specs=P(ROWS), out_specs=P(), check_vma=False)(x_nD, y_nF)
+
+
+def row_parts() -> int:
+    """Among how many parts of the mesh in use the rows of a batch are split."""
+    shape = jax.sharding.get_mesh().shape
+    return math.prod(shape.get(axis, 1) for axis in ROWS)
+
+
+def check_divides(model_cfg, rows: int, key: str):
+    """InputError where the mesh in use cannot split the rows of a batch or the heads of the model evenly."""
+    n, tensor = row_parts(), jax.sharding.get_mesh().shape.get("tensor", 1)
+    if rows % n:
+        raise InputError(f"{key}: got {rows}, expected a multiple of {n} (mesh.data x mesh.fsdp)")
+    for name in ("heads", "kv_heads"):
+        if getattr(model_cfg, name) % tensor:
+            raise InputError(
+                f"mesh.tensor: got {tensor}, expected a divisor of the model's {getattr(model_cfg, name)} {name}"
+            )
+
+
+def row_sharding(axis: int):
+    """Sharding of an array whose axis number `axis` is the rows of a batch."""
+    mesh = jax.sharding.get_mesh()
+    return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*[None] * axis, ROWS))
+
+
+def own_rows(rows: int) -> np.ndarray:
+    """Which of a batch's rows this process holds, ascending; it need not read the others."""
+    slices = row_sharding(0).addressable_devices_indices_map((rows,)).values()
+    return np.unique(np.concatenate([np.arange(rows)[s] for s in slices]))
+
+
+def put_rows(batch: dict[str, np.ndarray], rows: int, axis: int = 0):
+    """A batch of `rows` rows in all on the mesh; each process gives its own rows, or all of them, along `axis`."""
+    return {
+        name: jax.make_array_from_process_local_data(
+            row_sharding(axis), x, (*x.shape[:axis], rows, *x.shape[axis + 1 :])
+        )
+        for name, x in batch.items()
+    }
+
+
+def everywhere(x):
+    """Under jit: the whole array on every device, so that every process can read it."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P())
