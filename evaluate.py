@@ -25,7 +25,8 @@ from prm_jax.data import grading, pools, rows, sources
 from prm_jax.data.formats import Format
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import ArithmeticData, data_config, load_splits
-from prm_jax.evals import benchmarks, best_of_n
+from prm_jax.evals import benchmarks
+from prm_jax.evals import pool_metrics as best_of_n
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.figures import benchmarks as benchmark_figures
 from prm_jax.figures import best_of_n as pool_figures
@@ -33,7 +34,7 @@ from prm_jax.figures import steps as step_plots
 from prm_jax.figures import witness as witness_plots
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
-from prm_jax.launch.hosts import cut_cpu, join, same_folder, text_folder
+from prm_jax.launch.hosts import init_distributed, same_folder, set_cpu_devices, text_folder
 from prm_jax.launch.mesh import MeshConfig, make_mesh
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
@@ -99,8 +100,8 @@ class EvaluateConfig:
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
-    cut_cpu(run_folder.of_resumed(cfg, "cpu_devices"))
-    join(cfg)
+    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
+    init_distributed(cfg)
     given, folder = cfg, same_folder(run_folder.output_dir())
     if cfg.resume is not None:
         if jax.process_index() == 0 and not any(folder.iterdir()):
@@ -144,7 +145,7 @@ def main(cfg):
     cfg = dataclasses.replace(cfg, checkpoint=[str(path) for path in checkpoints(cfg)])
     if cfg.resume is None:
         given.checkpoint = cfg.checkpoint  # a resumed evaluation must not find another newest run
-        run_folder.claim(folder, given)
+        run_folder.create_run_folder(folder, given)
     (folder / "figures").mkdir(exist_ok=True)
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         results, figures = tasks[cfg.task](cfg, data, folder)

@@ -24,18 +24,18 @@ from prm_jax.data.packing import (
     eval_batches,
     fits_window,
     make_examples,
-    row_marks,
+    step_slots,
     train_batches,
     training_width,
 )
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
-from prm_jax.launch.hosts import cut_cpu, join, largest, same_folder, text_folder
-from prm_jax.launch.mesh import MeshConfig, born, check_divides, make_mesh, own_rows, platform, put_rows
+from prm_jax.launch.hosts import init_distributed, max_over_processes, same_folder, set_cpu_devices, text_folder
+from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_folder import MetricsLog, StopSignal
 from prm_jax.lora import LoraConfig, attach
-from prm_jax.model import PRM, thin
+from prm_jax.model import PRM, cast_backbone
 from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, make_schedule, train_step
 
 
@@ -81,8 +81,8 @@ class TrainConfig:
     def __post_init__(self):
         if self.seed < 0:
             raise InputError(f"seed: got {self.seed}, expected at least 0")
-        if self.objective == "lm" and self.optimizer.trains == "head":
-            raise InputError("optimizer.trains: got head, but objective=lm has no step head to train")
+        if self.objective == "lm" and self.optimizer.trainable == "head":
+            raise InputError("optimizer.trainable: got head, but objective=lm has no step head to train")
         counts = {name: getattr(self, name) for name in ("steps", "log_every", "checkpoint_every", "tokenizer_vocab")}
         counts |= {f"batch.{name}": getattr(self.batch, name) for name in ("rows", "tokens", "accumulate")}
         counts |= {"eval.every": self.eval.every, "eval.solutions": self.eval.solutions}
@@ -94,8 +94,8 @@ class TrainConfig:
 @cli.command("train")
 def main(cfg):
     """Train a process reward model into a run folder."""
-    cut_cpu(run_folder.of_resumed(cfg, "cpu_devices"))
-    join(cfg)
+    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
+    init_distributed(cfg)
     run, given = same_folder(run_folder.output_dir()), cfg
     if cfg.resume is not None:
         if jax.process_index() == 0 and not any(run.iterdir()):
@@ -118,7 +118,7 @@ def main(cfg):
         raise InputError(f"format: {cfg.format.name!r} has no step head to train; it scores by two language models")
     texts = text_folder(run)
     if cfg.resume is None:
-        run_folder.claim(texts, given)
+        run_folder.create_run_folder(texts, given)
     print(f"run folder  {run}")
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         train(cfg, data_cfg, run, texts)
@@ -180,13 +180,13 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
     """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
     b = cfg.batch
-    marks = row_marks(examples["train"], b.tokens, b.share_prefixes)
+    marks = step_slots(examples["train"], b.tokens, b.share_prefixes)
     batch_rows = b.rows * b.accumulate
     source = PackedRows(
         examples["train"], cfg.steps * batch_rows, b.tokens, marks, b.step_weights, cfg.seed, b.share_prefixes
     )
     print(source.summary())
-    eval_marks = row_marks(examples["validation"], cfg.batch.tokens)
+    eval_marks = step_slots(examples["validation"], cfg.batch.tokens)
     held_out = [batch for batch in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)]
     check_divides(model.cfg, cfg.batch.rows, "batch.rows")
     schedule = make_schedule(cfg.optimizer, cfg.steps)
@@ -197,7 +197,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
     before = best.pop("seconds", 0.0)  # that the run had taken when it was interrupted
-    own_AB = np.arange(batch_rows).reshape(cfg.batch.accumulate, -1)[:, own_rows(cfg.batch.rows)]
+    own_AB = np.arange(batch_rows).reshape(cfg.batch.accumulate, -1)[:, local_rows(cfg.batch.rows)]
     rows = train_batches(source, batch_rows, own_AB.ravel(), first)
     log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
     started, tokens = time.perf_counter(), 0
@@ -221,9 +221,11 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     with StopSignal() as stop, cli.progress("training", cfg.steps, "step", first) as bar:
         for step in range(first + 1, cfg.steps + 1):
             batch = {name: x.reshape(*own_AB.shape, -1) for name, x in next(rows).items()}
-            batch = put_rows(batch, cfg.batch.rows, axis=1)
+            batch = shard_batch(batch, cfg.batch.rows, axis=1)
             model, opt, metrics = train_step(model, opt, batch, cfg.loss, k_dropout)
-            metrics["stop"] = largest(stop.received or 0)  # read with the rest, so that all stop at the same step
+            metrics["stop"] = max_over_processes(
+                stop.received or 0
+            )  # read with the rest, so that all stop at the same step
             if pending is not None:
                 record = read(*pending)
                 if record["step"] % cfg.log_every == 0:
@@ -278,7 +280,7 @@ def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
     """Mean loss and accuracy over the held-out batches."""
     totals = {}
     for batch in batches:
-        for name, x in eval_step(model, put_rows(batch, len(batch["ids"])), cfg).items():
+        for name, x in eval_step(model, shard_batch(batch, len(batch["ids"])), cfg).items():
             totals[name] = totals.get(name, 0.0) + float(x)
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
@@ -312,14 +314,14 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         raise InputError(
             f"model.vocab: {model_cfg.vocab} embeddings are too few for a tokenizer of {len(tokenizer)} tokens"
         )
-    frozen = cfg.optimizer.trains != "all"
+    frozen = cfg.optimizer.trainable != "all"
     if cfg.init == "random":
-        store = thin if frozen else lambda model: model
-        model = born(lambda: store(PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))))
+        store = cast_backbone if frozen else lambda model: model
+        model = make_sharded(lambda: store(PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))))
     else:
         model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, "thin" if frozen else np.float32)
-    if cfg.optimizer.trains == "lora":
-        model = born(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
+    if cfg.optimizer.trainable == "lora":
+        model = make_sharded(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
     return model
 
 

@@ -79,7 +79,7 @@ def main(cfg):
     from prm_jax.checkpoints.orbax import load_run  # which itself reads the layouts of this file
 
     given, cfg = cfg, parse(cfg, ExportConfig)
-    run_folder.claim(run_folder.output_dir(), given)
+    run_folder.create_run_folder(run_folder.output_dir(), given)
     run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
     model, tokenizer, config, step = load_run(run, cfg.which, "float32")
     notes = {"format": dict(config.format), "label_kind": config.data.label_kind, "objective": config.objective}

@@ -11,7 +11,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.kernels.products import matmul
-from prm_jax.launch.mesh import born
+from prm_jax.launch.mesh import make_sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ def merge(model):
     """The model with plain matrices in place of the low-rank updates, for export; a model without them stays as it is."""
     for blocks in (model.blocks, model.last):
         updated = {name: w for name, w in vars(blocks).items() if isinstance(w, LowRank)}
-        merged = born(lambda updated: {name: w.merged() for name, w in updated.items()}, updated)
+        merged = make_sharded(lambda updated: {name: w.merged() for name, w in updated.items()}, updated)
         for name, w_DF in merged.items():
             setattr(blocks, name, nnx.Param(w_DF))
     return model

@@ -14,8 +14,8 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.kernels.products import add_bias, matmul
-from prm_jax.kernels.remat import keep, remat
-from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, look_up, on_own_heads, split_rows
+from prm_jax.kernels.remat import remat, save_for_backward
+from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, embed_lookup, on_own_heads, split_rows
 from prm_jax.lora import LowRank
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
@@ -108,7 +108,7 @@ def linear(x_BLD, w_DF, b_F=None):
     y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_BLD.dtype))
     if b_F is not None:
         y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
-    return keep(y_nF, "linear").reshape(*x_BLD.shape[:-1], -1)
+    return save_for_backward(y_nF, "linear").reshape(*x_BLD.shape[:-1], -1)
 
 
 def rms_norm(x_BLD, gain_D, eps):
@@ -147,9 +147,9 @@ def rotate(x_BLHK, cos_BL1k, sin_BL1k):
     return y_BLHK.astype(x_BLHK.dtype)
 
 
-def at_marks(x_BLD, mark_BT):
+def at_marks(x_BLD, step_end_BT):
     """The rows' entries at their marked tokens, x_BTD."""
-    return jnp.take_along_axis(x_BLD, mark_BT[:, :, None], axis=1)
+    return jnp.take_along_axis(x_BLD, step_end_BT[:, :, None], axis=1)
 
 
 class Block(nnx.Module):
@@ -177,10 +177,10 @@ class Block(nnx.Module):
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
 
-    def __call__(self, x_nD, cos_BL1k, sin_BL1k, until_BL, mark_BT=None):
-        """The residual stream of all tokens, x_nD, or where `mark_BT` is given of the marked tokens alone."""
+    def __call__(self, x_nD, cos_BL1k, sin_BL1k, visible_until_BL, step_end_BT=None):
+        """The residual stream of all tokens, x_nD, or where `step_end_BT` is given of the marked tokens alone."""
         cfg = self.cfg
-        B, L = until_BL.shape
+        B, L = visible_until_BL.shape
         h_nD = rms_norm(x_nD, self.norm_attn, cfg.norm_eps)
         q_BLHK = linear(h_nD, self.w_q, self.b_q).reshape(B, L, cfg.heads, cfg.head_dim)
         k_BLGK = linear(h_nD, self.w_k, self.b_k).reshape(B, L, cfg.kv_heads, cfg.head_dim)
@@ -190,12 +190,12 @@ class Block(nnx.Module):
             k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
         q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
         if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
-            q_BLHK, k_BLGK = keep(q_BLHK, "attention"), keep(k_BLGK, "attention")
-        o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, until_BL)
+            q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
+        o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, visible_until_BL)
         o_nD = o_BLHK.reshape(B * L, -1)
-        if mark_BT is not None:
-            x_nD, o_nD = (at_marks(y_nD.reshape(B, L, -1), mark_BT) for y_nD in (x_nD, o_nD))
-            x_nD, o_nD = (y_BTD.reshape(mark_BT.size, -1) for y_BTD in (x_nD, o_nD))
+        if step_end_BT is not None:
+            x_nD, o_nD = (at_marks(y_nD.reshape(B, L, -1), step_end_BT) for y_nD in (x_nD, o_nD))
+            x_nD, o_nD = (y_BTD.reshape(step_end_BT.size, -1) for y_BTD in (x_nD, o_nD))
         x_nD += linear(o_nD, self.w_o, self.b_o)
 
         h_nD = rms_norm(x_nD, self.norm_ffn, cfg.norm_eps)
@@ -225,29 +225,29 @@ class PRM(nnx.Module):
         self.w_head = normal(rngs, (cfg.dim, C), scale("w_head")) if C else None
         self.b_head = nnx.Param(jnp.zeros(C)) if C else None
 
-    def __call__(self, ids_BL, pos_BL, until_BL, mark_BT=None):
-        """Hidden states after the final norm, x_BLD; with `mark_BT` those of the marked tokens alone, x_BTD.
+    def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None):
+        """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the marked tokens alone, x_BTD.
 
-        `until_BL`: last position that sees each token (attention.py). A step head reads marks only, so of the last block
+        `visible_until_BL`: last position that sees each token (attention.py). A step head reads marks only, so of the last block
         the other tokens need no more than keys and values: a tenth of the products of 8 layers, a thirtieth of 28.
         """
         cfg = self.cfg
-        slides, near_BL = jnp.array(cfg.sliding or [True] * cfg.layers), until_BL
+        slides, near_BL = jnp.array(cfg.sliding or [True] * cfg.layers), visible_until_BL
         if cfg.window is not None:
-            near_BL = jnp.minimum(until_BL, jnp.arange(until_BL.shape[1]) + cfg.window - 1)
+            near_BL = jnp.minimum(visible_until_BL, jnp.arange(visible_until_BL.shape[1]) + cfg.window - 1)
         angle_BL1k = pos_BL[:, :, None, None] * rope_frequencies(cfg)
         attention = 1.0 if cfg.rope_scaling is None else cfg.rope_scaling.attention
         cos_BL1k, sin_BL1k = attention * jnp.cos(angle_BL1k), attention * jnp.sin(angle_BL1k)
 
-        def layer(x_nD, block_and_slides, mark_BT=None):
+        def layer(x_nD, block_and_slides, step_end_BT=None):
             block, is_sliding = block_and_slides
-            seen_BL = jnp.where(is_sliding, near_BL, until_BL)
-            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL, mark_BT)), None
+            seen_BL = jnp.where(is_sliding, near_BL, visible_until_BL)
+            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL, step_end_BT)), None
 
         layer = remat(layer, cfg.remat)
-        x_nD = look_up(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
+        x_nD = embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
         x_nD, _ = jax.lax.scan(layer, x_nD, (self.blocks, slides[:-1]))
-        x_nD, _ = layer(x_nD, (self.last, slides[-1]), mark_BT)
+        x_nD, _ = layer(x_nD, (self.last, slides[-1]), step_end_BT)
         return rms_norm(x_nD, self.norm_out, cfg.norm_eps).reshape(len(ids_BL), -1, cfg.dim)
 
     def step_logits(self, x_BTD, k_dropout=None):
@@ -282,7 +282,7 @@ class PRM(nnx.Module):
         return jax.lax.map(one, places, batch_size=max(1, min(L, 256 // B))).T
 
 
-def thin(model: PRM) -> PRM:
+def cast_backbone(model: PRM) -> PRM:
     """The model with the backbone's matrices stored in the compute dtype: every use casts them to it, so no score changes.
 
     For matrices that do not train; one that does stays float32, where small updates add up.

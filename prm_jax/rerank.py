@@ -156,15 +156,15 @@ def reweight(score_PN, beta, ref_PN=None, mask_PN=None) -> Reweighted:
     ref. KL = reward / beta - log Z. At beta = 0 log Z is its limit: ±inf, or log ref(arg max) where the maximum is 0.
     Where no candidate can win: weights and KL 0, log Z and reward -inf.
     """
-    score_PN = hide(score_PN, mask_PN)
+    score_PN = mask_scores(score_PN, mask_PN)
     ref_PN = _reference(score_PN, ref_PN, mask_PN)
-    can_win_PN = (ref_PN > 0) & (score_PN != -jnp.inf)
+    eligible_PN = (ref_PN > 0) & (score_PN != -jnp.inf)
     compared_PN = jnp.where(beta == 0, round_score(score_PN), score_PN)
-    best_P1 = jnp.max(compared_PN, -1, keepdims=True, where=can_win_PN, initial=-jnp.inf)
+    best_P1 = jnp.max(compared_PN, -1, keepdims=True, where=eligible_PN, initial=-jnp.inf)
     best_P1 = jnp.where(best_P1 == -jnp.inf, 0.0, best_P1)
-    gap_PN = jnp.where(can_win_PN, compared_PN - best_P1, 0.0)
+    gap_PN = jnp.where(eligible_PN, compared_PN - best_P1, 0.0)
     tilt_PN = jnp.where(gap_PN == 0, 0.0, gap_PN / beta)  # the best keep exp(0) where 0 / 0 would be nan
-    mass_PN = jnp.where(can_win_PN, ref_PN * jnp.exp(tilt_PN), 0.0)
+    mass_PN = jnp.where(eligible_PN, ref_PN * jnp.exp(tilt_PN), 0.0)
     mass_P1 = mass_PN.sum(-1, keepdims=True)
     weight_PN = mass_PN / jnp.where(mass_P1 > 0, mass_P1, 1.0)
     kl_P = jnp.maximum(expectation(weight_PN, tilt_PN - jnp.log(mass_P1)), 0.0)
@@ -180,7 +180,7 @@ def best_of_n_law(score_PN, n, ref_PN=None, mask_PN=None):
     A block of equal scores of mass b, below a mass a of better ones, wins with (1 - a)^n - (1 - a - b)^n. Masked
     candidates leave ref. Its exact KL is `kl_divergence(law, ref)`; see `best_of_n_kl_bound`.
     """
-    score_PN = round_score(hide(score_PN, mask_PN))
+    score_PN = round_score(mask_scores(score_PN, mask_PN))
 
     def one(score_N, ref_N):
         order_N = _best_first(score_N)
@@ -212,7 +212,7 @@ def best_of_n(score_PN, gold_PN, mask_PN=None, size_n=None, *, ties: str = "shar
     Tied candidates share: each counts with the mean of its block. size_n: sizes within 1..N, default all; another
     size gives nan. A subset in which none can win counts 0. A nan score makes its problem nan.
     """
-    hidden_PN = hide(score_PN, mask_PN)
+    hidden_PN = mask_scores(score_PN, mask_PN)
     gold_PN = jnp.where(hidden_PN == -jnp.inf, 0.0, jnp.where(jnp.isnan(hidden_PN), jnp.nan, as_float(gold_PN)))
     score_PN = round_score(hidden_PN)
     order_PN = _best_first(score_PN)
@@ -270,7 +270,7 @@ def soft_best_of_n(key, score_PN, gold_PN, beta, mask_PN=None, size_n=None, *, d
 
     The mean of `draws` random n-subsets. beta = 0 is best-of-n; inf takes any that can win, each as likely.
     """
-    score_PN = hide(score_PN, mask_PN)
+    score_PN = mask_scores(score_PN, mask_PN)
     return over_subsets(
         key, lambda drawn_PN: reweight(score_PN, beta, None, drawn_PN).weight_PN, gold_PN, size_n, draws
     )
@@ -364,7 +364,7 @@ def as_float(x):
     return x.astype(jnp.promote_types(jnp.result_type(x, float), jnp.float32))
 
 
-def hide(score_PN, mask_PN):
+def mask_scores(score_PN, mask_PN):
     """Scores as floats, -inf where masked."""
     return as_float(score_PN) if mask_PN is None else jnp.where(mask_PN, as_float(score_PN), -jnp.inf)
 

@@ -18,11 +18,11 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints import orbax as checkpoint
 from prm_jax.checkpoints.tensors import open_tensors
 from prm_jax.data.formats import SCORES, Encoded, Format, encode, read_format, verdicts
-from prm_jax.data.packing import choose_width, fits_window, lay_out, plan_rows
+from prm_jax.data.packing import choose_width, fits_window, layout_row, plan_rows
 from prm_jax.launch import cli
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import same_file
-from prm_jax.launch.mesh import check_divides, everywhere, put_rows, row_parts
+from prm_jax.launch.mesh import check_divides, replicate, row_parts, shard_batch
 from prm_jax.model import PRM, good_logit
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
@@ -103,18 +103,18 @@ def load_verifier(path: str | Path, which: str, fmt: Format, dtype: str, referen
 @jax.jit
 def good_probability(model: PRM, batch):
     """P(good) at the marks of a packed batch, p_BT in [0, 1]; the step head sees no other token."""
-    x_BTD = model(batch["ids"], batch["pos"], batch["until"], batch["mark"])
-    return everywhere(jax.nn.sigmoid(good_logit(model.step_logits(x_BTD), model.cfg.head)))
+    x_BTD = model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
+    return replicate(jax.nn.sigmoid(good_logit(model.step_logits(x_BTD), model.cfg.head)))
 
 
 @jax.jit
 def log_ratio(policy: PRM, reference: PRM, batch):
     """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024)."""
     logp_BL = [
-        model.next_logprobs(model(batch["ids"], batch["pos"], batch["until"]), batch["ids"])
+        model.next_logprobs(model(batch["ids"], batch["pos"], batch["visible_until"]), batch["ids"])
         for model in (policy, reference)
     ]
-    return everywhere(logp_BL[0] - logp_BL[1])
+    return replicate(logp_BL[0] - logp_BL[1])
 
 
 def step_scores(fmt: Format, value_n: np.ndarray, encoded: Encoded) -> np.ndarray:
@@ -124,13 +124,13 @@ def step_scores(fmt: Format, value_n: np.ndarray, encoded: Encoded) -> np.ndarra
     """
     if fmt.score == "log_ratio":  # summed over each step's tokens; value l is about token l + 1
         sum_L = np.concatenate([[0.0], np.cumsum(value_n, dtype=np.float64)])
-        before_T = np.append(encoded.start - 1, encoded.mark_T[:-1])
-        return (fmt.beta * (sum_L[encoded.mark_T] - sum_L[before_T])).astype(np.float32)
+        before_T = np.append(encoded.start - 1, encoded.step_end_T[:-1])
+        return (fmt.beta * (sum_L[encoded.step_end_T] - sum_L[before_T])).astype(np.float32)
     return 2 * value_n - 1 if fmt.score == "difference" else value_n
 
 
 @dataclasses.dataclass
-class Work:
+class ScoringStats:
     """What scoring computed: tokens of the solutions, those of them left after sharing, places in the rows for them, and
     the shapes (rows, tokens, marks) of the batches, each of which is compiled once."""
 
@@ -164,7 +164,7 @@ def score_stream(
     solution alone, whatever shares the row or the batch. `row_tokens` of None is chosen from the lengths in the first
     chunk; a solution that is longer doubles the rows from its chunk on. The progress bar goes from `done` to `total`.
     """
-    rows, work = iter(rows), Work()
+    rows, work = iter(rows), ScoringStats()
     with cli.progress("scoring", total, "solution", done) as bar:
         while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
             distinct = {row: i for i, row in enumerate(dict.fromkeys(chunk))}
@@ -202,7 +202,7 @@ def fit_width(verifier: Verifier, encoded: list[Encoded], row_tokens: int | None
 
 
 def score_encoded(
-    verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int, work: Work
+    verifier: Verifier, encoded: list[Encoded], batch_rows: int, row_tokens: int, work: ScoringStats
 ) -> list[np.ndarray]:
     """`score_stream` of one chunk: packed rows, few shapes (mark slots and row counts are powers of two, the latter rounded
     up to what the mesh in use divides). Adds to `work`."""
@@ -226,26 +226,26 @@ def score_encoded(
         B = 1 << (len(here) - 1).bit_length()
         B = min(batch_rows, -(-B // row_parts()) * row_parts())
         batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
-        batch["until"] = np.full((B, row_tokens), row_tokens, np.int32)
+        batch["visible_until"] = np.full((B, row_tokens), row_tokens, np.int32)
         # Of each row its solutions and where each finds its values; the places of the row's marks.
         layouts, marks = [], []
         for b, pack in enumerate(here):
-            *arrays, places = lay_out([encoded[i].ids_L for i in pack], share)
-            for name, x_n in zip(("ids", "pos", "until"), arrays, strict=True):
+            *arrays, places = layout_row([encoded[i].ids_L for i in pack], share)
+            for name, x_n in zip(("ids", "pos", "visible_until"), arrays, strict=True):
                 batch[name][b, : len(x_n)] = x_n
-            own = [place_L[encoded[i].mark_T] for i, place_L in zip(pack, places, strict=True)]
+            own = [place_L[encoded[i].step_end_T] for i, place_L in zip(pack, places, strict=True)]
             marks.append(np.unique(np.concatenate(own)))  # one that several solutions share is read once
             layouts.append((pack, places if by_ratio else [np.searchsorted(marks[b], own_T) for own_T in own]))
         T = doubled(max(1, row_tokens // 16), max(map(len, marks)))
         work.places += B * row_tokens
         work.shapes.add((B, row_tokens, 0 if by_ratio else T))
         if by_ratio:
-            value_Bn = log_ratio(verifier.model, verifier.reference, put_rows(batch, B))
+            value_Bn = log_ratio(verifier.model, verifier.reference, shard_batch(batch, B))
         else:
-            batch["mark"] = np.zeros((B, T), np.int32)
-            for mark_T, found_T in zip(batch["mark"], marks, strict=False):
-                mark_T[: len(found_T)] = found_T
-            value_Bn = good_probability(verifier.model, put_rows(batch, B))
+            batch["step_end"] = np.zeros((B, T), np.int32)
+            for step_end_T, found_T in zip(batch["step_end"], marks, strict=False):
+                step_end_T[: len(found_T)] = found_T
+            value_Bn = good_probability(verifier.model, shard_batch(batch, B))
         if pending:  # read one batch late, while the device computes the next
             finish(pending)
         pending = value_Bn, layouts

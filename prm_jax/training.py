@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.launch.mesh import born, keep_layout
+from prm_jax.launch.mesh import keep_layout, make_sharded
 from prm_jax.losses import next_token_loss, step_loss
 from prm_jax.model import PRM, at_marks, good_logit
 
@@ -37,7 +37,7 @@ def is_head(path, _):
 
 
 # The NNX filter of the parameters that train. Named here once, since a jitted step takes it as part of the optimiser's type.
-TRAINS = {"all": nnx.Param, "head": is_head, "lora": nnx.Any(nnx.LoRAParam, is_head)}
+TRAINABLE = {"all": nnx.Param, "head": is_head, "lora": nnx.Any(nnx.LoRAParam, is_head)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OptimizerConfig:
     b1: float
     b2: float
     clip: float  # largest global gradient norm
-    trains: str  # a key of TRAINS
+    trainable: str  # a key of TRAINABLE
     mu_dtype: str  # how the first moment is stored; both moments are computed in float32
     nu_dtype: str  # how the second moment is stored
 
@@ -60,8 +60,8 @@ class OptimizerConfig:
         for name in ("lr", "clip"):
             if not getattr(self, name) > 0:
                 raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number above 0")
-        if self.trains not in TRAINS:
-            raise InputError(f"optimizer.trains: got {self.trains!r}, expected {', '.join(TRAINS)}")
+        if self.trainable not in TRAINABLE:
+            raise InputError(f"optimizer.trainable: got {self.trainable!r}, expected {', '.join(TRAINABLE)}")
         for name in ("mu_dtype", "nu_dtype"):
             if getattr(self, name) not in ("float32", "bfloat16"):
                 raise InputError(f"optimizer.{name}: got {getattr(self, name)!r}, expected float32 or bfloat16")
@@ -80,9 +80,9 @@ def make_schedule(cfg: OptimizerConfig, steps: int):
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
-    """The optimiser of what `cfg.trains`, its state laid out as the model."""
+    """The optimiser of what `cfg.trainable`, its state laid out as the model."""
     tx = make_transform(cfg, steps)
-    return born(lambda model: nnx.Optimizer(model, tx, wrt=TRAINS[cfg.trains]), model)
+    return make_sharded(lambda model: nnx.Optimizer(model, tx, wrt=TRAINABLE[cfg.trainable]), model)
 
 
 def make_transform(cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
@@ -122,10 +122,10 @@ def totals(batch):
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
     """Sums over one micro-batch: step loss, next-token loss, right steps; divide by `totals` of the global batch."""
     all_tokens = cfg.objective == "lm" or cfg.lm_weight > 0
-    x_BLD = model(batch["ids"], batch["pos"], batch["until"], None if all_tokens else batch["mark"])
+    x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
     step_sum = lm_sum = right = jnp.zeros(())
     if cfg.objective != "lm":
-        x_BTD = at_marks(x_BLD, batch["mark"]) if all_tokens else x_BLD
+        x_BTD = at_marks(x_BLD, batch["step_end"]) if all_tokens else x_BLD
         logit_BTC = model.step_logits(x_BTD, k_dropout)
         loss_BT = step_loss(logit_BTC, batch["label"], batch["rating"], model.cfg.head, cfg.pos_weight)
         is_labelled_BT = batch["weight"] > 0
@@ -175,7 +175,7 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     model, opt = keep_layout((model, opt))
     _, metrics = combine(terms, batch, cfg)
     metrics |= {"grad_norm": optax.tree.norm(grads), "n_steps": (batch["weight"] > 0).sum()}
-    return model, opt, metrics | {"n_tokens": (batch["until"] < batch["ids"].shape[-1]).sum()}
+    return model, opt, metrics | {"n_tokens": (batch["visible_until"] < batch["ids"].shape[-1]).sum()}
 
 
 @functools.partial(jax.jit, static_argnames="cfg")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.rerank import HIGHEST, as_float, hide, over_subsets, round_score, subset_sizes
+from prm_jax.rerank import HIGHEST, as_float, mask_scores, over_subsets, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
 
@@ -30,7 +30,7 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share"):
     groups the one whose first member has the lowest index, represented by that member.
     """
     N = answer_PN.shape[-1]
-    log_weight_PN = hide(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
+    log_weight_PN = mask_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
     log_weight_PN = jnp.where(answer_PN >= 0, log_weight_PN, -jnp.inf)
 
     def one(answer_N, log_weight_N):
@@ -57,7 +57,7 @@ def top_k(score_PN, k, mask_PN=None):
 
     Candidates tied for the last places share these evenly, so that k votes are cast (or as many as can win).
     """
-    score_PN = round_score(hide(score_PN, mask_PN))
+    score_PN = round_score(mask_scores(score_PN, mask_PN))
     k = jnp.minimum(k, score_PN.shape[-1])
     last_P1 = jnp.sort(score_PN, -1, descending=True)[..., k - 1][..., None]
     above_P1 = jnp.sum(score_PN > last_P1, -1, keepdims=True)
@@ -136,6 +136,6 @@ def vote_curve(
     A subset keeps the candidates' order, on which ties="first" rests. The standard error of the curve's mean over
     problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
     """
-    log_weight_PN = hide(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
+    log_weight_PN = mask_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
     law = lambda drawn_PN: vote(answer_PN, log_weight_PN, drawn_PN, ties=ties)
     return over_subsets(key, law, gold_PN, size_n, draws)

@@ -19,9 +19,9 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import Checkpoints
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.kernels.products import matmul
-from prm_jax.launch.mesh import MeshConfig, born, layout, make_mesh, put_rows
+from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, make_sharded, shard_batch
 from prm_jax.model import PRM
-from prm_jax.scoring import Verifier, Work, good_probability, score_encoded
+from prm_jax.scoring import ScoringStats, Verifier, good_probability, score_encoded
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
 
 # Every kind of parameter at once, and a window that only rows long enough for tiles notice.
@@ -46,13 +46,13 @@ def leaves(tree):
 
 
 def start():
-    model = born(lambda: PRM(CFG, rngs=nnx.Rngs(0)))
+    model = make_sharded(lambda: PRM(CFG, rngs=nnx.Rngs(0)))
     return model, make_optimizer(model, OPT, 10)
 
 
 def train(model, opt):
     """Losses of three steps of two micro-batches, the held-out sums after them, and how often the step was compiled."""
-    batch = put_rows(make_batch(np.random.default_rng(3), 16, A=2), 8, axis=1)
+    batch = shard_batch(make_batch(np.random.default_rng(3), 16, A=2), 8, axis=1)
     losses, before = [], train_step._cache_size()
     for _ in range(3):
         model, opt, metrics = train_step(model, opt, batch, LOSS, jax.random.key(0))
@@ -64,14 +64,14 @@ def train(model, opt):
 
 def score():
     """Step scores of five solutions, most of them alone in a long row, under both kinds of score."""
-    models = [born(lambda seed=seed: PRM(CFG, rngs=nnx.Rngs(seed))) for seed in (0, 1)]
+    models = [make_sharded(lambda seed=seed: PRM(CFG, rngs=nnx.Rngs(seed))) for seed in (0, 1)]
     rng = np.random.default_rng(4)
     lengths = [SHORT + 20, 9, SHORT + 30, SHORT + 5, SHORT + 25]
     solutions = [Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths]
     scores = []
     for fmt in (Format("plain", "\n"), Format("plain", "\n", head="implicit", score="log_ratio")):
         verifier = Verifier(models[0], None, fmt, "correctness", "prm", "tiny", models[1])
-        scores += score_encoded(verifier, solutions, 16, SHORT + 32, Work())
+        scores += score_encoded(verifier, solutions, 16, SHORT + 32, ScoringStats())
     return np.concatenate(scores).tolist()
 
 
@@ -85,9 +85,9 @@ def long_gradient():
     L = SHORT + 32
     ids_BL = np.random.default_rng(5).integers(0, CFG.vocab, (8, L)).astype(np.int32)
     pos_BL = np.broadcast_to(np.arange(L, dtype=np.int32), ids_BL.shape)
-    batch = {"ids": ids_BL, "pos": pos_BL, "until": np.full_like(ids_BL, L - 1), "mark": pos_BL}
-    batch = put_rows(batch, 8)
-    return float(gradient_norm(born(lambda: PRM(CFG, rngs=nnx.Rngs(0))), batch))
+    batch = {"ids": ids_BL, "pos": pos_BL, "visible_until": np.full_like(ids_BL, L - 1), "step_end": pos_BL}
+    batch = shard_batch(batch, 8)
+    return float(gradient_norm(make_sharded(lambda: PRM(CFG, rngs=nnx.Rngs(0))), batch))
 
 
 def rounding():

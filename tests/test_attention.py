@@ -13,12 +13,12 @@ from prm_jax.kernels import flash
 
 
 def test_visible_is_causal_within_each_solution():
-    until_BL = jnp.array([[1, 1, 3, 3, 5]])  # two solutions of two tokens, one token of padding
+    visible_until_BL = jnp.array([[1, 1, 3, 3, 5]])  # two solutions of two tokens, one token of padding
     expected_LM = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
-    np.testing.assert_array_equal(visible(until_BL)[0], np.array(expected_LM, bool))
+    np.testing.assert_array_equal(visible(visible_until_BL)[0], np.array(expected_LM, bool))
 
 
-LAST = {  # what keeps a key visible, by key: name -> until_L of a row of L tokens
+LAST = {  # what keeps a key visible, by key: name -> visible_until_L of a row of L tokens
     "causal": lambda L: np.full(L, L - 1),
     "packed": lambda L: np.where(np.arange(L) < L // 3, L // 3 - 1, L - 1),
     "window": lambda L: np.minimum(np.arange(L) + 6, L - 1),
@@ -46,21 +46,21 @@ def test_equals_a_naive_einsum_with_gradients(monkeypatch, rng, formulation, L, 
     K, rows = 8, list(LAST)
     q_BLHK = jnp.asarray(rng.standard_normal((len(rows), L, heads, K)), dtype)
     k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, len(rows), L, kv_heads, K)), dtype)
-    until_BL = jnp.asarray(np.stack([LAST[name](L) for name in rows]))
-    is_real_BL11 = (until_BL < L)[..., None, None]
+    visible_until_BL = jnp.asarray(np.stack([LAST[name](L) for name in rows]))
+    is_real_BL11 = (visible_until_BL < L)[..., None, None]
     weight_BLHK = jnp.where(is_real_BL11, rng.standard_normal(q_BLHK.shape), 0.0)
 
     def naive(q_BLHK, k_BLGK, v_BLGK):
         k_BLHK, v_BLHK = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k_BLGK, v_BLGK))
         score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK).astype(jnp.float32) / math.sqrt(K)
-        score_BHLM = jnp.where(visible(until_BL)[:, None], score_BHLM, -jnp.inf)
+        score_BHLM = jnp.where(visible(visible_until_BL)[:, None], score_BHLM, -jnp.inf)
         return jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(score_BHLM, -1), v_BLHK)
 
     def value_and_gradients(f):
         loss = lambda *qkv: (f(*qkv) * weight_BLHK).sum()
         return f(q_BLHK, k_BLGK, v_BLGK), *jax.grad(loss, argnums=(0, 1, 2))(q_BLHK, k_BLGK, v_BLGK)
 
-    ours = value_and_gradients(jax.jit(lambda *qkv: formulation(*qkv, until_BL)))
+    ours = value_and_gradients(jax.jit(lambda *qkv: formulation(*qkv, visible_until_BL)))
     atol = 1e-5 if dtype == "float32" else 0.1
     for mine, theirs in zip(ours, value_and_gradients(naive), strict=True):
         assert mine.dtype == dtype
@@ -72,11 +72,11 @@ def test_equals_a_naive_einsum_with_gradients(monkeypatch, rng, formulation, L, 
 
 def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
     t = attention.TILE
-    until_BL = np.stack([LAST[name](4 * t) for name in ("causal", "packed", "window", "tree")])
-    for until_L in until_BL:
-        last_N = attention._last_tile(jnp.asarray(until_L).reshape(4, t))
+    visible_until_BL = np.stack([LAST[name](4 * t) for name in ("causal", "packed", "window", "tree")])
+    for visible_until_L in visible_until_BL:
+        last_N = attention._last_tile(jnp.asarray(visible_until_L).reshape(4, t))
         visited_NN = [[j <= i <= last_N[j] for j in range(4)] for i in range(4)]
-        by_tile_NN = np.asarray(visible(jnp.asarray(until_L)[None])).reshape(4, t, 4, t).any((1, 3))
+        by_tile_NN = np.asarray(visible(jnp.asarray(visible_until_L)[None])).reshape(4, t, 4, t).any((1, 3))
         np.testing.assert_array_equal(visited_NN, by_tile_NN)
 
 

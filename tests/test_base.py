@@ -10,7 +10,7 @@ from test_arithmetic import CFG
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.tensors import open_tensors
 from prm_jax.data.formats import Format
-from prm_jax.data.packing import eval_batches, make_examples, row_marks
+from prm_jax.data.packing import eval_batches, make_examples, step_slots
 from prm_jax.tasks.chain import make_solutions
 
 
@@ -26,9 +26,9 @@ def test_greedy_answers_are_right_on_problems_it_never_saw():
     tokenizer = hf.load_tokenizer(hf.EMBEDDED)
     examples, _ = make_examples(solutions, Format("plain", "\n"), tokenizer, "lm", 128, "error")
     model = hf.load(hf.EMBEDDED, hf_config.model_config(hf_config.read_config(hf.EMBEDDED)))
-    logits = jax.jit(lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["until"])))
+    logits = jax.jit(lambda m, b: m.vocab_logits(m(b["ids"], b["pos"], b["visible_until"])))
     right = total = 0
-    for batch in eval_batches(examples, 128, row_marks(examples, 128), 32):
+    for batch in eval_batches(examples, 128, step_slots(examples, 128), 32):
         batch = {k: jnp.asarray(v) for k, v in batch.items()}
         hit_BL = logits(model, batch).argmax(-1) == jnp.roll(batch["ids"], -1, axis=1)
         right, total = right + int((hit_BL & batch["next"]).sum()), total + int(batch["next"].sum())

@@ -17,20 +17,20 @@ from prm_jax.data.packing import (
     Example,
     PackedRows,
     choose_width,
-    cut,
     eval_batches,
     fits_window,
-    lay_out,
+    layout_row,
     make_examples,
-    make_units,
+    make_groups,
     pack_row,
     plan_packs,
     plan_rows,
     plan_tree,
-    row_marks,
+    step_slots,
     targets,
     train_batches,
     training_width,
+    truncate,
 )
 from prm_jax.data.solutions import Solution
 from prm_jax.training import LossConfig, combine, loss_terms
@@ -60,9 +60,9 @@ def test_pack_row_by_hand():
     row = pack_row([a, b], 7, 4, "uniform")
     assert row["ids"].tolist() == [5, 6, 7, 8, 9, 0, 0]
     assert row["pos"].tolist() == [0, 1, 2, 0, 1, 0, 0]
-    assert row["until"].tolist() == [2, 2, 2, 4, 4, 7, 7]
+    assert row["visible_until"].tolist() == [2, 2, 2, 4, 4, 7, 7]
     assert row["next"].tolist() == [1, 1, 0, 1, 0, 0, 0]
-    assert row["mark"].tolist() == [1, 2, 4, 0]
+    assert row["step_end"].tolist() == [1, 2, 4, 0]
     assert row["weight"].tolist() == [1, 0, 1, 0]
     np.testing.assert_array_equal(row["label"], np.array([1, nan, 0.25, nan], np.float32))
     np.testing.assert_array_equal(row["rating"], np.array([1, nan, nan, nan], np.float32))
@@ -83,7 +83,7 @@ def test_plan_packs_first_fit_by_hand():
 
 def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
     examples = random_examples(rng, 200)
-    source = PackedRows(examples, 10_000, 64, row_marks(examples, 64), "uniform", seed=3)
+    source = PackedRows(examples, 10_000, 64, step_slots(examples, 64), "uniform", seed=3)
     source[0]
     first = source.ends[0]
     source[first]
@@ -104,7 +104,7 @@ def test_stream_resumes_at_the_step_and_splits_over_processes(rng):
             got = list(make(own, first))
             assert len(got) == 100 - first
             for mine, expected in zip(got, whole[first:], strict=True):
-                for k in ("ids", "mark", "label", "weight"):
+                for k in ("ids", "step_end", "label", "weight"):
                     np.testing.assert_array_equal(mine[k], expected[k][list(own)])
 
 
@@ -117,12 +117,12 @@ def test_grain_agrees_that_it_resumes(rng):
 
 def test_eval_batches_cover_everything_once(rng):
     examples = random_examples(rng, 77)
-    batches = list(eval_batches(examples, 32, row_marks(examples, 32), 8))
+    batches = list(eval_batches(examples, 32, step_slots(examples, 32), 8))
     assert all(batch["ids"].shape == (8, 32) for batch in batches)
     found = np.concatenate([batch["label"].ravel() for batch in batches])
     expected = np.concatenate([e.label_T for e in examples])
     np.testing.assert_array_equal(np.sort(found[~np.isnan(found)]), np.sort(expected))
-    tokens = sum((batch["until"] < 32).sum() for batch in batches)
+    tokens = sum((batch["visible_until"] < 32).sum() for batch in batches)
     assert tokens == sum(len(e.ids_L) for e in examples)
 
 
@@ -136,17 +136,17 @@ TREE = [  # sequences and what they share: 1 2 | 3 4, 1 2 | 3 | 5, 1 2 | 6, a re
 
 
 def test_a_prefix_tree_by_hand():
-    ids_n, pos_n, until_n, places = lay_out([np.array(s) for s in TREE], share=True)
+    ids_n, pos_n, visible_until_n, places = layout_row([np.array(s) for s in TREE], share=True)
     assert ids_n.tolist() == [1, 2, 3, 4, 5, 5, 6, 9, 2]
     assert pos_n.tolist() == [0, 1, 2, 3, 3, 4, 2, 0, 1]
-    assert until_n.tolist() == [6, 6, 5, 3, 5, 5, 6, 8, 8]
+    assert visible_until_n.tolist() == [6, 6, 5, 3, 5, 5, 6, 8, 8]
     assert [p.tolist() for p in places] == [[0, 1, 2, 3], [0, 1, 6], [0, 1, 2, 4, 5], [0, 1, 2, 3], [7, 8]]
 
 
 def test_in_a_tree_a_token_sees_its_own_path_alone(rng):
     sequences = [rng.integers(0, 3, rng.integers(1, 9)) for _ in range(40)]
-    _, pos_n, until_n, places = lay_out(sequences, share=True)
-    sees = np.asarray(visible(np.asarray(until_n)[None]))[0]
+    _, pos_n, visible_until_n, places = layout_row(sequences, share=True)
+    sees = np.asarray(visible(np.asarray(visible_until_n)[None]))[0]
     for place_L in places:
         for depth, at in enumerate(place_L):
             assert np.flatnonzero(sees[at]).tolist() == place_L[: depth + 1].tolist() and pos_n[at] == depth
@@ -160,7 +160,7 @@ def test_rows_of_a_tree_hold_every_sequence_once_and_are_full(rng):
     ]
     rows, tokens = plan_tree(sequences, 256)
     assert sorted(i for row in rows for i in row) == list(range(200))
-    laid = [len(lay_out([sequences[i] for i in row], share=True)[0]) for row in rows]
+    laid = [len(layout_row([sequences[i] for i in row], share=True)[0]) for row in rows]
     assert sum(laid) == tokens and max(laid) <= 256
     assert tokens > 0.95 * 256 * len(rows)
     assert tokens < 0.9 * sum(map(len, sequences))
@@ -190,13 +190,13 @@ def test_units_keep_a_problem_together_and_fit_a_row(rng):
     for k in range(60):
         ids = np.concatenate([prompts[k % 6], rng.integers(0, 4, rng.integers(3, 12))])
         examples.append(Example(ids, np.array([6, len(ids) - 1]), np.ones(2), np.full(2, nan), 5))
-    units = make_units(examples, 40, 8, share=True)
-    assert sorted(i for u in units for i in u.indices) == list(range(60))
-    for unit in units:
-        ids_n, *_ = lay_out([examples[i].ids_L for i in unit.indices], share=True)
-        assert len(ids_n) == unit.tokens <= 40 and 2 * len(unit.indices) == unit.marks <= 8
-        assert len({i % 6 for i in unit.indices}) == 1
-    assert max(len(u.indices) for u in units) == 4
+    groups = make_groups(examples, 40, 8, share=True)
+    assert sorted(i for u in groups for i in u.indices) == list(range(60))
+    for group in groups:
+        ids_n, *_ = layout_row([examples[i].ids_L for i in group.indices], share=True)
+        assert len(ids_n) == group.tokens <= 40 and 2 * len(group.indices) == group.marks <= 8
+        assert len({i % 6 for i in group.indices}) == 1
+    assert max(len(u.indices) for u in groups) == 4
 
 
 def test_shared_prefixes_change_no_loss(tiny_model, rng):
@@ -217,7 +217,7 @@ def test_shared_prefixes_change_no_loss(tiny_model, rng):
         return row, *jax.value_and_grad(loss)(tiny_model)
 
     (tree, loss, gradient), (row, expected, expected_gradient) = map(loss_and_gradient, (True, False))
-    assert (tree["until"] < 160).sum() < 0.75 * (row["until"] < 160).sum()
+    assert (tree["visible_until"] < 160).sum() < 0.75 * (row["visible_until"] < 160).sum()
     assert loss == pytest.approx(float(expected), abs=1e-5)
     for mine, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -249,7 +249,7 @@ def test_too_long_rows(tokenizer):
     examples, counts = make("drop")
     assert not examples and counts["too_long_dropped"] == 2
     (example,), counts = make("cut")
-    assert example.mark_T.tolist() == [2, 4] and example.label_T.tolist() == [1, 1] and len(example.ids_L) == 5
+    assert example.step_end_T.tolist() == [2, 4] and example.label_T.tolist() == [1, 1] and len(example.ids_L) == 5
     assert counts == {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 0}
     with pytest.raises(InputError, match="batch.too_long: got 'shorten'"):
         make("shorten")
@@ -257,7 +257,12 @@ def test_too_long_rows(tokenizer):
 
 def test_cut_exactly_at_the_limit():
     e = Example(np.arange(8), np.array([3, 7]), np.ones(2), np.ones(2), 1)
-    assert len(cut(e, 8).mark_T) == 2 and len(cut(e, 7).mark_T) == 1 and len(cut(e, 4).ids_L) == 4 and cut(e, 3) is None
+    assert (
+        len(truncate(e, 8).step_end_T) == 2
+        and len(truncate(e, 7).step_end_T) == 1
+        and len(truncate(e, 4).ids_L) == 4
+        and truncate(e, 3) is None
+    )
 
 
 def test_solutions_without_a_target_are_counted(tokenizer):

@@ -10,7 +10,7 @@ from conftest import call, printed, real_data
 import evaluate
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, write_pool
-from prm_jax.evals import best_of_n
+from prm_jax.evals import pool_metrics as best_of_n
 
 RULES = best_of_n.Rules("probability", "prod", "share", 50)
 
@@ -143,7 +143,7 @@ def test_who_cannot_win_is_counted_and_never_wins():
 def test_a_blank_answer_is_none():
     candidates = tuple(Candidate(("a",), answer, False, True, {}) for answer in ("", " ", "", "7"))
     pool = best_of_n.pool_arrays([Problem("i", "p", "7", candidates)])
-    assert pool.can_win_PN.tolist() == [[False, False, False, True]] and pool.dropped["without_answer"] == 3
+    assert pool.eligible_PN.tolist() == [[False, False, False, True]] and pool.dropped["without_answer"] == 3
     assert pool.answer_PN[0, :3].tolist() == [-1, -1, -1]
 
 
@@ -263,4 +263,4 @@ def test_bad_overrides_are_one_line(overrides, message, monkeypatch, tmp_path):
 
 def test_rounding_is_no_difference():
     a_P, b_P = np.array([1, 0.5, 0.2], np.float32), np.array([1 - 6e-8, 0.4, 0.2 + 2e-8], np.float32)
-    np.testing.assert_allclose(best_of_n.minus(a_P, b_P), [0, 0.1, 0], atol=1e-7)
+    np.testing.assert_allclose(best_of_n.paired_difference(a_P, b_P), [0, 0.1, 0], atol=1e-7)

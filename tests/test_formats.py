@@ -28,10 +28,10 @@ def test_one_mark_a_step_at_the_separators_last_token(name, separator, request):
     tokenizer = request.getfixturevalue(name)
     (row,) = encode(Format("plain", separator), tokenizer, [("What is 1 + 1?", AWKWARD)])
     ids = tokenizer.encode(separator, add_special_tokens=False)
-    assert len(row.mark_T) == len(AWKWARD)
-    assert (row.ids_L[row.mark_T] == ids[-1]).all()
-    begin = [row.start, *(row.mark_T[:-1] + 1)]
-    for step, a, b in zip(AWKWARD, begin, row.mark_T + 1, strict=True):
+    assert len(row.step_end_T) == len(AWKWARD)
+    assert (row.ids_L[row.step_end_T] == ids[-1]).all()
+    begin = [row.start, *(row.step_end_T[:-1] + 1)]
+    for step, a, b in zip(AWKWARD, begin, row.step_end_T + 1, strict=True):
         assert tokenizer.decode(row.ids_L[a:b], clean_up_tokenization_spaces=False) == step + separator
     assert tokenizer.decode(row.ids_L[: row.start]) == "What is 1 + 1?"
 
@@ -40,13 +40,13 @@ def test_qwen_literal_ids_are_those_of_trl(qwen):
     """Prompt, then each step tokenised apart and `\\n` (198); jointly, `.\\n` is the one token 624 and no mark is left."""
     (row,) = encode(PLAIN, qwen, [("1+1?", ("One.", "Two."))])
     assert row.ids_L.tolist() == [16, 10, 16, 30, 3966, 13, 198, 11613, 13, 198]
-    assert row.mark_T.tolist() == [6, 9] and row.start == 4
+    assert row.step_end_T.tolist() == [6, 9] and row.start == 4
     assert 198 not in qwen.encode("1+1?One.\nTwo.\n")
 
 
 def test_beginning_and_end_tokens(small):
     (row,) = encode(PLAIN, small, [("7", ("1",))], end=True)
-    assert row.ids_L[-1] == small.eos_token_id and row.mark_T.tolist() == [len(row.ids_L) - 2]
+    assert row.ids_L[-1] == small.eos_token_id and row.step_end_T.tolist() == [len(row.ids_L) - 2]
     small.bos_token = "<|endoftext|>"
     try:
         (row,) = encode(PLAIN, small, [("7", ("1",))])

@@ -18,7 +18,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
-from prm_jax.model import PRM, thin
+from prm_jax.model import PRM, cast_backbone
 from prm_jax.scoring import good_probability, load_verifier, score_solutions
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step
 
@@ -52,7 +52,7 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     before = arrays(model)
     np.testing.assert_array_equal(good_probability(model, batch), good_probability(base, batch))
 
-    model, opt, _, batch = trained(model, dataclasses.replace(OPT, trains="lora"), rng)
+    model, opt, _, batch = trained(model, dataclasses.replace(OPT, trainable="lora"), rng)
     after = arrays(model)
     moved = {key for key in after if not np.array_equal(before[key], after[key])}
     updates = {f".{part}.{name}.{ab}.value" for part in ("blocks", "last") for name in LORA.targets for ab in "ab"}
@@ -86,7 +86,7 @@ def test_targets_that_no_block_has_are_refused():
 def test_thin_matrices_take_half_the_memory_and_give_the_same_scores(rng):
     cfg = dataclasses.replace(TINY, dtype="bfloat16")
     batch = {k: jnp.asarray(v[0]) for k, v in make_batch(rng, 4).items()}
-    full, low = PRM(cfg, rngs=nnx.Rngs(0)), thin(attach(PRM(cfg, rngs=nnx.Rngs(0)), LORA, 0))
+    full, low = PRM(cfg, rngs=nnx.Rngs(0)), cast_backbone(attach(PRM(cfg, rngs=nnx.Rngs(0)), LORA, 0))
     kept = {key for key, x in arrays(low).items() if x.dtype == np.float32}
     assert low.blocks.w_q.base[...].dtype == low.embed[...].dtype == jnp.bfloat16
     assert {key.split(".")[-2] for key in kept} == {
@@ -108,13 +108,13 @@ def test_low_precision_moments_store_less_and_train_alike(mu, nu, each, rng):
 def test_moments_that_would_not_move_are_refused():
     with pytest.raises(InputError, match=r"optimizer.nu_dtype: .* expected optimizer.b2 of at most 0.99"):
         dataclasses.replace(OPT, nu_dtype="bfloat16", b2=0.999)
-    with pytest.raises(InputError, match="optimizer.trains: got 'some', expected all, head, lora"):
-        OptimizerConfig(**vars(OPT) | {"trains": "some"})
+    with pytest.raises(InputError, match="optimizer.trainable: got 'some', expected all, head, lora"):
+        OptimizerConfig(**vars(OPT) | {"trainable": "some"})
 
 
 @pytest.mark.slow
 def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, tmp_path):
-    args = [*SMALL, "optimizer.trains=lora", "lora.rank=2", "steps=30", "eval.every=8"]
+    args = [*SMALL, "optimizer.trainable=lora", "lora.rank=2", "steps=30", "eval.every=8"]
     out = printed(train.main, monkeypatch, *args, "hydra.run.dir=whole", cwd=tmp_path)
     assert "of them train" in out
     kill_after(start("train.py", *args, "hydra.run.dir=killed", cwd=tmp_path), tmp_path / "killed", 3)

@@ -59,7 +59,7 @@ def test_binary_head_equals_trl_loss(rng):
     cfg = LossConfig("prm", 1.0, 0.0)
     sums = eval_step(model, batch, cfg)
     ours = float(sums["step"] / sums["n_steps"])
-    logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["until"], batch["mark"]))
+    logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"]))
     labels = np.where(batch["weight"] > 0, np.nan_to_num(batch["label"]), -100).astype(int)
     theirs = torch.nn.functional.cross_entropy(
         torch.tensor(np.asarray(logit_BTC)).reshape(-1, 2), torch.tensor(labels).reshape(-1), ignore_index=-100
@@ -122,7 +122,7 @@ def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng)
         model = PRM(TINY, rngs=nnx.Rngs(0))
         before = nnx.state(model).to_pure_dict()
         before = jax.tree.map(np.asarray, before)
-        opt = make_optimizer(model, dataclasses.replace(OPT, trains=trains), 10)
+        opt = make_optimizer(model, dataclasses.replace(OPT, trainable=trains), 10)
         for _ in range(2):  # the first step has learning rate 0
             model, opt, metrics = train_step(model, opt, batch, LossConfig("prm", 1.0, 0.0), jax.random.key(0))
         assert np.isfinite(float(metrics["loss"]))

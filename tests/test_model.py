@@ -22,12 +22,12 @@ def causal(rng, B, L, vocab=64):
 
 def test_causality_by_gradient(tiny_model, rng):
     """The hidden state of token 6 must not depend on any later token, exactly."""
-    ids_BL, pos_BL, until_BL = causal(rng, 1, 10)
+    ids_BL, pos_BL, visible_until_BL = causal(rng, 1, 10)
 
     def hidden_6(embed_LD):
         model = jax.tree.map(lambda x: x, tiny_model)
         model.embed = nnx.Param(embed_LD)
-        return model(jnp.arange(10)[None], pos_BL, until_BL)[0, 6].sum()
+        return model(jnp.arange(10)[None], pos_BL, visible_until_BL)[0, 6].sum()
 
     grad_LD = jax.grad(hidden_6)(tiny_model.embed[...][ids_BL[0]])
     assert (grad_LD[7:] == 0).all()
@@ -39,13 +39,15 @@ def test_packed_equals_unpacked_and_padding_changes_nothing(tiny_model, rng):
     ids_BL = np.zeros((1, 16), int)
     ids_BL[0, :7], ids_BL[0, 7:12] = a, b
     pos_BL = np.array([[*range(7), *range(5), 0, 0, 0, 0]])
-    until_BL = np.array([[6] * 7 + [11] * 5 + [16] * 4])
-    packed = tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0]
+    visible_until_BL = np.array([[6] * 7 + [11] * 5 + [16] * 4])
+    packed = tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, visible_until_BL)))[0]
     for row, part in ((a, packed[:7]), (b, packed[7:12])):
         alone = tiny_model(jnp.asarray(row)[None], jnp.arange(len(row))[None], jnp.full((1, len(row)), len(row) - 1))
         np.testing.assert_allclose(part, alone[0], atol=1e-5)
     ids_BL[0, 12:] = 9
-    np.testing.assert_array_equal(tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, until_BL)))[0, :12], packed[:12])
+    np.testing.assert_array_equal(
+        tiny_model(*map(jnp.asarray, (ids_BL, pos_BL, visible_until_BL)))[0, :12], packed[:12]
+    )
 
 
 @pytest.mark.parametrize(("D", "F"), [(4, 5), (5, 4)])
@@ -110,10 +112,10 @@ def test_dots_keeps_each_of_its_values_once_and_in_bfloat16(rng, qk_norm):
 def test_at_marks_alone_the_last_block_gives_what_it_gives_at_all_tokens(rng, layers, how):
     """Hidden states and gradients; a mark may stand in two slots, as that of a step which solutions share."""
     model = PRM(dataclasses.replace(TINY, layers=layers, remat=how, window=5), rngs=nnx.Rngs(0))
-    batch, mark_BT = causal(rng, 2, 12), jnp.array([[3, 7, 7], [0, 5, 11]])
+    batch, step_end_BT = causal(rng, 2, 12), jnp.array([[3, 7, 7], [0, 5, 11]])
     weight_BTD = jnp.asarray(rng.normal(size=(2, 3, TINY.dim)))
-    marks_alone = lambda model: model(*batch, mark_BT)
-    all_tokens = lambda model: at_marks(model(*batch), mark_BT)
+    marks_alone = lambda model: model(*batch, step_end_BT)
+    all_tokens = lambda model: at_marks(model(*batch), step_end_BT)
     np.testing.assert_allclose(marks_alone(model), all_tokens(model), atol=1e-6)
     gradients = [jax.grad(lambda m, f=f: (f(m) * weight_BTD).sum())(model) for f in (marks_alone, all_tokens)]
     for mine, theirs in zip(*map(jax.tree.leaves, gradients), strict=True):
@@ -139,8 +141,8 @@ def test_good_logit_of_each_head():
 def test_step_head_reads_marks_only_and_dropout_needs_a_key(rng):
     model = PRM(dataclasses.replace(TINY, head_dropout=0.5), rngs=nnx.Rngs(0))
     x_BLD = jnp.asarray(rng.standard_normal((1, 6, 32)), jnp.float32)
-    mark_BT = jnp.array([[1, 4]])
-    grad_BLD = jax.grad(lambda x: model.step_logits(at_marks(x, mark_BT)).sum())(x_BLD)
+    step_end_BT = jnp.array([[1, 4]])
+    grad_BLD = jax.grad(lambda x: model.step_logits(at_marks(x, step_end_BT)).sum())(x_BLD)
     assert {int(i) for i in np.flatnonzero(np.abs(grad_BLD[0]).sum(-1))} == {1, 4}
     plain = model.step_logits(x_BLD)
     np.testing.assert_array_equal(plain, model.step_logits(x_BLD))
@@ -150,7 +152,7 @@ def test_step_head_reads_marks_only_and_dropout_needs_a_key(rng):
 def test_bfloat16_stays_close_and_returns_float32_logits(tiny_model, rng):
     batch = causal(rng, 2, 8)
     low = PRM(dataclasses.replace(TINY, dtype="bfloat16"), rngs=nnx.Rngs(0))
-    mark_BT = jnp.array([[3, 7]] * 2)
-    a, b = (m.step_logits(m(*batch, mark_BT)) for m in (tiny_model, low))
+    step_end_BT = jnp.array([[3, 7]] * 2)
+    a, b = (m.step_logits(m(*batch, step_end_BT)) for m in (tiny_model, low))
     assert b.dtype == jnp.float32
     np.testing.assert_allclose(a, b, atol=0.02)

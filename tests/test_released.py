@@ -345,15 +345,15 @@ TOKENIZERS = {name: system[0] for name, system in SYSTEMS.items()} | {"eurus_imp
 def test_literal_ids(request, name):
     tokenizer = request.getfixturevalue(TOKENIZERS[name])
     rows, ids, marks = zip(*LITERALS[name], strict=True)
-    for e, ids_L, mark_T in zip(encode(read_format(name), tokenizer, rows), ids, marks, strict=True):
+    for e, ids_L, step_end_T in zip(encode(read_format(name), tokenizer, rows), ids, marks, strict=True):
         assert e.ids_L.tolist() == ids_L
-        assert e.mark_T.tolist() == mark_T
+        assert e.step_end_T.tolist() == step_end_T
 
 
 def test_pure_reads_as_trl(qwen):
     rows = [row for row, _, _ in LITERALS["trl"]]
     for a, b in zip(*(encode(read_format(name), qwen, rows) for name in ("pure", "trl")), strict=True):
-        assert a.ids_L.tolist() == b.ids_L.tolist() and a.mark_T.tolist() == b.mark_T.tolist()
+        assert a.ids_L.tolist() == b.ids_L.tolist() and a.step_end_T.tolist() == b.step_end_T.tolist()
 
 
 def make_checkpoint(folder, family, tokenizer, head, seed=0):
@@ -403,7 +403,7 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
     for row, e, score_T in zip(rows, encoded, found, strict=True):
         ids, marks = reference(tokenizer, *row)
         assert e.ids_L.tolist() == ids
-        assert e.mark_T.tolist() == marks and len(marks) == len(row[1])
+        assert e.step_end_T.tolist() == marks and len(marks) == len(row[1])
         np.testing.assert_allclose(score_T, score(logits(ids)[marks]), atol=1e-4)
         assert (low <= score_T).all() and (score_T <= high).all()
     assert np.ptp(np.concatenate(found)) > 0.2
@@ -430,7 +430,7 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
     found = score_solutions(verifier, rows, batch_rows=2, row_tokens=1024)
     for row, e, score_T in zip(rows, encode(fmt, qwen, rows), found, strict=True):
         ids, ends = eurus_implicit(qwen, *row)
-        assert e.ids_L.tolist() == ids and e.mark_T.tolist() == [end + 1 for end in ends[1:]]
+        assert e.ids_L.tolist() == ids and e.step_end_T.tolist() == [end + 1 for end in ends[1:]]
         assert e.start == ends[0] + 1
         logp = [m(ids)[:-1].log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0] for m in models]
         ratio = fmt.beta * (logp[0] - logp[1])
@@ -465,7 +465,7 @@ def test_the_mark_inside_a_step_makes_no_mark_where_steps_are_tokenised_apart(qw
     rows = [("Q\nA", ("one\ntwo\n", "\n", "three"))]
     (e,) = encode(read_format(name), qwen, rows)
     ids, marks = SYSTEMS[name][3](qwen, *rows[0])
-    assert e.ids_L.tolist() == ids and e.mark_T.tolist() == marks and len(marks) == 3
+    assert e.ids_L.tolist() == ids and e.step_end_T.tolist() == marks and len(marks) == 3
 
 
 @pytest.mark.parametrize(
@@ -510,7 +510,7 @@ def test_steps_with_a_number_keep_it(mistral):
 
 def test_empty_steps_that_the_authors_do_not_score(qwen, reasoneval_tokenizer):
     (e,) = encode(read_format("openr_psa"), qwen, [WITH_EMPTY])
-    assert (e.ids_L[e.mark_T] == 76325).all() and len(e.mark_T) == 4
+    assert (e.ids_L[e.step_end_T] == 76325).all() and len(e.step_end_T) == 4
     with pytest.raises(InputError, match="4 step marks .* for 4 steps"):
         encode(read_format("reasoneval"), reasoneval_tokenizer, [WITH_EMPTY])
 

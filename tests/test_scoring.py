@@ -72,18 +72,18 @@ def test_the_step_head_sees_marks_alone_and_a_shared_one_once(verifier, rng, mon
     seen = []
 
     def spy(model, batch):
-        seen.append((np.asarray(batch["ids"]), np.asarray(batch["mark"])))
+        seen.append((np.asarray(batch["ids"]), np.asarray(batch["step_end"])))
         return score(model, batch)
 
     score = scoring.good_probability
     monkeypatch.setattr(scoring, "good_probability", spy)
     found = score_solutions(verifier, rows, batch_rows=1, row_tokens=128)
-    ((ids_BL, mark_BT),) = seen
-    assert mark_BT.shape == (1, 8)
+    ((ids_BL, step_end_BT),) = seen
+    assert step_end_BT.shape == (1, 8)
     newline = verifier.tokenizer.encode("\n")[-1]
-    assert sorted(mark_BT[0]) == np.flatnonzero(ids_BL[0] == newline).tolist()
+    assert sorted(step_end_BT[0]) == np.flatnonzero(ids_BL[0] == newline).tolist()
     assert jax.eval_shape(
-        score, verifier.model, {"ids": ids_BL, "pos": ids_BL, "until": ids_BL, "mark": mark_BT}
+        score, verifier.model, {"ids": ids_BL, "pos": ids_BL, "visible_until": ids_BL, "step_end": step_end_BT}
     ).shape == (1, 8)
     assert len({tuple(score_T[:2]) for score_T in found}) == 1 and len({score_T[2] for score_T in found}) == 3
 

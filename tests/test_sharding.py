@@ -25,7 +25,7 @@ import train
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.data.formats import train_tokenizer
-from prm_jax.launch.hosts import cut_cpu
+from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, platform, spec
 from prm_jax.model import PRM
 
@@ -103,13 +103,13 @@ def test_sums_over_devices_are_rounded_once(eight):
 def test_the_number_of_devices_of_a_cpu_is_checked():
     for wrong in (0, "two", None, True):
         with pytest.raises(InputError, match=f"cpu_devices: got {wrong!r}, expected a number of at least 1"):
-            cut_cpu(wrong)
+            set_cpu_devices(wrong)
 
 
 def test_a_second_cut_of_the_cpu_says_that_it_does_nothing(capsys):
-    cut_cpu(1)
+    set_cpu_devices(1)
     assert not capsys.readouterr().out
-    cut_cpu(3)
+    set_cpu_devices(3)
     assert "cpu_devices=3 has no effect: this process has made 1" in capsys.readouterr().out
 
 

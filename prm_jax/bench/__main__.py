@@ -127,7 +127,7 @@ def main(cfg):
             bench = getattr(bench_models, f"bench_{cfg.what}")
         case _:
             raise InputError(f"what: got {cfg.what!r}, expected train, score, rerank or startup")
-    run_folder.claim(run_folder.output_dir(), given)
+    run_folder.create_run_folder(run_folder.output_dir(), given)
     rows = bench(cfg)
     print(table(rows))
     machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}

@@ -26,9 +26,9 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, row_sharding
 from prm_jax.lora import LoraConfig, attach
-from prm_jax.model import PRM, ModelConfig, thin
+from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.scoring import good_probability
-from prm_jax.training import TRAINS, LossConfig, OptimizerConfig, make_transform, train_step
+from prm_jax.training import TRAINABLE, LossConfig, OptimizerConfig, make_transform, train_step
 
 # Topologies of v5p chips, three-dimensional tori.
 SLICES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
@@ -82,13 +82,13 @@ def main(cfg):
     cases = [parse(case, Case, f"cases[{i}]") for i, case in enumerate(cfg.cases)]
     for i, case in enumerate(cases):
         if case.model not in cfg.models:
-            raise InputError(f"cases[{i}].model: got {case.model!r}, expected {', '.join(cfg.models)}")
+            raise InputError(f"cases[{i}].model: got {case.model!r}, expected {', '.init_distributed(cfg.models)}")
     for step in cfg.steps:
         if step not in ("train", "score"):
             raise InputError(f"steps: got {step!r}, expected train or score")
     if cfg.remat not in ("none", *REMAT):
         raise InputError(f"remat: got {cfg.remat!r}, expected none, {', '.join(REMAT)}")
-    run_folder.claim(run_folder.output_dir(), given)
+    run_folder.create_run_folder(run_folder.output_dir(), given)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(case.devices for case in cases))
     print("memory      GB on one device without activations, by what trains and how it is stored", flush=True)
@@ -126,9 +126,9 @@ def abstract_state(model_cfg: ModelConfig, opt_cfg: OptimizerConfig, lora: LoraC
 
     def make():
         model = PRM(model_cfg, rngs=nnx.Rngs(0))
-        model = model if opt_cfg.trains == "all" else thin(model)
-        model = attach(model, lora, 0) if opt_cfg.trains == "lora" else model
-        return model, nnx.Optimizer(model, tx, wrt=TRAINS[opt_cfg.trains])
+        model = model if opt_cfg.trainable == "all" else cast_backbone(model)
+        model = attach(model, lora, 0) if opt_cfg.trainable == "lora" else model
+        return model, nnx.Optimizer(model, tx, wrt=TRAINABLE[opt_cfg.trainable])
 
     return jax.eval_shape(make)
 
@@ -143,11 +143,11 @@ def memory_choices(cfg: AotConfig, name: str) -> list[dict]:
         ("lora", "float32", "float32"),
         ("head", "float32", "float32"),
     ):
-        opt_cfg = dataclasses.replace(cfg.optimizer, trains=trains, mu_dtype=mu, nu_dtype=nu)
+        opt_cfg = dataclasses.replace(cfg.optimizer, trainable=trains, mu_dtype=mu, nu_dtype=nu)
         model, opt = abstract_state(model_cfg, opt_cfg, cfg.lora)
         moments = f"mu {mu}, nu {nu}" if trains == "all" else f"rank {cfg.lora.rank}" * (trains == "lora")
         row = {"choice": f"{trains} {moments}".strip()}
-        row |= {"parameters": n_bytes(model), "gradients": n_bytes(nnx.state(model, TRAINS[trains]))}
+        row |= {"parameters": n_bytes(model), "gradients": n_bytes(nnx.state(model, TRAINABLE[trains]))}
         row["moments"] = n_bytes(opt)
         rows.append(row | {"total": row["parameters"] + row["gradients"] + row["moments"]})
     return rows
@@ -185,13 +185,13 @@ def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
         if step == "train":
             state = abstract_state(model_cfg, cfg.optimizer, cfg.lora)
         else:
-            state = (jax.eval_shape(lambda: thin(PRM(model_cfg, rngs=nnx.Rngs(0)))),)
+            state = (jax.eval_shape(lambda: cast_backbone(PRM(model_cfg, rngs=nnx.Rngs(0)))),)
         placed = layout(state)
         stored = [n_bytes(*pair) for pair in zip(state, placed, strict=True)]
         state = jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state, placed)
         lead = (1, rows) if step == "train" else (rows,)  # [A, B, ...] or [B, ...]
-        kinds = dict.fromkeys(("ids", "pos", "until"), (cfg.tokens, jnp.int32)) | {"next": (cfg.tokens, bool)}
-        kinds |= {"mark": (cfg.marks, jnp.int32)}
+        kinds = dict.fromkeys(("ids", "pos", "visible_until"), (cfg.tokens, jnp.int32)) | {"next": (cfg.tokens, bool)}
+        kinds |= {"step_end": (cfg.marks, jnp.int32)}
         kinds |= dict.fromkeys(("label", "rating", "weight"), (cfg.marks, jnp.float32))
         batch = {
             name: jax.ShapeDtypeStruct((*lead, size), dtype, sharding=row_sharding(len(lead) - 1))
@@ -202,7 +202,7 @@ def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
             key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(mesh, P()))
             lowered = train_step.lower(*state, batch, LossConfig("prm", 1.0, 0.0), key)
         else:
-            batch = {name: batch[name] for name in ("ids", "pos", "until", "mark")}
+            batch = {name: batch[name] for name in ("ids", "pos", "visible_until", "step_end")}
             lowered = good_probability.lower(*state, batch)
         compiled = lowered.compile()
     memory = compiled.memory_analysis()

@@ -26,11 +26,11 @@ from prm_jax.bench.__main__ import BenchConfig, Row, matmul_peak
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.data import pools
 from prm_jax.data.formats import Encoded, Format, encode
-from prm_jax.data.packing import Example, lay_out, pack_row, plan_rows
-from prm_jax.launch.hosts import cut_cpu
-from prm_jax.launch.mesh import born, check_divides, make_mesh, put_rows
+from prm_jax.data.packing import Example, layout_row, pack_row, plan_rows
+from prm_jax.launch.hosts import set_cpu_devices
+from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.model import PRM, ModelConfig
-from prm_jax.scoring import Verifier, Work, fit_width, score_encoded
+from prm_jax.scoring import ScoringStats, Verifier, fit_width, score_encoded
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
 PLAIN = Format("plain", separator="\n")
@@ -42,7 +42,7 @@ OPTIMIZER = {
     "b1": 0.9,
     "b2": 0.98,
     "clip": 1.0,
-    "trains": "all",
+    "trainable": "all",
     "mu_dtype": "float32",
     "nu_dtype": "float32",
 }
@@ -53,7 +53,7 @@ def make_model(cfg: BenchConfig) -> PRM:
     shape = dataclasses.replace(cfg.model, head="binary")
     model_cfg, _ = shape.resolve(hf_config.read_config(hf.EMBEDDED), "model", head="binary")
     check_divides(model_cfg, getattr(cfg, cfg.what).rows, f"{cfg.what}.rows")
-    return born(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
+    return make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
 
 
 def on_mesh(bench: Callable) -> Callable:
@@ -61,7 +61,7 @@ def on_mesh(bench: Callable) -> Callable:
 
     def run(cfg: BenchConfig) -> list[Row]:
         rows, n = getattr(cfg, cfg.what).rows, math.prod(vars(cfg.mesh).values())
-        cut_cpu(n)
+        set_cpu_devices(n)
         with jax.set_mesh(make_mesh(cfg.mesh, rows, jax.devices()[:n])):
             return bench(cfg)
 
@@ -155,7 +155,7 @@ def balanced(lengths, groups: int, size: int) -> list[list[int]]:
 
 def for_peer(e: Example) -> dict:
     """A training example as peers.py takes it."""
-    return {"ids": e.ids_L.tolist(), "marks": e.mark_T.tolist(), "labels": e.label_T.astype(int).tolist()}
+    return {"ids": e.ids_L.tolist(), "marks": e.step_end_T.tolist(), "labels": e.label_T.astype(int).tolist()}
 
 
 @on_mesh
@@ -168,10 +168,10 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
 
     def solution(n):
         marks = max(1, n // t.tokens_a_step)
-        mark_T = np.sort(rng.choice(n, marks, replace=False)).astype(np.int32)
+        step_end_T = np.sort(rng.choice(n, marks, replace=False)).astype(np.int32)
         label_T = rng.integers(0, 2, marks).astype(np.float32)
         ids_L = rng.integers(0, model.cfg.vocab, n).astype(np.int32)
-        return Example(ids_L, mark_T, label_T, np.full(marks, np.nan, np.float32), 0)
+        return Example(ids_L, step_end_T, label_T, np.full(marks, np.nan, np.float32), 0)
 
     examples = [solution(n) for n in lengths]
     steps = balanced(lengths, n_steps, t.solutions)
@@ -179,13 +179,15 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     widest = max(sum(lengths[step[i]] for i in row) for step, here in zip(steps, rows, strict=True) for row in here)
     L = -(-int(widest) // 16) * 16
     marks = max(
-        sum(len(examples[step[i]].mark_T) for i in row) for step, here in zip(steps, rows, strict=True) for row in here
+        sum(len(examples[step[i]].step_end_T) for i in row)
+        for step, here in zip(steps, rows, strict=True)
+        for row in here
     )
     batches = []
     for step, here in zip(steps, rows, strict=True):
         packed = [pack_row([examples[step[i]] for i in row], L, marks, "uniform") for row in here]
         batch = {k: np.stack([row[k] for row in packed])[None] for k in packed[0]}
-        batches.append(put_rows(batch, t.rows, axis=1))
+        batches.append(shard_batch(batch, t.rows, axis=1))
 
     optimizer = OptimizerConfig(**OPTIMIZER)
     scratch = tempfile.TemporaryDirectory()
@@ -205,7 +207,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     rate = useful / sum(seconds[timed])
     pairs = sum(int(lengths[i]) * (int(lengths[i]) + 1) // 2 for step in steps[timed] for i in step)
     peak = matmul_peak(model.cfg.dtype, cfg.warmup, cfg.repeats)
-    n_marks = sum(len(examples[i].mark_T) for step in steps[timed] for i in step)
+    n_marks = sum(len(examples[i].step_end_T) for step in steps[timed] for i in step)
     achieved = 3 * forward_flops(model.cfg, useful, pairs, n_marks) / sum(seconds[timed])
     out = [
         Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
@@ -274,16 +276,16 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
     verifier = Verifier(model, None, PLAIN, "correctness", "prm", "bench")
     width, seconds = fit_width(verifier, encoded, s.tokens), []
     for _ in range(1 + s.repeats):  # the first compiles
-        work, start = Work(), time.perf_counter()
+        work, start = ScoringStats(), time.perf_counter()
         scores = score_encoded(verifier, encoded, s.rows, width, work)
         seconds.append(time.perf_counter() - start)
     seconds = statistics.median(seconds[1:])
     packs, _ = plan_rows([e.ids_L for e in encoded], width, share=True)
     pairs = marks = 0
     for pack in packs:
-        _, pos_n, _, places = lay_out([encoded[i].ids_L for i in pack], share=True)
+        _, pos_n, _, places = layout_row([encoded[i].ids_L for i in pack], share=True)
         pairs += int(pos_n.sum()) + len(pos_n)
-        marks += len({at for i, place_L in zip(pack, places) for at in place_L[encoded[i].mark_T]})
+        marks += len({at for i, place_L in zip(pack, places) for at in place_L[encoded[i].step_end_T]})
     peak = matmul_peak(model.cfg.dtype, cfg.warmup, cfg.repeats)
     achieved = forward_flops(model.cfg, work.computed, pairs, marks) / seconds
     out = [
@@ -299,7 +301,7 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
         Row("share_of_matmul_peak", achieved / peak),
         *memory(),
     ]
-    job = {"solutions": [{"ids": e.ids_L.tolist(), "marks": e.mark_T.tolist()} for e in encoded]}
+    job = {"solutions": [{"ids": e.ids_L.tolist(), "marks": e.step_end_T.tolist()} for e in encoded]}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if dtypes:

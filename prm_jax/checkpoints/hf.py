@@ -19,7 +19,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.hf_config import hf_config
 from prm_jax.checkpoints.tensors import open_tensors, write_tensors
 from prm_jax.launch.mesh import layout
-from prm_jax.model import PRM, ModelConfig, head_scale, thin
+from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 
@@ -122,7 +122,7 @@ def load(
 ) -> PRM:
     """A model of shape `cfg` with the weights of a checkpoint folder, each device's part read and placed on its own.
 
-    Arrays are of `dtype`; None: as they are stored; "thin": as `model.thin` stores them. A step head that the checkpoint
+    Arrays are of `dtype`; None: as they are stored; "thin": as `model.cast_backbone` stores them. A step head that the checkpoint
     lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good token, the
     binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in tokens
     (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head may go unused,
@@ -159,7 +159,7 @@ def load(
         """The same of an array that is in no file."""
         return x.dtype, lambda index, out: np.copyto(out, x[index], casting="unsafe")
 
-    abstract = jax.eval_shape(lambda: thin(PRM(cfg, rngs=nnx.Rngs(0))))
+    abstract = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     state = nnx.state(abstract).to_pure_dict()
     parts = {key: part(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
     for key in HEAD.keys() & state.keys():

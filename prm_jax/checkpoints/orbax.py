@@ -13,7 +13,7 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.launch.config import parse
 from prm_jax.launch.mesh import layout
 from prm_jax.lora import LoraConfig, attach, merge
-from prm_jax.model import PRM, thin
+from prm_jax.model import PRM, cast_backbone
 
 args = ocp.args
 
@@ -109,10 +109,10 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
     is_lm = run.objective == "lm"
     uses = {"head": "none" if is_lm else run.model.head, "lm_head": is_lm or run.loss.lm_weight > 0}
     cfg = hf_config.model_config(hf_config.read_config(described), str(described / "config.json"), dtype=dtype, **uses)
-    updates = parse(run.lora, LoraConfig, "lora") if run.optimizer.trains == "lora" else None
+    updates = parse(run.lora, LoraConfig, "lora") if run.optimizer.trainable == "lora" else None
 
     def make():
-        model = thin(PRM(cfg, rngs=nnx.Rngs(0)))
+        model = cast_backbone(PRM(cfg, rngs=nnx.Rngs(0)))
         return model if updates is None else attach(model, updates, 0)
 
     model = jax.eval_shape(make)

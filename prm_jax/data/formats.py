@@ -102,7 +102,7 @@ class Encoded:
     """Token ids of one solution, the index of every step's mark in them, and where the solution starts."""
 
     ids_L: np.ndarray
-    mark_T: np.ndarray
+    step_end_T: np.ndarray
     start: int
 
 
@@ -127,8 +127,8 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
     encode_rows = _encode_together if fmt.tokenized == "together" else _encode_apart
     found = []
     for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
-        mark_T = np.array(marks, np.int32) + len(begin) + fmt.shift
-        encoded = Encoded(np.array(begin + ids + finish, np.int32), mark_T, start + len(begin))
+        step_end_T = np.array(marks, np.int32) + len(begin) + fmt.shift
+        encoded = Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin))
         check_marks(encoded, len(steps), repr(problem[:60]))
         found.append(encoded)
     return found
@@ -227,10 +227,14 @@ def no_mark(fmt: Format, where: str, t: int) -> InputError:
 
 def check_marks(encoded: Encoded, n_steps: int, where: str):
     """Raises InputError unless there is exactly one mark a step, in order and inside the row."""
-    mark_T = encoded.mark_T
-    if len(mark_T) != n_steps or (np.diff(mark_T) <= 0).any() or (len(mark_T) and mark_T[-1] >= len(encoded.ids_L)):
+    step_end_T = encoded.step_end_T
+    if (
+        len(step_end_T) != n_steps
+        or (np.diff(step_end_T) <= 0).any()
+        or (len(step_end_T) and step_end_T[-1] >= len(encoded.ids_L))
+    ):
         raise InputError(
-            f"{where}: {len(mark_T)} step marks {mark_T.tolist()} for {n_steps} steps in {len(encoded.ids_L)} tokens"
+            f"{where}: {len(step_end_T)} step marks {step_end_T.tolist()} for {n_steps} steps in {len(encoded.ids_L)} tokens"
         )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.answers import as_number, extract, is_blank, normal
-from prm_jax.data.rows import wrong
+from prm_jax.data.rows import field_error
 
 RULES = ("string", "number", "math")
 
@@ -69,7 +69,7 @@ def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, w
     """
     for problem in problems:
         if is_blank(problem.answer):
-            raise InputError(f"problem {problem.id}: {wrong('answer', problem.answer, 'the right answer')}")
+            raise InputError(f"problem {problem.id}: {field_error('answer', problem.answer, 'the right answer')}")
     pairs = {(p.answer, c.answer): "no_answer" for p in problems for c in p.candidates}
     asked = [pair for pair in pairs if not is_blank(pair[1])]
     with contextlib.closing(Checker(how, workers or os.cpu_count(), cache)) as checker:
@@ -122,7 +122,7 @@ class Checker:
 
     def __init__(self, how: str, workers: int = 1, cache: Path | str | None = None):
         if how not in RULES:
-            raise wrong("how", how, "string, number or math")
+            raise field_error("how", how, "string, number or math")
         self.how, self.name, self.checked = how, how, 0
         self._known, self._lock, self._workers = {}, threading.Lock(), workers
         self._idle = queue.LifoQueue()  # the last used first: no worker starts while another is idle

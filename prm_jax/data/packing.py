@@ -1,6 +1,6 @@
 """From labelled solutions to packed batches: whole solutions share a row, and the position in the data is one integer.
 
-A row is laid out by `lay_out`: solutions one after another, or, with shared prefixes, as a token tree in which what
+A row is laid out by `layout_row`: solutions one after another, or, with shared prefixes, as a token tree in which what
 several solutions begin with stands once. Either way one integer a token says who may see it (attention.py).
 
 Dimension key: B rows, L tokens, T step marks (of one solution, or the slots of one row).
@@ -22,7 +22,7 @@ class Example:
     """One tokenised solution and its targets; a target of NaN is unlabelled."""
 
     ids_L: np.ndarray
-    mark_T: np.ndarray
+    step_end_T: np.ndarray
     label_T: np.ndarray  # P(step good) in [0, 1]
     rating_T: np.ndarray  # human rating -1, 0, +1 for the ternary head
     start: int  # first token of the solution
@@ -53,19 +53,19 @@ def make_examples(solutions: list[Solution], fmt: Format, tokenizer, objective: 
         label_T = targets(solution, objective)
         ratings = (solution.ratings if objective == "prm" else None) or [None] * len(solution.steps)
         rating_T = np.array([np.nan if r is None else r for r in ratings], np.float32)
-        example = Example(row.ids_L, row.mark_T, label_T, rating_T, row.start)
+        example = Example(row.ids_L, row.step_end_T, label_T, rating_T, row.start)
         if limit is not None and len(row.ids_L) > limit:
             if too_long == "error":
                 raise InputError(
                     f"{solution.id}: has {len(row.ids_L)} tokens, more than batch.tokens={limit}; "
                     "raise it, or set batch.too_long=drop or cut"
                 )
-            example = cut(example, limit) if too_long == "cut" else None
+            example = truncate(example, limit) if too_long == "cut" else None
             if example is None:
                 counts["too_long_dropped"] += 1
                 continue
             counts["too_long_cut"] += 1
-            counts["steps_cut"] += len(row.mark_T) - len(example.mark_T)
+            counts["steps_cut"] += len(row.step_end_T) - len(example.step_end_T)
         if objective != "lm" and np.isnan(example.label_T).all():
             counts["without_target_dropped"] += 1
             continue
@@ -73,24 +73,26 @@ def make_examples(solutions: list[Solution], fmt: Format, tokenizer, objective: 
     return examples, counts
 
 
-def cut(example: Example, limit: int) -> Example | None:
+def truncate(example: Example, limit: int) -> Example | None:
     """The example up to the last step that ends within `limit` tokens; None if not even the first does."""
-    n = int((example.mark_T < limit).sum())
+    n = int((example.step_end_T < limit).sum())
     if n == 0:
         return None
-    end = example.mark_T[n - 1] + 1
-    return Example(example.ids_L[:end], example.mark_T[:n], example.label_T[:n], example.rating_T[:n], example.start)
+    end = example.step_end_T[n - 1] + 1
+    return Example(
+        example.ids_L[:end], example.step_end_T[:n], example.label_T[:n], example.rating_T[:n], example.start
+    )
 
 
 def plan_packs(
-    token_counts, mark_counts, order, row_tokens: int, row_marks: int, open_packs: int = 64
+    token_counts, mark_counts, order, row_tokens: int, step_slots: int, open_packs: int = 64
 ) -> list[list[int]]:
     """First-fit packing in the given order: lists of example indices that share a row.
 
     Only the last `open_packs` unfinished rows are tried, so that planning stays linear in the number of examples.
     """
     packs, n = [], len(token_counts)
-    free_tokens, free_marks = np.full(n, row_tokens), np.full(n, row_marks)
+    free_tokens, free_marks = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
         recent = slice(max(0, len(packs) - open_packs), len(packs))
         fits = (free_tokens[recent] >= token_counts[i]) & (free_marks[recent] >= mark_counts[i])
@@ -115,27 +117,27 @@ def depth_first(sequences: list[np.ndarray]) -> list[int]:
     return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
 
 
-def lay_out(sequences: list[np.ndarray], share: bool):
-    """(ids_n, pos_n, until_n, places): the tokens of a row, and where those of each sequence stand in it.
+def layout_row(sequences: list[np.ndarray], share: bool):
+    """(ids_n, pos_n, visible_until_n, places): the tokens of a row, and where those of each sequence stand in it.
 
     Without `share` one after another; with it as the sequences' prefix tree, depth first: a prefix that several of them
     begin with stands once. pos counts from the start of each sequence; until is the last place that may see the token,
     the end of its own sequence, or of the subtree below it.
     """
-    ids, places, until_n = [], [None] * len(sequences), np.zeros(sum(map(len, sequences)), np.int32)
+    ids, places, visible_until_n = [], [None] * len(sequences), np.zeros(sum(map(len, sequences)), np.int32)
     at, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
     for i in depth_first(sequences) if share else range(len(sequences)):
         own_L = sequences[i]
         shared = common_prefix(last_L, own_L) if share else 0
-        until_n[path_L[shared:]] = at - 1  # nothing that follows goes through these tokens
+        visible_until_n[path_L[shared:]] = at - 1  # nothing that follows goes through these tokens
         path_L = np.concatenate([path_L[:shared], np.arange(at, at + len(own_L) - shared)])
         ids.append(own_L[shared:])
         places[i], last_L, at = path_L, own_L, at + len(own_L) - shared
-    until_n[path_L] = at - 1
+    visible_until_n[path_L] = at - 1
     pos_n = np.zeros(at, np.int32)
     for place_L in places:
         pos_n[place_L] = np.arange(len(place_L))
-    return np.concatenate(ids) if ids else np.zeros(0, np.int32), pos_n, until_n[:at], places
+    return np.concatenate(ids) if ids else np.zeros(0, np.int32), pos_n, visible_until_n[:at], places
 
 
 def fits_window(cfg, row_tokens: int) -> bool:
@@ -144,7 +146,7 @@ def fits_window(cfg, row_tokens: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
+class Group:
     """Examples that go into a row together, and what they take of it."""
 
     indices: list[int]
@@ -152,29 +154,33 @@ class Unit:
     marks: int
 
 
-def make_units(examples, row_tokens: int, row_marks: int, share: bool) -> list[Unit]:
+def make_groups(examples, row_tokens: int, step_slots: int, share: bool) -> list[Group]:
     """Examples one by one; with `share` the neighbours in their prefix tree, as many as a row takes."""
     if not share:
-        return [Unit([i], len(e.ids_L), len(e.mark_T)) for i, e in enumerate(examples)]
-    units, last_L = [], np.zeros(0, np.int32)
+        return [Group([i], len(e.ids_L), len(e.step_end_T)) for i, e in enumerate(examples)]
+    groups, last_L = [], np.zeros(0, np.int32)
     for i in depth_first([e.ids_L for e in examples]):
-        ids_L, marks = examples[i].ids_L, len(examples[i].mark_T)
+        ids_L, marks = examples[i].ids_L, len(examples[i].step_end_T)
         shared = common_prefix(last_L, ids_L)
-        # The first word of a template alone is no reason to stand together: that would tie all problems into one unit.
-        together = shared >= examples[i].start and units
-        if together and units[-1].tokens + len(ids_L) - shared <= row_tokens and units[-1].marks + marks <= row_marks:
-            old = units[-1]
-            units[-1] = Unit([*old.indices, i], old.tokens + len(ids_L) - shared, old.marks + marks)
+        # The first word of a template alone is no reason to stand together: that would tie all problems into one group.
+        together = shared >= examples[i].start and groups
+        if (
+            together
+            and groups[-1].tokens + len(ids_L) - shared <= row_tokens
+            and groups[-1].marks + marks <= step_slots
+        ):
+            old = groups[-1]
+            groups[-1] = Group([*old.indices, i], old.tokens + len(ids_L) - shared, old.marks + marks)
         else:
-            units.append(Unit([i], len(ids_L), marks))
+            groups.append(Group([i], len(ids_L), marks))
         last_L = ids_L
-    return units
+    return groups
 
 
-def plan_units(units: list[Unit], order, row_tokens: int, row_marks: int) -> list[list[int]]:
-    """`plan_packs` of whole units: lists of example indices that share a row."""
-    packs = plan_packs([u.tokens for u in units], [u.marks for u in units], order, row_tokens, row_marks)
-    return [[i for k in pack for i in units[k].indices] for pack in packs]
+def plan_groups(groups: list[Group], order, row_tokens: int, step_slots: int) -> list[list[int]]:
+    """`plan_packs` of whole groups: lists of example indices that share a row."""
+    packs = plan_packs([u.tokens for u in groups], [u.marks for u in groups], order, row_tokens, step_slots)
+    return [[i for k in pack for i in groups[k].indices] for pack in packs]
 
 
 def plan_tree(sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64) -> tuple[list[list[int]], int]:
@@ -229,9 +235,9 @@ def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
     return min(width for width, n in places.items() if n <= (1 + SPARE) * min(places.values()))
 
 
-def longest_first(units: list[Unit]) -> np.ndarray:
+def longest_first(groups: list[Group]) -> np.ndarray:
     """The order that packs most tightly."""
-    return np.argsort([-u.tokens for u in units], kind="stable")
+    return np.argsort([-u.tokens for u in groups], kind="stable")
 
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
@@ -245,33 +251,33 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
 
 
 def pack_row(
-    examples: list[Example], row_tokens: int, row_marks: int, scheme: str, share: bool = False
+    examples: list[Example], row_tokens: int, step_slots: int, scheme: str, share: bool = False
 ) -> dict[str, np.ndarray]:
     """One packed row of static shape.
 
-    ids_L, pos_L, until_L of `lay_out`, next_L (the next token belongs to the same solution's steps: a language-model
-    target; none where prefixes are shared), mark_T (place of each step mark; a shared one stands here once for every
+    ids_L, pos_L, visible_until_L of `layout_row`, next_L (the next token belongs to the same solution's steps: a language-model
+    target; none where prefixes are shared), step_end_T (place of each step mark; a shared one stands here once for every
     solution, so that it weighs as often), label_T, rating_T (NaN = unlabelled) and weight_T (0 = no step or no label).
     """
-    ids_n, pos_n, until_n, places = lay_out([e.ids_L for e in examples], share)
+    ids_n, pos_n, visible_until_n, places = layout_row([e.ids_L for e in examples], share)
     row = {
         "ids": np.zeros(row_tokens, np.int32),
         "pos": np.zeros(row_tokens, np.int32),
         # Padding: past the row's end, which tells it from data.
-        "until": np.full(row_tokens, row_tokens, np.int32),
+        "visible_until": np.full(row_tokens, row_tokens, np.int32),
         "next": np.zeros(row_tokens, bool),
-        "mark": np.zeros(row_marks, np.int32),
-        "label": np.full(row_marks, np.nan, np.float32),
-        "rating": np.full(row_marks, np.nan, np.float32),
-        "weight": np.zeros(row_marks, np.float32),
+        "step_end": np.zeros(step_slots, np.int32),
+        "label": np.full(step_slots, np.nan, np.float32),
+        "rating": np.full(step_slots, np.nan, np.float32),
+        "weight": np.zeros(step_slots, np.float32),
     }
-    for name, x_n in (("ids", ids_n), ("pos", pos_n), ("until", until_n)):
+    for name, x_n in (("ids", ids_n), ("pos", pos_n), ("visible_until", visible_until_n)):
         row[name][: len(x_n)] = x_n
     t = 0
     for e, place_L in zip(examples, places, strict=True):
-        own = slice(t, t + len(e.mark_T))
+        own = slice(t, t + len(e.step_end_T))
         row["next"][place_L[max(e.start - 1, 0) : -1]] = not share
-        row["mark"][own] = place_L[e.mark_T]
+        row["step_end"][own] = place_L[e.step_end_T]
         row["label"][own], row["rating"][own] = e.label_T, e.rating_T
         labelled_T = ~np.isnan(e.label_T)
         row["weight"][own][labelled_T] = step_weights(labelled_T.sum(), scheme)
@@ -291,14 +297,14 @@ class PackedRows:
         examples: list[Example],
         rows: int,
         row_tokens: int,
-        row_marks: int,
+        step_slots: int,
         scheme: str,
         seed: int,
         share: bool = False,
     ):
         self.examples, self.rows, self.seed, self.share = examples, rows, seed, share
-        self.row_tokens, self.row_marks, self.scheme = row_tokens, row_marks, scheme
-        self.units = make_units(examples, row_tokens, row_marks, share)
+        self.row_tokens, self.step_slots, self.scheme = row_tokens, step_slots, scheme
+        self.groups = make_groups(examples, row_tokens, step_slots, share)
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
 
@@ -308,7 +314,7 @@ class PackedRows:
     def summary(self) -> str:
         """One line: the shape of the rows, what padding and shared prefixes make of them."""
         self[0]  # plans the first epoch
-        rows, needed = self.ends[0], sum(unit.tokens for unit in self.units)
+        rows, needed = self.ends[0], sum(group.tokens for group in self.groups)
         text = f"batches     rows of {self.row_tokens} tokens, one shape; {1 - needed / (rows * self.row_tokens):.1%} padding"
         if self.share:
             text += f"; {sum(len(e.ids_L) for e in self.examples) / needed:.2f} tokens of solutions a computed token"
@@ -316,11 +322,11 @@ class PackedRows:
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         while len(self.packs) <= i:
-            order = np.random.default_rng([self.seed, len(self.ends)]).permutation(len(self.units))
-            self.packs += plan_units(self.units, order, self.row_tokens, self.row_marks)
+            order = np.random.default_rng([self.seed, len(self.ends)]).permutation(len(self.groups))
+            self.packs += plan_groups(self.groups, order, self.row_tokens, self.step_slots)
             self.ends.append(len(self.packs))
         chosen = [self.examples[k] for k in self.packs[i]]
-        return pack_row(chosen, self.row_tokens, self.row_marks, self.scheme, self.share)
+        return pack_row(chosen, self.row_tokens, self.step_slots, self.scheme, self.share)
 
     def epoch(self, i: int) -> float:
         """How many times the data have been read when row i is next."""
@@ -336,18 +342,18 @@ def training_width(examples: list[Example], share: bool) -> int:
     """`choose_width` of training rows, which are filled in random order."""
 
     def plan(width):
-        units = make_units(examples, width, width, share)
-        return plan_units(units, range(len(units)), width, width)
+        groups = make_groups(examples, width, width, share)
+        return plan_groups(groups, range(len(groups)), width, width)
 
     return choose_width(max(len(e.ids_L) for e in examples), plan)
 
 
-def row_marks(examples: list[Example], row_tokens: int, share: bool = False) -> int:
+def step_slots(examples: list[Example], row_tokens: int, share: bool = False) -> int:
     """Static number of mark slots a row: 1.5 x the average density, or what the solution with most steps needs if more."""
-    marks = sum(len(e.mark_T) for e in examples)
-    tokens = sum(unit.tokens for unit in make_units(examples, row_tokens, row_tokens, share))
+    marks = sum(len(e.step_end_T) for e in examples)
+    tokens = sum(group.tokens for group in make_groups(examples, row_tokens, row_tokens, share))
     average = int(np.ceil(1.5 * row_tokens * marks / tokens))
-    return -(-max(average, max(len(e.mark_T) for e in examples)) // 8) * 8
+    return -(-max(average, max(len(e.step_end_T) for e in examples)) // 8) * 8
 
 
 def train_batches(source: PackedRows, batch_rows: int, own, first: int = 0):
@@ -366,8 +372,8 @@ def train_batches(source: PackedRows, batch_rows: int, own, first: int = 0):
 
 def eval_batches(examples: list[Example], row_tokens: int, marks: int, batch_rows: int, scheme: str = "uniform"):
     """All examples once, longest first (tightest packing), the last batch filled with empty rows."""
-    units = make_units(examples, row_tokens, marks, share=False)
-    packs = plan_units(units, longest_first(units), row_tokens, marks)
+    groups = make_groups(examples, row_tokens, marks, share=False)
+    packs = plan_groups(groups, longest_first(groups), row_tokens, marks)
     for at in range(0, len(packs), batch_rows):
         here = packs[at : at + batch_rows] + [[]] * (batch_rows - len(packs[at : at + batch_rows]))
         rows = [pack_row([examples[i] for i in pack], row_tokens, marks, scheme) for pack in here]

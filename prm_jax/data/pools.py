@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, optional, read_rows, row_place, texts, write_rows, wrong
+from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Candidate:
             raise InputError("steps: found none, expected at least one")
         for name, scores in self.step_scores.items():
             if len(scores) != len(self.steps):
-                raise wrong(f"step_scores.{name}", len(scores), f"one score for each of {len(self.steps)} steps")
+                raise field_error(f"step_scores.{name}", len(scores), f"one score for each of {len(self.steps)} steps")
             for index, score in enumerate(scores):
                 if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                    raise wrong(f"step_scores.{name}[{index}]", score, "a finite number")
+                    raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,9 @@ def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
         try:
             problem = _problem(row, names)
             if problem.id in number_of:
-                raise wrong("id", problem.id, f"an id not seen before, {row_place(path, number_of[problem.id])} has it")
+                raise field_error(
+                    "id", problem.id, f"an id not seen before, {row_place(path, number_of[problem.id])} has it"
+                )
         except InputError as error:
             raise InputError(f"{row_place(path, number)}: {error}") from None
         number_of[problem.id] = number
@@ -81,7 +83,7 @@ def _problem(row, names):
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
         if not isinstance(candidate, dict):
-            raise wrong(f"candidates[{index}]", candidate, "an object")
+            raise field_error(f"candidates[{index}]", candidate, "an object")
         try:
             stored = optional(candidate, scores, dict) or {}
             lists = {name: field(stored, name, list, f"{scores}.") for name in (stored if names is None else names)}
@@ -121,7 +123,7 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
     """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
     if name not in scores_names(problems):
         found = ", ".join(scores_names(problems)) or "none"
-        raise wrong("scores", name, f"step scores that every candidate has ({found})")
+        raise field_error("scores", name, f"step scores that every candidate has ({found})")
     widest = max(len(problem.candidates) for problem in problems)
     longest = max(len(candidate.steps) for problem in problems for candidate in problem.candidates)
     score_PNT = np.zeros((len(problems), widest, longest))
@@ -143,7 +145,7 @@ def with_scores(problems: Iterable[Problem], name: str, scores: Iterable) -> Ite
         candidates = []
         for candidate in problem.candidates:
             if name in candidate.step_scores:
-                raise wrong("scores", name, f"a new name, problem {problem.id} has scores of this one")
+                raise field_error("scores", name, f"a new name, problem {problem.id} has scores of this one")
             if (score_T := next(scores, None)) is None:
                 raise ValueError("fewer scores than candidates")
             step_scores = candidate.step_scores | {name: tuple(map(float, score_T))}

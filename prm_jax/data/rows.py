@@ -13,7 +13,7 @@ from prm_jax import InputError
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 
 
-def wrong(name: str, found, expected: str) -> InputError:
+def field_error(name: str, found, expected: str) -> InputError:
     """The error of one field, on one short line."""
     text = "null" if found is None else repr(found)
     return InputError(f"{name}: found {text if len(text) <= 60 else text[:57] + '...'}, expected {expected}")
@@ -26,7 +26,7 @@ def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = Fa
     value = row[name]
     is_right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if not is_right and not (null and value is None):
-        raise wrong(inside + name, value, KIND_WORDS[kind] + " or null" * null)
+        raise field_error(inside + name, value, KIND_WORDS[kind] + " or null" * null)
     return value
 
 
@@ -42,7 +42,7 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
         raise InputError(f"{name}: found no steps, expected at least one")
     for index, value in enumerate(values):
         if not isinstance(value, str):
-            raise wrong(f"{name}[{index}]", value, "text")
+            raise field_error(f"{name}[{index}]", value, "text")
     return tuple(values)
 
 
@@ -67,7 +67,7 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
     try:
         for number, row in readers[suffix](path):
             if not isinstance(row, dict):
-                raise wrong(row_place(path, number), row, "an object with named fields")
+                raise field_error(row_place(path, number), row, "an object with named fields")
             yield number, row
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from prm_jax import InputError
-from prm_jax.data.rows import write_rows, wrong
+from prm_jax.data.rows import field_error, write_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Solution:
             # A boolean column turns -100 into true: masked steps train as good ones (huggingface/trl#2127).
             hint = "; a step is masked with null" if label == -100 else ""
             if label is not None and not is_probability(label):
-                raise wrong(f"labels[{index}]", label, f"a number in [0, 1] or null{hint}")
+                raise field_error(f"labels[{index}]", label, f"a number in [0, 1] or null{hint}")
         for index, rating in enumerate(self.ratings or ()):
             if rating is not None and (isinstance(rating, bool) or rating not in (-1, 0, 1)):
-                raise wrong(f"ratings[{index}]", rating, "-1, 0, 1 or null")
+                raise field_error(f"ratings[{index}]", rating, "-1, 0, 1 or null")
         if self.outcome is not None and not is_probability(self.outcome):
-            raise wrong("outcome", self.outcome, "a number in [0, 1] or null")
+            raise field_error("outcome", self.outcome, "a number in [0, 1] or null")
 
 
 def is_probability(value) -> bool:

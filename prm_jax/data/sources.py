@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, load_hub, optional, read_rows, row_place, texts, wrong
+from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place, texts
 from prm_jax.data.solutions import Solution, _after_error, first_error, is_probability
 
 # Options that change nothing: to score or rewrite a file as it is.
@@ -111,7 +111,7 @@ def _branches(row, row_id, counts, alternatives):
     for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
         inside = f"label.steps[{t}]."
         if not isinstance(shown, dict):
-            raise wrong(f"label.steps[{t}]", shown, "an object")
+            raise field_error(f"label.steps[{t}]", shown, "an object")
         completions = field(shown, "completions", list, inside, null=True) or []
         chosen = field(shown, "chosen_completion", int, inside, null=True)
         human = optional(shown, "human_completion", dict, inside)
@@ -119,7 +119,7 @@ def _branches(row, row_id, counts, alternatives):
             counts["steps_after_end_dropped"] += bool(completions or human)
             continue
         if chosen is not None and not 0 <= chosen < len(completions):
-            raise wrong(f"{inside}chosen_completion", chosen, f"an index into {len(completions)} completions")
+            raise field_error(f"{inside}chosen_completion", chosen, f"an index into {len(completions)} completions")
         # Without a choice phase 1 goes on with the labeller's own step. Without that too the row ends here,
         # and the step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
@@ -143,10 +143,10 @@ def _branches(row, row_id, counts, alternatives):
 
 def _completion(completion, name):
     if not isinstance(completion, dict):
-        raise wrong(name, completion, "an object")
+        raise field_error(name, completion, "an object")
     rating = optional(completion, "rating", int, f"{name}.")
     if rating not in (-1, 0, 1, None):
-        raise wrong(f"{name}.rating", rating, "-1, 0, 1 or null")
+        raise field_error(f"{name}.rating", rating, "-1, 0, 1 or null")
     return field(completion, "text", str, f"{name}."), rating
 
 
@@ -164,7 +164,7 @@ def math_shepherd(row: dict, row_id: str, counts: collections.Counter) -> list[S
         position += len(step) + 1
         labels.append({"+": 1.0, "-": 0.0}.get(signs[position : position + 1]))
         if labels[-1] is None:
-            raise wrong(f"label[{position}]", signs[position : position + 1], "the + or - of a ки of input")
+            raise field_error(f"label[{position}]", signs[position : position + 1], "the + or - of a ки of input")
     starts = [re.search("[Ss]tep 1:", step) for step in steps]
     first = next((index for index, start in enumerate(starts) if start), 0)
     cut = starts[first].start() if starts[first] else steps[0].rfind("?") + 1 or len(steps[0])
@@ -186,7 +186,7 @@ def processbench(row: dict, row_id: str) -> list[Solution]:
     """
     steps, error = texts(row, "steps"), field(row, "label", int)
     if not -1 <= error < len(steps):
-        raise wrong("label", error, f"-1 to {len(steps) - 1} for {len(steps)} steps")
+        raise field_error("label", error, f"-1 to {len(steps) - 1} for {len(steps)} steps")
     labels = [1.0] * len(steps)
     if error >= 0:
         labels[error:] = [0.0, *[None] * (len(steps) - error - 1)]
@@ -203,7 +203,7 @@ def prmbench(row: dict, row_id: str, counts: collections.Counter) -> list[Soluti
     steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
     for index, error in enumerate(errors):
         if type(error) is not int or error < 1:
-            raise wrong(f"error_steps[{index}]", error, "a step number from 1")
+            raise field_error(f"error_steps[{index}]", error, "a step number from 1")
     beyond = sum(error > len(steps) for error in errors)
     counts["error_steps_out_of_range"] += beyond
     counts["rows_with_error_steps_out_of_range"] += beyond > 0
@@ -239,7 +239,7 @@ def load(
     options["quality_control"] = quality_control
     for name, value in {"kind": kind, "duplicates": duplicates, **options}.items():
         if value not in OPTIONS[name]:
-            raise wrong(name, value, f"one of {', '.join(OPTIONS[name])}")
+            raise field_error(name, value, f"one of {', '.join(OPTIONS[name])}")
     counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     solutions, seen = [], set()
     for source in [path] if isinstance(path, str | Path) else list(path):

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data import solutions, sources
-from prm_jax.data.rows import wrong
+from prm_jax.data.rows import field_error
 from prm_jax.data.solutions import Solution
 from prm_jax.launch.config import parse
 from prm_jax.tasks import chain as arithmetic
@@ -116,9 +116,9 @@ def assign_fold(problem: str, folds: int) -> int:
 def split_by_problem(solutions: Sequence[Solution], folds: int, fold: int) -> tuple[list, list, list]:
     """(train, validation, test): test is `fold`, validation the next fold; no problem is on two sides."""
     if folds < 3:
-        raise wrong("folds", folds, "at least 3, for train, validation and test")
+        raise field_error("folds", folds, "at least 3, for train, validation and test")
     if not 0 <= fold < folds:
-        raise wrong("fold", fold, f"0 to {folds - 1}")
+        raise field_error("fold", fold, f"0 to {folds - 1}")
     sides = {"train": [], "validation": [], "test": []}
     for solution in solutions:
         offset = (assign_fold(solution.problem, folds) - fold) % folds

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, load_hub, optional, read_rows, row_place, wrong
+from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place
 from prm_jax.data.solutions import Solution, first_error
 from prm_jax.data.sources import AS_IN_FILE, load
 from prm_jax.evals.published import (
@@ -120,10 +120,10 @@ def stored_scores(path, n_steps: dict[str, int], unit: str) -> list[np.ndarray]:
                 raise InputError(f"scores: found {len(found)}, expected {n_steps[i]}, one a step")
             for t, score in enumerate(found):
                 if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                    raise wrong(f"scores[{t}]", score, "a finite number")
+                    raise field_error(f"scores[{t}]", score, "a finite number")
                 if not low <= score <= high:
                     expected = f"a {unit} in [{low}, {high}]; scores_unit=logit takes unbounded scores"
-                    raise wrong(f"scores[{t}]", score, expected)
+                    raise field_error(f"scores[{t}]", score, expected)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         scores[i], line_of[i] = np.array(found, np.float64), number

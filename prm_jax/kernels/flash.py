@@ -13,23 +13,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from prm_jax.attention import MASKED
-from prm_jax.kernels.remat import keep_inside
+from prm_jax.kernels.remat import save_inside
 from prm_jax.launch.mesh import platform
 
 TILE = 512  # tokens; fewer where rows are shorter
 LANES = 128  # of a TPU's vector register: tiles are multiples of it
 
 
-def flash(q_BLHK, k_BLGK, v_BLGK, until_BL):
+def flash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
     """Softmax attention, o_BLHK; every token must see at least itself."""
     B, L, _, K = q_BLHK.shape
     t = min(TILE, -(-L // LANES) * LANES)
     padded = -(-L // t) * t
-    until_BL = jnp.where(until_BL < L, until_BL, jnp.arange(L))  # padding sees itself alone
+    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, jnp.arange(L))  # padding sees itself alone
     more = jnp.broadcast_to(jnp.arange(L, padded), (B, padded - L))
-    until_B1L = jnp.concatenate([until_BL, more], 1)[:, None].astype(jnp.int32)
+    visible_until_B1L = jnp.concatenate([visible_until_BL, more], 1)[:, None].astype(jnp.int32)
     cut = lambda x_BLHK: jnp.pad(x_BLHK, ((0, 0), (0, padded - L), (0, 0), (0, 0))).swapaxes(1, 2)
-    o_BHLK = _flash(cut(q_BLHK * K**-0.5), cut(k_BLGK), cut(v_BLGK), until_B1L)
+    o_BHLK = _flash(cut(q_BLHK * K**-0.5), cut(k_BLGK), cut(v_BLGK), visible_until_B1L)
     return o_BHLK.swapaxes(1, 2)[:, :L]
 
 
@@ -51,16 +51,16 @@ def _is_needed(last_BN, b, query, key):
     return (key <= query) & (query <= last_BN[b, key])
 
 
-def _scores(query, key, q_ref, k_ref, until_ref):
+def _scores(query, key, q_ref, k_ref, visible_until_ref):
     """Masked scores s_ts of a tile of queries and one of keys."""
     t = q_ref.shape[2]
     query_ts = query * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 0)
     key_ts = key * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 1)
-    mask_ts = (key_ts <= query_ts) & (query_ts <= until_ref[0])
+    mask_ts = (key_ts <= query_ts) & (query_ts <= visible_until_ref[0])
     return jnp.where(mask_ts, _product(q_ref[0, 0], k_ref[0, 0], 1, 1), MASKED)
 
 
-def _forward_kernel(last_BN, q_ref, k_ref, v_ref, until_ref, o_ref, lse_ref, o_tK, sum_t1, top_t1):
+def _forward_kernel(last_BN, q_ref, k_ref, v_ref, visible_until_ref, o_ref, lse_ref, o_tK, sum_t1, top_t1):
     b, query, key = pl.program_id(0), pl.program_id(2), pl.program_id(3)
 
     @pl.when(key == 0)
@@ -70,7 +70,7 @@ def _forward_kernel(last_BN, q_ref, k_ref, v_ref, until_ref, o_ref, lse_ref, o_t
 
     @pl.when(_is_needed(last_BN, b, query, key))
     def add():
-        s_ts = _scores(query, key, q_ref, k_ref, until_ref)
+        s_ts = _scores(query, key, q_ref, k_ref, visible_until_ref)
         new_t1 = jnp.maximum(top_t1[...], s_ts.max(1, keepdims=True))
         p_ts, shrink_t1 = jnp.exp(s_ts - new_t1), jnp.exp(top_t1[...] - new_t1)
         o_tK[...] = o_tK[...] * shrink_t1 + _product(p_ts.astype(v_ref.dtype), v_ref[0, 0], 1, 0)
@@ -84,7 +84,7 @@ def _forward_kernel(last_BN, q_ref, k_ref, v_ref, until_ref, o_ref, lse_ref, o_t
 
 
 def _query_gradient_kernel(
-    last_BN, q_ref, k_ref, v_ref, until_ref, do_ref, lse_ref, delta_ref, dq_ref, dq_tK, lse_t1, delta_t1
+    last_BN, q_ref, k_ref, v_ref, visible_until_ref, do_ref, lse_ref, delta_ref, dq_ref, dq_tK, lse_t1, delta_t1
 ):
     b, query, key = pl.program_id(0), pl.program_id(2), pl.program_id(3)
 
@@ -95,7 +95,7 @@ def _query_gradient_kernel(
 
     @pl.when(_is_needed(last_BN, b, query, key))
     def add():
-        s_ts = _scores(query, key, q_ref, k_ref, until_ref)
+        s_ts = _scores(query, key, q_ref, k_ref, visible_until_ref)
         ds_ts = jnp.exp(s_ts - lse_t1[...]) * (_product(do_ref[0, 0], v_ref[0, 0], 1, 1) - delta_t1[...])
         dq_tK[...] += _product(ds_ts.astype(k_ref.dtype), k_ref[0, 0], 1, 0)
 
@@ -105,7 +105,19 @@ def _query_gradient_kernel(
 
 
 def _key_gradient_kernel(
-    last_BN, q_ref, k_ref, v_ref, until_ref, do_ref, lse_ref, delta_ref, dk_ref, dv_ref, dk_sK, dv_sK, until_s1
+    last_BN,
+    q_ref,
+    k_ref,
+    v_ref,
+    visible_until_ref,
+    do_ref,
+    lse_ref,
+    delta_ref,
+    dk_ref,
+    dv_ref,
+    dk_sK,
+    dv_sK,
+    visible_until_s1,
 ):
     """Scores stand transposed, keys first, so that no product is of a transposed factor."""
     b, key, query = pl.program_id(0), pl.program_id(2), pl.program_id(3)
@@ -114,13 +126,13 @@ def _key_gradient_kernel(
     @pl.when(query == 0)
     def start():
         dk_sK[...], dv_sK[...] = jnp.zeros_like(dk_sK), jnp.zeros_like(dv_sK)
-        until_s1[...] = _column(until_ref[0])
+        visible_until_s1[...] = _column(visible_until_ref[0])
 
     @pl.when(_is_needed(last_BN, b, query, key))
     def add():
         key_st = key * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 0)
         query_st = query * t + jax.lax.broadcasted_iota(jnp.int32, (t, t), 1)
-        mask_st = (key_st <= query_st) & (query_st <= until_s1[...])
+        mask_st = (key_st <= query_st) & (query_st <= visible_until_s1[...])
         s_st = jnp.where(mask_st, _product(k_ref[0, 0], q_ref[0, 0], 1, 1), MASKED)
         p_st = jnp.exp(s_st - lse_ref[0, 0])
         ds_st = p_st * (_product(v_ref[0, 0], do_ref[0, 0], 1, 1) - delta_ref[0, 0])
@@ -132,7 +144,7 @@ def _key_gradient_kernel(
         dk_ref[0, 0], dv_ref[0, 0] = dk_sK[...].astype(dk_ref.dtype), dv_sK[...].astype(dv_ref.dtype)
 
 
-def _call(kernel, keys_first: bool, results, scratch, q_BHLK, k_BGLK, v_BGLK, until_B1L, *more_BHxx):
+def _call(kernel, keys_first: bool, results, scratch, q_BHLK, k_BGLK, v_BGLK, visible_until_B1L, *more_BHxx):
     """A kernel over all pairs of tiles. `more_BHxx`: arrays of the queries' tiles, [B, H, L, K] or [B, H, 1, L].
 
     results: which of the queries' or keys' tiles each output has, "query" or "key", and its kind of shape, "LK" or "1L".
@@ -141,7 +153,7 @@ def _call(kernel, keys_first: bool, results, scratch, q_BHLK, k_BGLK, v_BGLK, un
     R = H // k_BGLK.shape[1]
     t = min(TILE, L)
     N = L // t
-    last_BN = (until_B1L.reshape(B, N, t).max(-1) // t).astype(jnp.int32)
+    last_BN = (visible_until_B1L.reshape(B, N, t).max(-1) // t).astype(jnp.int32)
 
     def place(b, i, j, last_BN):
         """(tile of queries, tile of keys) to fetch; the moving one stays put at tile 0 where the pair is not needed."""
@@ -173,20 +185,20 @@ def _call(kernel, keys_first: bool, results, scratch, q_BHLK, k_BGLK, v_BGLK, un
         out_shape=[jax.ShapeDtypeStruct(shapes[shape], dtype[shape]) for _, shape in results],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
         interpret=platform() != "tpu",
-    )(last_BN, q_BHLK, k_BGLK, v_BGLK, until_B1L, *more_BHxx)
+    )(last_BN, q_BHLK, k_BGLK, v_BGLK, visible_until_B1L, *more_BHxx)
 
 
 @jax.custom_vjp
-def _flash(q_BHLK, k_BGLK, v_BGLK, until_B1L):
-    return _flash_forward(q_BHLK, k_BGLK, v_BGLK, until_B1L)[0]
+def _flash(q_BHLK, k_BGLK, v_BGLK, visible_until_B1L):
+    return _flash_forward(q_BHLK, k_BGLK, v_BGLK, visible_until_B1L)[0]
 
 
-def _flash_forward(q_BHLK, k_BGLK, v_BGLK, until_B1L):
+def _flash_forward(q_BHLK, k_BGLK, v_BGLK, visible_until_B1L):
     K, f32 = q_BHLK.shape[-1], jnp.float32
-    arrays = q_BHLK, k_BGLK, v_BGLK, until_B1L
+    arrays = q_BHLK, k_BGLK, v_BGLK, visible_until_B1L
     results = [("query", "LK"), ("query", "1L")]
     o_BHLK, lse_BH1L = _call(_forward_kernel, False, results, [(K, f32), (1, f32), (1, f32)], *arrays)
-    o_BHLK, lse_BH1L = (keep_inside(x, "attention") for x in (o_BHLK, lse_BH1L))
+    o_BHLK, lse_BH1L = (save_inside(x, "attention") for x in (o_BHLK, lse_BH1L))
     return o_BHLK, (*arrays, o_BHLK, lse_BH1L)
 
 

@@ -16,8 +16,8 @@ from prm_jax.launch.mesh import platform
 REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
-def keep_inside(x, name: str):
-    """`keep` for a hand-written forward pass, whose derivative is not taken again.
+def save_inside(x, name: str):
+    """`save_for_backward` for a hand-written forward pass, whose derivative is not taken again.
 
     On CPU bfloat16 is kept as its bits: XLA's CPU backend would make float32 of what a loop over layers has kept, all
     layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory). It still does so
@@ -30,14 +30,14 @@ def keep_inside(x, name: str):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def keep(x, name: str):
+def save_for_backward(x, name: str):
     """x itself, kept for the backward pass under a policy that has its name."""
-    return keep_inside(x, name)
+    return save_inside(x, name)
 
 
-@keep.defjvp
+@save_for_backward.defjvp
 def _keep_derivative(name, x, dx):
-    return keep_inside(*x, name), *dx
+    return save_inside(*x, name), *dx
 
 
 def remat(layer, how: str):

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from prm_jax import InputError
 
 
-def cut_cpu(n: int):
+def set_cpu_devices(n: int):
     """Makes n devices of this process's CPU; must come before jax looks for devices.
 
     XLA gives matrix products all cores, but the loop of attention and what is small only one: devices run side by side.
@@ -30,7 +30,7 @@ def cut_cpu(n: int):
             print(f"devices     cpu_devices={n} has no effect: this process has made {made} of its CPU already")
 
 
-def join(cfg):
+def init_distributed(cfg):
     """Makes this process one of the several that `cfg.distributed` names; must come before jax looks for devices.
 
     Afterwards the key is null: how a process was started is no part of its run. Only process 0 prints.
@@ -56,13 +56,13 @@ def same_folder(folder: Path) -> Path:
     """Process 0's output folder on every process; the one that Hydra made for another process goes."""
     if jax.process_count() == 1:
         return folder
-    shared = Path(of_first(str(folder.resolve()).encode()).decode())
+    shared = Path(broadcast(str(folder.resolve()).encode()).decode())
     if shared != folder.resolve():
         folder.rmdir()
     return shared
 
 
-def of_first(content: bytes) -> bytes:
+def broadcast(content: bytes) -> bytes:
     """What process 0 gives, on every process; all must ask."""
     size = int(multihost_utils.broadcast_one_to_all(len(content)))
     own = np.frombuffer(content, np.uint8) if jax.process_index() == 0 else np.zeros(size, np.uint8)
@@ -73,7 +73,7 @@ def same_file(path: Path):
     """Gives every process, each of which writes a `path` of its own, what the one of process 0 holds; nothing if it is absent."""
     if jax.process_count() == 1:
         return
-    content = of_first(path.read_bytes() if jax.process_index() == 0 and path.exists() else b"")
+    content = broadcast(path.read_bytes() if jax.process_index() == 0 and path.exists() else b"")
     if jax.process_index() > 0:
         path.write_bytes(content)
 
@@ -87,7 +87,7 @@ def text_folder(folder: Path) -> Path:
     return Path(temporary.name)
 
 
-def largest(n: int):
+def max_over_processes(n: int):
     """The largest n that any process gives, as a number that need not be waited for; every process must ask."""
     if jax.process_count() == 1:
         return n

@@ -115,7 +115,7 @@ def layout(tree):
     return jax.tree.map_with_path(lambda path, x: NamedSharding(mesh, spec(path, x.shape, mesh.shape)), tree)
 
 
-def born(make, *args, donate=()):
+def make_sharded(make, *args, donate=()):
     """make(*args) with every array of the result made where it belongs, never whole on one device.
 
     Arguments numbered in `donate` give their memory to the result.
@@ -143,7 +143,7 @@ def split_rows(x):
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, P(ROWS))
 
 
-def look_up(embed_VD, ids_BL):
+def embed_lookup(embed_VD, ids_BL):
     """Under jit: embed_VD[ids_BL], split as the residual stream.
 
     Each device looks up its own features for the rows of its whole fsdp group, and an all-to-all trades features for rows;
@@ -206,13 +206,13 @@ def row_sharding(axis: int):
     return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*[None] * axis, ROWS))
 
 
-def own_rows(rows: int) -> np.ndarray:
+def local_rows(rows: int) -> np.ndarray:
     """Which of a batch's rows this process holds, ascending; it need not read the others."""
     slices = row_sharding(0).addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[s] for s in slices]))
 
 
-def put_rows(batch: dict[str, np.ndarray], rows: int, axis: int = 0):
+def shard_batch(batch: dict[str, np.ndarray], rows: int, axis: int = 0):
     """A batch of `rows` rows in all on the mesh; each process gives its own rows, or all of them, along `axis`."""
     return {
         name: jax.make_array_from_process_local_data(
@@ -222,6 +222,6 @@ def put_rows(batch: dict[str, np.ndarray], rows: int, axis: int = 0):
     }
 
 
-def everywhere(x):
+def replicate(x):
     """Under jit: the whole array on every device, so that every process can read it."""
     return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P())

@@ -1,4 +1,4 @@
-"""Folders of runs and evaluations: claim a new one, find and resume an old one, write results and logs into them."""
+"""Folders of runs and evaluations: create_run_folder a new one, find and resume an old one, write results and logs into them."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def claim(folder: Path, cfg: DictConfig):
+def create_run_folder(folder: Path, cfg: DictConfig):
     """Makes an output folder this command's own, and records its configuration there, as Hydra lays it out.
 
     Hydra's own record is switched off: it is written before the command could refuse a folder that holds a run already.

@@ -47,13 +47,13 @@ class Rules:
 class Pool:
     """The arrays of a pool: what a candidate is worth, whether it may win, and what it answers.
 
-    right_PN is 0 where candidates are missing. can_win_PN is False for the missing, the unfinished and those without an
+    right_PN is 0 where candidates are missing. eligible_PN is False for the missing, the unfinished and those without an
     answer (OpenAI's protocol: they fill a place of the n and count as wrong). answer_PN is None if no candidate has one.
     """
 
     right_PN: np.ndarray
     present_PN: np.ndarray
-    can_win_PN: np.ndarray
+    eligible_PN: np.ndarray
     answer_PN: np.ndarray | None
     dropped: dict[str, int]
 
@@ -64,7 +64,7 @@ def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None =
     Raises InputError naming problem and candidate where `correct` is missing.
     """
     P, N = len(problems), max(len(problem.candidates) for problem in problems)
-    right_PN, present_PN, can_win_PN = (np.zeros((P, N), np.float32), np.zeros((P, N), bool), np.zeros((P, N), bool))
+    right_PN, present_PN, eligible_PN = (np.zeros((P, N), np.float32), np.zeros((P, N), bool), np.zeros((P, N), bool))
     answer_PN = np.full((P, N), -1, np.int32)
     answer_of = lambda candidate: None if is_blank(candidate.answer) else candidate.answer
     has_answers = any(answer_of(c) is not None for problem in problems for c in problem.candidates)
@@ -79,12 +79,12 @@ def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None =
                     " answers against the problem's"
                 )
             right_PN[p, n], present_PN[p, n] = candidate.correct, True
-            can_win_PN[p, n] = candidate.finished and (texts[n] is not None or not has_answers)
+            eligible_PN[p, n] = candidate.finished and (texts[n] is not None or not has_answers)
             answer_PN[p, n] = groups[n]
     cut = [not c.finished for problem in problems for c in problem.candidates]
     silent = [answer_of(c) is None for problem in problems for c in problem.candidates] if has_answers else []
     dropped = {"missing": P * N - len(cut), "unfinished": sum(cut), "without_answer": sum(silent)}
-    return Pool(right_PN, present_PN, can_win_PN, answer_PN if has_answers else None, dropped)
+    return Pool(right_PN, present_PN, eligible_PN, answer_PN if has_answers else None, dropped)
 
 
 def log_scores(problems: list[Problem], name: str, unit: str) -> tuple[np.ndarray, np.ndarray, str]:
@@ -120,7 +120,7 @@ def measure(
     chances of success, against the outcome of a step's solution.
     """
     P, N = pool.right_PN.shape
-    trace_PN = sound(problems, pool, step_labels) if step_labels else None
+    trace_PN = right_traces(problems, pool, step_labels) if step_labels else None
     sizes, (k_vote, k_interval) = sizes_of(N), jax.random.split(jax.random.key(seed))
     value, curve = {}, {}  # a number's path in the results -> {n: its value_P}, its mean for every n = 1..N
 
@@ -129,11 +129,11 @@ def measure(
         curve[name] = np.asarray(x_Pn.mean(0), float).tolist()
 
     def drawn(name, log_weight_PN=None):  # the votes without a closed form
-        given = pool.answer_PN, pool.right_PN, log_weight_PN, pool.can_win_PN, np.array(sizes)
+        given = pool.answer_PN, pool.right_PN, log_weight_PN, pool.eligible_PN, np.array(sizes)
         x_Pn = votes.vote_curve(k_vote, *given, draws=rules.vote_draws, ties=rules.ties)
         value[name] = dict(zip(sizes, x_Pn.T, strict=True))
 
-    exact(("oracle",), rerank.pass_at_n(pool.right_PN, pool.can_win_PN))
+    exact(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN))
     result = {
         "n_problems": P,
         "n_candidates": N,
@@ -147,7 +147,7 @@ def measure(
         result["majority_rule"] = "none: no candidate has an answer"
     elif rules.ties == "share" and N <= votes.EXACT_VOTE_SIZE:
         result["majority_rule"] = "exact over all subsets"
-        exact(("majority",), votes.majority_curve(pool.answer_PN, pool.right_PN, pool.can_win_PN))
+        exact(("majority",), votes.majority_curve(pool.answer_PN, pool.right_PN, pool.eligible_PN))
     else:
         result["majority_rule"] = f"mean of {rules.vote_draws} random subsets"
         drawn(("majority",))
@@ -156,20 +156,20 @@ def measure(
         score_PN = rerank.aggregate_all(step_PNT, mask_PNT, unit=unit)
         for how in rerank.AGGREGATORS:  # the jitted dict comes back in alphabetical order
             x_PN, name = score_PN[how], ("scorers", scorer, how)
-            exact((*name, "best_of_n"), rerank.best_of_n(x_PN, pool.right_PN, pool.can_win_PN, ties=rules.ties))
+            exact((*name, "best_of_n"), rerank.best_of_n(x_PN, pool.right_PN, pool.eligible_PN, ties=rules.ties))
             if trace_PN is not None:
-                exact((*name, "trace"), rerank.best_of_n(x_PN, trace_PN, pool.can_win_PN, ties=rules.ties))
+                exact((*name, "trace"), rerank.best_of_n(x_PN, trace_PN, pool.eligible_PN, ties=rules.ties))
             if pool.answer_PN is not None and how == rules.aggregator:
                 drawn((*name, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
-                law_PN = votes.vote(pool.answer_PN, x_PN, pool.can_win_PN, ties=rules.ties)
+                law_PN = votes.vote(pool.answer_PN, x_PN, pool.eligible_PN, ties=rules.ties)
                 value[*name, "weighted_vote"] = {N: rerank.expectation(law_PN, pool.right_PN)}
         result["reward_kl"][scorer] = reward_against_kl(score_PN[rules.aggregator], pool, sizes)
         labels = None if scorer in value_scorers else step_labels
         result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)
 
     # One bootstrap for every number: the same resampled problems everywhere, so that differences are paired.
-    difference = {(a, b): minus(value[a][N], value[b][N]) for a, b in compared(list(value), rules)}
+    difference = {(a, b): paired_difference(value[a][N], value[b][N]) for a, b in comparisons(list(value), rules)}
     columns = [x_P for by_size in value.values() for x_P in by_size.values()] + list(difference.values())
     interval = rerank.bootstrap(k_interval, jnp.stack(columns, -1))
     rows = iter(zip(*(np.asarray(x, float).tolist() for x in interval), strict=True))
@@ -194,13 +194,13 @@ def measure(
     return result
 
 
-def minus(a_P, b_P):
+def paired_difference(a_P, b_P):
     """a - b of expectations in float32; 0 where it is no more than their rounding, or a tie everywhere would have p = .001."""
     difference_P = a_P - b_P
     return jnp.where(jnp.abs(difference_P) < 1e-5, 0.0, difference_P)
 
 
-def sound(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray:
+def right_traces(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray:
     """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022's trace, here with the answer)."""
     trace_PN = pool.right_PN.copy()
     for p, problem in enumerate(problems):
@@ -209,7 +209,7 @@ def sound(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray:
     return trace_PN
 
 
-def compared(names, rules: Rules):
+def comparisons(names, rules: Rules):
     """What is compared at the pool's size: every rule with the majority vote, every aggregator with its scorer's
     headline one, the headline's weighted vote with its selection, and the scorers' headline selections in pairs."""
     headline = [name for name in names if name[2:] == (rules.aggregator, "best_of_n")]
@@ -230,7 +230,7 @@ def reward_against_kl(score_PN, pool: Pool, sizes: list[int]) -> dict:
     Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; `score` is
     the aggregated score that the laws climb, in nats.
     """
-    ref_PN = pool.can_win_PN / np.maximum(pool.can_win_PN.sum(-1, keepdims=True), 1)
+    ref_PN = pool.eligible_PN / np.maximum(pool.eligible_PN.sum(-1, keepdims=True), 1)
 
     @jax.jit
     def means(law_PN, kl_P):
@@ -241,11 +241,11 @@ def reward_against_kl(score_PN, pool: Pool, sizes: list[int]) -> dict:
         )
 
     def tilted(beta):
-        law = rerank.reweight(score_PN, beta, None, pool.can_win_PN)
+        law = rerank.reweight(score_PN, beta, None, pool.eligible_PN)
         return means(law.weight_PN, law.kl_P)
 
     def best_of(n):
-        law_PN = rerank.best_of_n_law(score_PN, n, None, pool.can_win_PN)
+        law_PN = rerank.best_of_n_law(score_PN, n, None, pool.eligible_PN)
         return means(law_PN, rerank.kl_divergence(law_PN, ref_PN))
 
     columns = {}
@@ -266,7 +266,7 @@ def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_
     right = pool.right_PN[present_PN].astype(float)
     out = {
         "solutions": {
-            how: against(np.exp(np.asarray(score_PN[how], float)[present_PN]), right)
+            how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[present_PN]), right)
             for how in rerank.AGGREGATORS
             if how != "sum_logit"
         }
@@ -285,10 +285,13 @@ def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_
             steps = metrics.labelled_steps(label_T)[0] if step_labels else range(len(score_T))
             p.extend(score_T[t] for t in steps)
             y.extend(label_T[t] for t in steps)
-    return out | {"steps": against(np.array(p), np.array(y)), "step_label": "exact" if step_labels else "outcome"}
+    return out | {
+        "steps": calibration_numbers(np.array(p), np.array(y)),
+        "step_label": "exact" if step_labels else "outcome",
+    }
 
 
-def against(p, y) -> dict:
+def calibration_numbers(p, y) -> dict:
     p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
     mean_p, mean_y, count = metrics.reliability(p, y)
     return {

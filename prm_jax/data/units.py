@@ -1,0 +1,41 @@
+"""What a step score is: one table of units, each with its range and its way to log-odds, from which all probabilities come.
+
+Log-odds are what models give and what files keep: float32 P(good) is 1.0 above a logit of 17, log-odds still differ there.
+A file says the unit of its scores; files of others (probabilities, PURE's differences) are read by the same table.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+
+def _log_odds(p):
+    """log p / (1 - p), infinite at 0 and 1."""
+    with np.errstate(divide="ignore"):
+        return np.log(p) - np.log1p(-p)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    low: float  # range of a score, both ends included
+    high: float
+    log_odds: Callable  # score -> log-odds that the step is good, float64
+    of_log_odds: Callable  # its inverse
+    name: str  # as axes and tables write it
+
+
+UNITS = {
+    "logit": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-odds (nats)"),
+    "probability": Unit(0.0, 1.0, _log_odds, lambda x: np.exp(-np.logaddexp(0.0, -x)), "P(step good)"),
+    # P(good) - P(bad), as PURE scores: its 0 is a probability of 1/2.
+    "difference": Unit(-1.0, 1.0, lambda x: _log_odds((x + 1) / 2), lambda x: np.tanh(x / 2), "P(good) - P(bad)"),
+    # beta times log policy - log reference: unbounded; ImplicitPRM reads it as log-odds.
+    "log_ratio": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-ratio (nats)"),
+}
+
+
+def probability(log_odds) -> np.ndarray:
+    """P(step good), float64, of log-odds."""
+    return UNITS["probability"].of_log_odds(np.asarray(log_odds, np.float64))
