@@ -1,6 +1,6 @@
 """LoRA (Hu et al. 2021): a frozen matrix W [D, F] is used as W + alpha / rank * A B, where only A [D, r] and B [r, F] train.
 
-Dimension key: n rows x tokens, D in, F out, r rank. All blocks but the last put a layer axis in front.
+Dimension key: n rows x tokens, D in, F out, r rank. The stack of blocks puts a layer axis in front.
 """
 
 import dataclasses
@@ -49,26 +49,22 @@ class LowRank(nnx.Module):
 
 def attach(model, cfg: LoraConfig, seed: int):
     """The model with low-rank updates of its blocks' `cfg.targets`: A normal with variance 1 / D and B zero, so nothing changes yet."""
-    matrices = [name for name, w in vars(model.last).items() if name.startswith("w_") and w is not None]
+    matrices = [name for name, w in vars(model.blocks).items() if name.startswith("w_") and w is not None]
     for name in cfg.targets:
         if name not in matrices:
             raise InputError(f"lora.targets: got {name!r}, expected names among {', '.join(matrices)}")
-    keys = iter(jax.random.split(jax.random.key(seed), 2 * len(cfg.targets)))
-    for blocks in (model.blocks, model.last):
-        for name in cfg.targets:
-            w_DF = getattr(blocks, name)
-            *layers, D, F = w_DF[...].shape
-            a_Dr = D**-0.5 * jax.random.normal(next(keys), (*layers, D, cfg.rank))
-            b_rF = jnp.zeros((*layers, cfg.rank, F))
-            setattr(blocks, name, LowRank(w_DF, a_Dr, b_rF, cfg.alpha / cfg.rank))
+    for name, key in zip(cfg.targets, jax.random.split(jax.random.key(seed), len(cfg.targets)), strict=True):
+        w_DF = getattr(model.blocks, name)
+        layers, D, F = w_DF[...].shape
+        a_Dr = D**-0.5 * jax.random.normal(key, (layers, D, cfg.rank))
+        setattr(model.blocks, name, LowRank(w_DF, a_Dr, jnp.zeros((layers, cfg.rank, F)), cfg.alpha / cfg.rank))
     return model
 
 
 def merge(model):
     """The model with plain matrices in place of the low-rank updates, for export; a model without them stays as it is."""
-    for blocks in (model.blocks, model.last):
-        updated = {name: w for name, w in vars(blocks).items() if isinstance(w, LowRank)}
-        merged = make_sharded(lambda updated: {name: w.merged() for name, w in updated.items()}, updated)
-        for name, w_DF in merged.items():
-            setattr(blocks, name, nnx.Param(w_DF))
+    updated = {name: w for name, w in vars(model.blocks).items() if isinstance(w, LowRank)}
+    merged = make_sharded(lambda updated: {name: w.merged() for name, w in updated.items()}, updated)
+    for name, w_DF in merged.items():
+        setattr(model.blocks, name, nnx.Param(w_DF))
     return model

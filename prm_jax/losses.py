@@ -1,13 +1,13 @@
 """One number from a batch: per-step binary cross-entropy and the language-model loss.
 
-Dimension key: B rows, L tokens, T step marks, C head outputs, V vocabulary.
+Dimension key: B rows, L tokens, T step ends, C head outputs, V vocabulary.
 """
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from prm_jax.model import good_logit
+from prm_jax.model import HEADS
 
 
 def bce(logit, label, pos_weight=1.0):
@@ -19,20 +19,26 @@ def bce(logit, label, pos_weight=1.0):
 
 
 def step_loss(logit_BTC, label_BT, rating_BT, head: str, pos_weight=1.0):
-    """Loss at every step mark, loss_BT in nats; meaningless where the label is NaN (the caller's weight is 0 there).
+    """Loss at every step end, loss_BT in nats; meaningless where the label is NaN (the caller's weight is 0 there).
 
-    The ternary head learns the human rating where there is one (Lightman et al. 2023: cross-entropy over positive,
-    neutral, negative) and the binary event good / bad where there is only a label.
+    A head of RATING_LOSSES learns the human rating where there is one, and the event good / bad where there is only a label.
     """
-    label_BT = jnp.nan_to_num(label_BT)
-    loss_BT = bce(good_logit(logit_BTC, head), label_BT, pos_weight)
-    if head == "ternary":
+    loss_BT = bce(HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(label_BT), pos_weight)
+    if head in RATING_LOSSES:
         rated_BT = ~jnp.isnan(rating_BT)
-        class_BT = jnp.where(rated_BT, rating_BT + 1, 0).astype(jnp.int32)
-        rating_loss_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BTC, class_BT)
-        weight_BT = jnp.where(class_BT > 0, pos_weight, 1.0)  # neutral and positive are good
-        loss_BT = jnp.where(rated_BT, rating_loss_BT * weight_BT, loss_BT)
+        rating_loss_BT = RATING_LOSSES[head](logit_BTC, jnp.where(rated_BT, rating_BT, -1.0), pos_weight)
+        loss_BT = jnp.where(rated_BT, rating_loss_BT, loss_BT)
     return loss_BT
+
+
+def three_class_loss(logit_BTC, rating_BT, pos_weight=1.0):
+    """Cross-entropy over the ratings -1, 0, +1 (Lightman et al. 2023); neutral and positive are good."""
+    class_BT = (rating_BT + 1).astype(jnp.int32)
+    loss_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BTC, class_BT)
+    return loss_BT * jnp.where(class_BT > 0, pos_weight, 1.0)
+
+
+RATING_LOSSES = {"ternary": three_class_loss}  # head -> how it learns a human rating
 
 
 def next_token_loss(logit_BLV, ids_BL, next_BL):

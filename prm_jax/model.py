@@ -1,11 +1,12 @@
 """A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral) and the heads that read its hidden states at step marks.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size, V vocabulary,
-T step marks, C head outputs. Parameters of all blocks but the last carry a leading layer axis.
+T step ends, C head outputs. Parameters of the blocks carry a leading layer axis.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,50 @@ from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, embed_lookup, on_own_heads,
 from prm_jax.lora import LowRank
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
-HEADS = {"none": 0, "scalar": 1, "binary": 2, "mlp": 2, "ternary": 3}  # head -> C, its number of logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A step head: what it reads out of a hidden state, and what its logits mean.
+
+    A Linear layer of C outputs, after a Linear layer of D outputs and a ReLU where it is `hidden`.
+    """
+
+    labels: tuple[str, ...]  # what each of the C logits is of, as in `id2label` of a config.json
+    log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good
+    hidden: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return len(self.labels)
+
+    @property
+    def layer(self) -> str:
+        """Name of the last Linear layer in Hugging Face files."""
+        return "score.2" if self.hidden else "score"
+
+
+def two_classes(logit_BTC):
+    """Class 1 is good, as in TRL and Qwen2.5-Math-PRM."""
+    return logit_BTC[..., 1] - logit_BTC[..., 0]
+
+
+def three_ratings(logit_BTC):
+    """Classes are the ratings -1, 0, +1; neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F)."""
+    return jnp.logaddexp(logit_BTC[..., 1], logit_BTC[..., 2]) - logit_BTC[..., 0]
+
+
+HEADS = {
+    "scalar": Head(("good",), lambda logit_BTC: logit_BTC[..., 0]),
+    "binary": Head(("bad", "good"), two_classes),
+    "mlp": Head(("bad", "good"), two_classes, hidden=True),
+    "ternary": Head(("bad", "neutral", "good"), three_ratings),
+}
+
+
+def good_logit(logit_BTC, head: str):
+    """The step head's C logits as one: the log-odds that the step is good, logit_BT."""
+    return HEADS[head].log_odds(logit_BTC)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +108,13 @@ class ModelConfig:
     sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
     rope_scaling: RopeScaling | None = None
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
-    head: str = "none"  # step head: none, scalar, binary, mlp, ternary
+    head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
     remat: str = "none"  # what the backward pass computes again: none, dots (all but linear layers, attention), full (each block)
 
     def __post_init__(self):
-        assert self.head in HEADS, f"head: got {self.head!r}, expected one of {', '.join(HEADS)}"
+        assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
         assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
         assert self.window is None or self.window > 0, f"sliding_window: got {self.window}, expected above 0"
@@ -148,7 +192,7 @@ def rotate(x_BLHK, cos_BL1k, sin_BL1k):
 
 
 def at_marks(x_BLD, step_end_BT):
-    """The rows' entries at their marked tokens, x_BTD."""
+    """The rows' entries at their step ends, x_BTD."""
     return jnp.take_along_axis(x_BLD, step_end_BT[:, :, None], axis=1)
 
 
@@ -177,8 +221,8 @@ class Block(nnx.Module):
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
 
-    def __call__(self, x_nD, cos_BL1k, sin_BL1k, visible_until_BL, step_end_BT=None):
-        """The residual stream of all tokens, x_nD, or where `step_end_BT` is given of the marked tokens alone."""
+    def __call__(self, x_nD, cos_BL1k, sin_BL1k, visible_until_BL):
+        """The residual stream after this block, x_nD."""
         cfg = self.cfg
         B, L = visible_until_BL.shape
         h_nD = rms_norm(x_nD, self.norm_attn, cfg.norm_eps)
@@ -192,11 +236,7 @@ class Block(nnx.Module):
         if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
         o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, visible_until_BL)
-        o_nD = o_BLHK.reshape(B * L, -1)
-        if step_end_BT is not None:
-            x_nD, o_nD = (at_marks(y_nD.reshape(B, L, -1), step_end_BT) for y_nD in (x_nD, o_nD))
-            x_nD, o_nD = (y_BTD.reshape(step_end_BT.size, -1) for y_BTD in (x_nD, o_nD))
-        x_nD += linear(o_nD, self.w_o, self.b_o)
+        x_nD += linear(o_BLHK.reshape(B * L, -1), self.w_o, self.b_o)
 
         h_nD = rms_norm(x_nD, self.norm_ffn, cfg.norm_eps)
         gate_nF, up_nF = linear(h_nD, self.w_gate, self.b_gate), linear(h_nD, self.w_up, self.b_up)
@@ -212,24 +252,19 @@ class PRM(nnx.Module):
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
         self.cfg = cfg
         self.embed = normal(rngs, (cfg.vocab, cfg.dim), 0.02)
-        of_layer = rngs.split(cfg.layers)
-        make = lambda r: Block(cfg, rngs=r)
-        self.blocks = jax.vmap(make)(jax.tree.map(lambda keys: keys[:-1], of_layer))
-        self.last = make(jax.tree.map(lambda keys: keys[-1], of_layer))
+        self.blocks = jax.vmap(lambda r: Block(cfg, rngs=r))(rngs.split(cfg.layers))
         self.norm_out = nnx.Param(jnp.ones(cfg.dim))
         self.unembed = normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
-        C = HEADS[cfg.head]
-        scale = lambda key: head_scale(key, cfg.dim)
-        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if cfg.head == "mlp" else None
-        self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim)) if cfg.head == "mlp" else None
-        self.w_head = normal(rngs, (cfg.dim, C), scale("w_head")) if C else None
-        self.b_head = nnx.Param(jnp.zeros(C)) if C else None
+        head, scale = HEADS.get(cfg.head), lambda key: head_scale(key, cfg.dim)
+        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if head and head.hidden else None
+        self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim)) if head and head.hidden else None
+        self.w_head = normal(rngs, (cfg.dim, head.outputs), scale("w_head")) if head else None
+        self.b_head = nnx.Param(jnp.zeros(head.outputs)) if head else None
 
     def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None):
-        """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the marked tokens alone, x_BTD.
+        """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
 
-        `visible_until_BL`: last position that sees each token (attention.py). A step head reads marks only, so of the last block
-        the other tokens need no more than keys and values: a tenth of the products of 8 layers, a thirtieth of 28.
+        `visible_until_BL`: last position that sees each token (attention.py).
         """
         cfg = self.cfg
         slides, near_BL = jnp.array(cfg.sliding or [True] * cfg.layers), visible_until_BL
@@ -239,24 +274,26 @@ class PRM(nnx.Module):
         attention = 1.0 if cfg.rope_scaling is None else cfg.rope_scaling.attention
         cos_BL1k, sin_BL1k = attention * jnp.cos(angle_BL1k), attention * jnp.sin(angle_BL1k)
 
-        def layer(x_nD, block_and_slides, step_end_BT=None):
+        def layer(x_nD, block_and_slides):
             block, is_sliding = block_and_slides
             seen_BL = jnp.where(is_sliding, near_BL, visible_until_BL)
-            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL, step_end_BT)), None
+            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL)), None
 
         layer = remat(layer, cfg.remat)
         x_nD = embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
-        x_nD, _ = jax.lax.scan(layer, x_nD, (self.blocks, slides[:-1]))
-        x_nD, _ = layer(x_nD, (self.last, slides[-1]), step_end_BT)
-        return rms_norm(x_nD, self.norm_out, cfg.norm_eps).reshape(len(ids_BL), -1, cfg.dim)
+        x_nD, _ = jax.lax.scan(layer, x_nD, (self.blocks, slides))
+        x_BLD = x_nD.reshape(*ids_BL.shape, cfg.dim)
+        if step_end_BT is not None:
+            x_BLD = at_marks(x_BLD, step_end_BT)
+        return rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
 
     def step_logits(self, x_BTD, k_dropout=None):
-        """Logits of the step head from hidden states at step marks, float32 logit_BTC."""
+        """Logits of the step head from hidden states at step ends, float32 logit_BTC."""
         x_BTD = x_BTD.astype(jnp.float32)
         if k_dropout is not None and self.cfg.head_dropout > 0:
             keep = 1 - self.cfg.head_dropout
             x_BTD = jnp.where(jax.random.bernoulli(k_dropout, keep, x_BTD.shape), x_BTD / keep, 0)
-        if self.cfg.head == "mlp":
+        if HEADS[self.cfg.head].hidden:
             x_BTD = jax.nn.relu(linear(x_BTD, self.w_mlp_head, self.b_mlp_head))
         return linear(x_BTD, self.w_head, self.b_head)
 
@@ -294,19 +331,3 @@ def cast_backbone(model: PRM) -> PRM:
         return x.astype(model.cfg.dtype) if is_matrix else x
 
     return jax.tree.map_with_path(store, model)
-
-
-def good_logit(logit_BTC, head: str):
-    """The step head's C logits as one: the log-odds that the step is good, logit_BT.
-
-    scalar: the logit itself. binary and mlp: class 1 is good (TRL, Qwen). ternary: classes are the ratings -1, 0, +1 and
-    P(good) = P(0) + P(+1), neutral counted as good (Lightman et al. 2023, appendix F).
-    """
-    match head:
-        case "scalar":
-            return logit_BTC[..., 0]
-        case "binary" | "mlp":
-            return logit_BTC[..., 1] - logit_BTC[..., 0]
-        case "ternary":
-            return jnp.logaddexp(logit_BTC[..., 1], logit_BTC[..., 2]) - logit_BTC[..., 0]
-    raise ValueError(f"head {head!r} gives no step score")

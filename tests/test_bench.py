@@ -87,9 +87,8 @@ def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
 
 def test_useful_flops_by_hand():
     cfg = dataclasses.replace(TINY_MODEL, dim=4, ffn=8, heads=2, kv_heads=1, head_dim=2, layers=3)
-    before, after = 4 * 4 + 2 * 4 * 2, 4 * 4 + 3 * 4 * 8  # q, k and v; o, feed-forward
-    products = 2 * (3 * before * 5 + (2 * 5 + 1 * 2) * after)  # all but what follows attention in the last block
-    assert bench_models.forward_flops(cfg, tokens=5, pairs=15, marks=2) == products + 2 * 2 * 3 * 4 * 15
+    products = 2 * 4 * 4 + 2 * 4 * 2 + 3 * 4 * 8  # q and o; k and v; feed-forward
+    assert bench_models.forward_flops(cfg, tokens=5, pairs=15) == 3 * (2 * products * 5 + 2 * 2 * 4 * 15)
 
 
 def test_table_gives_name_value_and_note():

@@ -510,9 +510,9 @@ def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
     cfg = hf_config.model_config(config, head="binary")
     shapes = nnx.state(jax.eval_shape(lambda: PRM(cfg, rngs=nnx.Rngs(0)))).to_pure_dict()
     names = {"model." + name: shapes[key].shape for key, (name, _) in hf.TOP.items()}
-    for key, x in shapes["last"].items():
+    for key, x in shapes["blocks"].items():
         name, transposed = hf.LAYER[key]
-        shape = x.shape[::-1] if transposed else x.shape
+        shape = x.shape[:0:-1] if transposed else x.shape[1:]
         names |= {"model." + name.format(i): shape for i in range(24)}
     names |= {"score.weight": (2, 896), "score.bias": (2,)}
     noise = torch.randn(1_000_003).to(torch.bfloat16)

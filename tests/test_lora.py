@@ -43,9 +43,8 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     base = PRM(cfg, rngs=nnx.Rngs(0))
     model = attach(PRM(cfg, rngs=nnx.Rngs(0)), LORA, 0)
     a_q, a_v = model.blocks.w_q.a[...], model.blocks.w_v.a[...]
-    assert a_q.shape == (2, 32, 3) and model.blocks.w_down.b.shape == (2, 3, 32)
-    assert model.last.w_q.a.shape == (32, 3) and model.last.w_down.b.shape == (3, 32)
-    different = [a_q[0], a_q[1], a_v[0], model.last.w_q.a[...]]
+    assert a_q.shape == (3, 32, 3) and model.blocks.w_down.b.shape == (3, 3, 32)
+    different = [*a_q, a_v[0]]
     assert not any(np.allclose(x, y) for x, y in itertools.combinations(different, 2))
     np.testing.assert_allclose(a_q.std(), 32**-0.5, rtol=0.2)
     batch = {k: jnp.asarray(v[0]) for k, v in make_batch(rng, 4).items()}
@@ -55,23 +54,15 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     model, opt, _, batch = trained(model, dataclasses.replace(OPT, trainable="lora"), rng)
     after = arrays(model)
     moved = {key for key in after if not np.array_equal(before[key], after[key])}
-    updates = {f".{part}.{name}.{ab}.value" for part in ("blocks", "last") for name in LORA.targets for ab in "ab"}
+    updates = {f".blocks.{name}.{ab}.value" for name in LORA.targets for ab in "ab"}
     assert moved == updates | {".w_head.value", ".b_head.value"}
-    assert optax.tree.get(opt.opt_state, "mu").keys() == {
-        "blocks",
-        "last",
-        "w_head",
-        "b_head",
-    }  # none for what is frozen
+    assert optax.tree.get(opt.opt_state, "mu").keys() == {"blocks", "w_head", "b_head"}  # none for what is frozen
     scores = good_probability(model, batch)
-    expected = [
-        np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])
-        for w_q in (model.blocks.w_q, model.last.w_q)
-    ]
+    w_q = model.blocks.w_q
+    expected = np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])
     merged = merge(model)
-    assert merged.blocks.w_q.shape == (2, 32, 32) and arrays(merged).keys() == arrays(base).keys()
-    for w_q, by_hand in zip((merged.blocks.w_q, merged.last.w_q), expected, strict=True):
-        np.testing.assert_allclose(w_q[...], by_hand, atol=1e-6)
+    assert merged.blocks.w_q.shape == (3, 32, 32) and arrays(merged).keys() == arrays(base).keys()
+    np.testing.assert_allclose(merged.blocks.w_q[...], expected, atol=1e-6)
     np.testing.assert_allclose(good_probability(merged, batch), scores, atol=1e-6)
     assert np.abs(scores - good_probability(base, batch)).max() > 1e-3
 

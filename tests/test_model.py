@@ -101,15 +101,15 @@ def test_dots_keeps_each_of_its_values_once_and_in_bfloat16(rng, qk_norm):
     model = PRM(cfg, rngs=nnx.Rngs(0))
     batch = causal(rng, 1, L)
     gradient = jax.jit(jax.grad(lambda model: model(*batch).astype(jnp.float32).sum()))
-    kept = re.findall(rf"u16\[{cfg.layers - 1},(?:1,)?{L},([\d,]+)\]", str(gradient.trace(model).jaxpr))
+    kept = re.findall(rf"u16\[{cfg.layers},(?:1,)?{L},([\d,]+)\]", str(gradient.trace(model).jaxpr))
     q, k, v, o, gate_up = ("32", "16", "16", "32", "48") if qk_norm else ("4,8", "2,8", "16", "32", "48")
     assert sorted(kept) == sorted([q, k, v, o, gate_up, gate_up])
-    assert f"f32[{cfg.layers - 1},{L},{cfg.ffn}]" not in gradient.lower(model).compile().as_text()
+    assert f"f32[{cfg.layers},{L},{cfg.ffn}]" not in gradient.lower(model).compile().as_text()
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("how", ["none", "dots", "full"])
-def test_at_marks_alone_the_last_block_gives_what_it_gives_at_all_tokens(rng, layers, how):
+def test_hidden_states_at_step_ends_alone_are_those_of_all_tokens(rng, layers, how):
     """Hidden states and gradients; a mark may stand in two slots, as that of a step which solutions share."""
     model = PRM(dataclasses.replace(TINY, layers=layers, remat=how, window=5), rngs=nnx.Rngs(0))
     batch, step_end_BT = causal(rng, 2, 12), jnp.array([[3, 7, 7], [0, 5, 11]])
@@ -124,7 +124,7 @@ def test_at_marks_alone_the_last_block_gives_what_it_gives_at_all_tokens(rng, la
 
 def test_each_layer_starts_differently(tiny_model):
     deep = PRM(dataclasses.replace(TINY, layers=3), rngs=nnx.Rngs(0))
-    w_q = np.stack([*deep.blocks.w_q[...], deep.last.w_q[...]])
+    w_q = deep.blocks.w_q[...]
     assert len(w_q) == 3 and not any(np.allclose(w_q[i], w_q[i - 1]) for i in range(3))
     np.testing.assert_allclose(w_q.std(), TINY.dim**-0.5, rtol=0.1)
 

@@ -72,7 +72,7 @@ def test_eight_devices_score_and_derive_long_rows_as_one(eight, mesh):
 def test_model_and_optimiser_lie_by_the_rule(eight, mesh):
     _, fsdp, tensor = MESHES[mesh]
     assert eight[mesh]["on_rule"]
-    assert eight[mesh]["shards"] == [[1, 32 // fsdp, 32 // tensor], [1, 48 // tensor, 32 // fsdp]]
+    assert eight[mesh]["shards"] == [[2, 32 // fsdp, 32 // tensor], [2, 48 // tensor, 32 // fsdp]]
 
 
 @pytest.mark.slow

@@ -208,7 +208,7 @@ def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
     memory = compiled.memory_analysis()
     sent = collectives(compiled.as_text())
     pairs = rows * cfg.tokens * (cfg.tokens + 1) // 2
-    forward = forward_flops(model_cfg, rows * cfg.tokens, pairs, rows * cfg.marks)
+    forward = forward_flops(model_cfg, rows * cfg.tokens, pairs)
     useful = forward * (3 if step == "train" else 1) / devices
     computed = useful * (4 / 3 if step == "train" and cfg.remat == "full" else 1)
     result = {

@@ -68,14 +68,12 @@ def on_mesh(bench: Callable) -> Callable:
     return run
 
 
-def forward_flops(cfg: ModelConfig, tokens: int, pairs: int, marks: int) -> float:
+def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
     """Of the matrix products of one forward pass: 2 a parameter and token (embeddings are look-ups), 4 K a head and visible
-    pair of tokens. The last block's output projection and feed-forward are for marks alone. A backward pass costs twice as
-    many again."""
+    pair of tokens. A backward pass costs twice as many again."""
     D, F, K = cfg.dim, cfg.ffn, cfg.head_dim
-    to_attention, from_attention = D * (cfg.heads + 2 * cfg.kv_heads) * K, D * cfg.heads * K + 3 * D * F
-    products = cfg.layers * to_attention * tokens + from_attention * ((cfg.layers - 1) * tokens + marks)
-    return 2 * products + 4 * cfg.layers * cfg.heads * K * pairs
+    products = D * (2 * cfg.heads + 2 * cfg.kv_heads) * K + 3 * D * F
+    return cfg.layers * (2 * products * tokens + 4 * cfg.heads * K * pairs)
 
 
 def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
@@ -207,8 +205,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     rate = useful / sum(seconds[timed])
     pairs = sum(int(lengths[i]) * (int(lengths[i]) + 1) // 2 for step in steps[timed] for i in step)
     peak = matmul_peak(model.cfg.dtype, cfg.warmup, cfg.repeats)
-    n_marks = sum(len(examples[i].step_end_T) for step in steps[timed] for i in step)
-    achieved = 3 * forward_flops(model.cfg, useful, pairs, n_marks) / sum(seconds[timed])
+    achieved = 3 * forward_flops(model.cfg, useful, pairs) / sum(seconds[timed])
     out = [
         Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
         Row("padding_share", 1 - sum(tokens) / (n_steps * t.rows * L), f"rows of {L} tokens, one shape"),
@@ -281,13 +278,12 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
         seconds.append(time.perf_counter() - start)
     seconds = statistics.median(seconds[1:])
     packs, _ = plan_rows([e.ids_L for e in encoded], width, share=True)
-    pairs = marks = 0
+    pairs = 0
     for pack in packs:
-        _, pos_n, _, places = layout_row([encoded[i].ids_L for i in pack], share=True)
+        _, pos_n, _, _ = layout_row([encoded[i].ids_L for i in pack], share=True)
         pairs += int(pos_n.sum()) + len(pos_n)
-        marks += len({at for i, place_L in zip(pack, places) for at in place_L[encoded[i].step_end_T]})
     peak = matmul_peak(model.cfg.dtype, cfg.warmup, cfg.repeats)
-    achieved = forward_flops(model.cfg, work.computed, pairs, marks) / seconds
+    achieved = forward_flops(model.cfg, work.computed, pairs) / seconds
     out = [
         Row("solutions", len(encoded)),
         Row("tokens", work.tokens),

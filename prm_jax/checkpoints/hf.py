@@ -19,7 +19,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.hf_config import hf_config
 from prm_jax.checkpoints.tensors import open_tensors, write_tensors
 from prm_jax.launch.mesh import layout
-from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
+from prm_jax.model import HEADS, PRM, ModelConfig, cast_backbone, head_scale
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 
@@ -102,13 +102,10 @@ def find_head(tensors, where: str) -> tuple[str, str]:
         return "none", "lm_head"
     (layer,) = found
     C = tensors[f"{layer}.weight"].shape[0]
-    if layer == "score.2":
-        if C != 2:
-            raise InputError(f"{where}: score.2.weight: has {C} outputs, expected 2 (bad, good): an outcome model?")
-        return "mlp", layer
-    heads = {1: "scalar", 2: "binary", 3: "ternary"}
+    heads = {head.outputs: name for name, head in HEADS.items() if head.hidden == (layer == "score.2")}
     if C not in heads:
-        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected 1 (scalar), 2 (binary) or 3 (ternary)")
+        known = " or ".join(f"{C} ({name})" for C, name in heads.items())
+        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}: an outcome model?")
     return heads[C], layer
 
 
@@ -132,7 +129,9 @@ def load(
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     unused = {name for name in tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")}
     layer = find_head(tensors, str(folder))[1] if cfg.head != "none" and verdicts is None else "score"
-    layer = {"lm_head": "score.2" if cfg.head == "mlp" else "score"}.get(layer, layer)  # of a head still to be started
+    layer = (
+        HEADS[cfg.head].layer if layer == "lm_head" and cfg.head != "none" else layer
+    )  # of a head still to be started
 
     def part(names, transposed, shape, key):
         """(dtype, what reads the part at an index into an array) of a tensor, or of a list of them, one a layer, as one array."""
@@ -151,9 +150,7 @@ def load(
             for y, name in zip(out if stacked else out[None], names[layers], strict=True):
                 tensors[name].copy(own[::-1] if transposed else own, y.T if transposed else y)
 
-        # A model of one layer stacks none.
-        dtypes = [tensors[name].dtype for name in names] or [np.dtype(np.float32)]
-        return functools.reduce(jnp.promote_types, dtypes), read
+        return functools.reduce(jnp.promote_types, [tensors[name].dtype for name in names]), read
 
     def made(x):
         """The same of an array that is in no file."""
@@ -178,12 +175,8 @@ def load(
             parts[key] = made(np.zeros(state[key].shape, parts["embed"][0]))
         else:
             parts[key] = part(name, transposed, state[key].shape, key)
-    last, of_layer = cfg.layers - 1, lambda key, i: prefix + LAYER[key][0].format(i)
-    parts["blocks"] = {
-        key: part([of_layer(key, i) for i in range(last)], LAYER[key][1], x.shape, key)
-        for key, x in state["blocks"].items()
-    }
-    parts["last"] = {key: part(of_layer(key, last), LAYER[key][1], x.shape, key) for key, x in state["last"].items()}
+    of_layers = lambda key: [prefix + LAYER[key][0].format(i) for i in range(cfg.layers)]
+    parts["blocks"] = {key: part(of_layers(key), LAYER[key][1], x.shape, key) for key, x in state["blocks"].items()}
     if cfg.head == "none":
         unused = {name for name in unused if not name.startswith(tuple(f"{head}." for head in FORMATS))}
     if unused:
@@ -231,13 +224,12 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
     `prm_jax`, which transformers leaves alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state, head = nnx.state(model).to_pure_dict(), "score.2" if model.cfg.head == "mlp" else "score"
+    state = nnx.state(model).to_pure_dict()
     parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
-    last_layer = model.cfg.layers - 1
-    for key, x in state["last"].items():
+    for key, x in state["blocks"].items():
         name, transposed = LAYER[key]
-        parts += [(f"model.{name.format(i)}", state["blocks"][key], i, transposed) for i in range(last_layer)]
-        parts.append((f"model.{name.format(last_layer)}", x, ..., transposed))
+        parts += [(f"model.{name.format(i)}", x, i, transposed) for i in range(model.cfg.layers)]
+    head = HEADS[model.cfg.head].layer if model.cfg.head != "none" else ""
     parts += [(name.format(head), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
     write_tensors(folder, parts)
     (folder / "config.json").write_text(

@@ -172,8 +172,8 @@ class ModelChoice:
 
     def resolve(self, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
         """(the ModelConfig of `config` with the asked shape, {shape key: (asked, in config)} where they differ)."""
-        if self.head not in HEADS or self.head == "none":
-            raise InputError(f"model.head: got {self.head!r}, expected {', '.join(h for h in HEADS if h != 'none')}")
+        if self.head not in HEADS:
+            raise InputError(f"model.head: got {self.head!r}, expected {', '.join(HEADS)}")
         if not 0 <= self.head_dropout < 1:
             raise InputError(f"model.head_dropout: got {self.head_dropout}, expected a number in [0, 1)")
         if self.remat not in ("none", *REMAT):
@@ -194,13 +194,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}[cfg.family]
     # Qwen's own PRM class is code beside its checkpoints; its tensor names and this config are what loads there.
     kind = {"none": "CausalLM", "mlp": "ProcessRewardModel"}.get(cfg.head, "TokenClassification")
-    labels = {
-        "scalar": ["good"],
-        "binary": ["bad", "good"],
-        "mlp": ["bad", "good"],
-        "ternary": ["bad", "neutral", "good"],
-        "none": [],
-    }[cfg.head]
+    labels = HEADS[cfg.head].labels if cfg.head != "none" else ()
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
