@@ -72,6 +72,11 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
         close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1)]
         hint = f"did you mean {close[0]}?" if close else "--help lists every key"
         return f"error: {key}: no such key in the configuration; {hint}"
+    unknown = re.match(
+        r".*Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+': (.*?)(?: Config search path|$)", text
+    )
+    if unknown:
+        return f"error: {unknown[1]}: got {unknown[2]!r}, expected {', '.join(unknown[3].split())}"
     if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
         text += f" ({cause})"
     return f"error: {text}"

@@ -1,14 +1,17 @@
-"""Folders of runs and evaluations: create_run_folder a new one, find and resume an old one, write results and logs into them."""
+"""Folders of runs and evaluations: make a new one, find and resume an old one, and write results into them."""
 
 import json
 import math
-import signal
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, leaves
@@ -23,20 +26,37 @@ def create_run_folder(folder: Path, cfg: DictConfig):
     """Makes an output folder this command's own, and records its configuration there, as Hydra lays it out.
 
     Hydra's own record is switched off: it is written before the command could refuse a folder that holds a run already.
+    The record appears whole or not at all, so a kill leaves a folder that is either free or a run.
     """
+    record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
+    temporary.mkdir(exist_ok=True)
+    OmegaConf.save(cfg, temporary / "config.yaml")
+    OmegaConf.save(OmegaConf.create(list(HydraConfig.get().overrides.task)), temporary / "overrides.yaml")
     try:
-        (folder / ".hydra").mkdir()
-    except FileExistsError:
+        os.rename(temporary, record)  # onto an empty folder, which a kill of an earlier version could leave, too
+    except OSError:
+        shutil.rmtree(temporary)
         hint = f"; resume={folder} goes on with it" if (folder / "checkpoints").is_dir() else ""
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation{hint}") from None
-    OmegaConf.save(cfg, folder / ".hydra" / "config.yaml")
-    OmegaConf.save(OmegaConf.create(list(HydraConfig.get().overrides.task)), folder / ".hydra" / "overrides.yaml")
+
+
+def leave(folder: Path):
+    """Removes the folder that Hydra made for a command that goes on in another one."""
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error})") from None
 
 
 def newest_run(root: str = "runs") -> Path:
     """The training run that finished last under `root`, language models left aside: they cannot score."""
     summaries = sorted(Path(root).glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
-    finished = [path.parent for path in summaries if json.loads(path.read_text()).get("objective") in ("prm", "orm")]
+    finished = [path.parent for path in summaries if read_json(path).get("objective") in ("prm", "orm")]
     if not finished:
         where = Path(root).resolve()
         raise InputError(f"checkpoint: no finished run under {where}; run `python train.py` first, or name one")
@@ -56,20 +76,45 @@ def runs_of(folder: Path) -> list[Path]:
     return finished
 
 
+def run_config(folder: Path) -> DictConfig:
+    """The configuration that a run or an evaluation was made with."""
+    path = folder / ".hydra" / "config.yaml"
+    if not path.exists():
+        raise InputError(f"{folder} is no run folder (it has no .hydra/config.yaml)")
+    try:
+        stored = OmegaConf.load(path)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+    if not OmegaConf.is_dict(stored) or not stored:
+        raise InputError(f"{path}: holds no configuration, expected that of a run")
+    return stored
+
+
+# Keys on which no number of a finished run depends.
+NO_SETTING = ("seed", "resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh", "distributed")
+
+
+def settings(folder: str | Path) -> dict:
+    """What a run's configuration sets, {dotted key: value}; the seed is left aside, so that runs which share all of it are one setting."""
+    found = leaves(run_config(Path(folder)))
+    return {key: value for key, value in found if key.split(".")[0] not in NO_SETTING}
+
+
 def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfig]:
     """The run folder named by cfg.resume and the configuration to go on with: the stored one.
 
     Keys given on this command line must agree with it, but for the `harmless` ones, on which no result depends.
     """
     run = Path(str(cfg.resume)).resolve()
-    if not (run / ".hydra" / "config.yaml").exists():
-        raise InputError(f"resume: {run} is no run folder (it has no .hydra/config.yaml)")
-    stored = OmegaConf.load(run / ".hydra" / "config.yaml")
-    old, new, asked = dict(leaves(stored)), dict(leaves(cfg)), asked_keys()
-    if "experiment" in asked:
+    try:
+        stored = run_config(run)
+    except InputError as error:
+        raise InputError(f"resume: {error}") from None
+    old, new, overrides = dict(leaves(stored)), dict(leaves(cfg)), overridden_keys()
+    if "experiment" in overrides:
         raise InputError("resume: goes on with the run's own configuration, expected no experiment= beside it")
-    keys = [key for key in new.keys() | old.keys() if any(key == a or key.startswith(f"{a}.") for a in asked)]
-    changed = sorted(key for key in keys if new.get(key) != old.get(key))
+    named = lambda key: any(key == name or key.startswith(f"{name}.") for name in overrides)
+    changed = sorted(key for key in new.keys() | old.keys() if named(key) and new.get(key) != old.get(key))
     refused = [f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in changed if key not in harmless]
     if refused:
         raise InputError(f"resume: {', '.join(refused)}: would change the result; start a new run instead")
@@ -80,13 +125,13 @@ def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfi
 
 def of_resumed(cfg: DictConfig, key: str):
     """A key that is needed before `resumed`: that of the run which goes on, if there is one and the command line says nothing."""
-    stored = Path(str(cfg.resume)).resolve() / ".hydra" / "config.yaml"
-    if cfg.resume is None or key in asked_keys() or not stored.exists():
+    if cfg.resume is None or key in overridden_keys():
         return cfg[key]
-    return OmegaConf.load(stored).get(key, cfg[key])
+    stored = Path(str(cfg.resume)).resolve()
+    return run_config(stored).get(key, cfg[key]) if (stored / ".hydra" / "config.yaml").exists() else cfg[key]
 
 
-def asked_keys() -> list[str]:
+def overridden_keys() -> list[str]:
     """What this command line overrides."""
     return [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
 
@@ -119,50 +164,3 @@ def versions() -> dict[str, str]:
     dirty = "+" if commit and git("status", "--porcelain", "--untracked-files=no") else ""
     python = ".".join(map(str, sys.version_info[:3]))
     return {"python": python, **{p: metadata.version(p) for p in packages}, "commit": commit + dirty or "unknown"}
-
-
-class MetricsLog:
-    """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
-
-    def __init__(self, run: Path, first: int, tensorboard: bool):
-        self.board = None
-        if tensorboard:
-            try:
-                from tensorboardX import SummaryWriter
-            except ImportError as error:
-                raise InputError(
-                    "tensorboard: needs a package that is not installed: pip install tensorboardX"
-                ) from error
-            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
-        path = run / "metrics.jsonl"
-        kept = []
-        if path.exists():
-            lines = path.read_text().splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
-        path.write_text("".join(line + "\n" for line in kept))
-        self.file = path.open("a")
-
-    def write(self, record: dict):
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()
-        if self.board is not None:
-            for name in record.keys() - {"step"}:
-                self.board.add_scalar(name, record[name], record["step"])
-
-
-class StopSignal:
-    """Remembers the first SIGTERM or SIGINT, so that the loop can save and leave; a second one acts at once."""
-
-    received: signal.Signals | None = None
-
-    def __enter__(self):
-        self.before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def receive(self, number, frame):
-        self.received = signal.Signals(number)
-        self.__exit__()
-
-    def __exit__(self, *error):
-        for s, handler in self.before.items():
-            signal.signal(s, handler)

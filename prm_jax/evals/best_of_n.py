@@ -1,0 +1,167 @@
+"""task=best_of_n: a pool's selection and vote curves under stored step scores, and under those of verifiers that score it now."""
+
+import dataclasses
+
+from prm_jax import InputError
+from prm_jax.data import grading, pools
+from prm_jax.data.splits import ArithmeticData
+from prm_jax.evals import pool_metrics
+from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored
+from prm_jax.tasks import chain
+
+
+@dataclasses.dataclass(frozen=True)
+class FreshPool:
+    problems: int
+    candidates: int
+
+    def __post_init__(self):
+        for name, n in vars(self).items():
+            if n < 1:
+                raise InputError(f"fresh.{name}: got {n}, expected at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """conf/task/best_of_n.yaml says what each key means."""
+
+    pool: str | None
+    scores: str | list | None
+    scores_name: str | None
+    scores_unit: str
+    aggregator: str
+    ties: str
+    checker: str | None
+    vote_draws: int
+    fresh: FreshPool
+
+    def __post_init__(self):
+        if self.checker not in (None, *grading.RULES):
+            raise InputError(f"checker: got {self.checker!r}, expected null, {', '.join(grading.RULES)}")
+        self.rules()
+
+    def rules(self) -> pool_metrics.Rules:
+        return pool_metrics.Rules(self.scores_unit, self.aggregator, self.ties, self.vote_draws)
+
+
+def needs_checkpoint(cfg: Config) -> bool:
+    return cfg.pool is None
+
+
+def run(setup: Setup, cfg: Config) -> dict:
+    problems, exact_labels = (pools.read_pool(cfg.pool), None) if cfg.pool else draw_pool(setup, cfg)
+    stored, lacking = pools.scores_names(problems), pools.incomplete_scores(problems)
+    for name, n in lacking.items():
+        print(f"scores      {name}: left out, {n} candidates have none")
+    scorers = chosen_scores(cfg.scores, stored, bool(setup.checkpoints))
+    graded, groups = {"checker": "as stored; answers are equal as texts"}, None
+    if cfg.checker:
+        problems, graded = grading.grade_pool(grading.with_answers(problems), cfg.checker)
+        groups = grading.group_pool(problems, cfg.checker)
+    pool = pool_metrics.pool_arrays(problems, groups)
+    verifiers = {}
+    if setup.checkpoints:
+        problems, verifiers = score_pool(setup, cfg, problems)
+        pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
+        print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
+    scorers += verifiers
+    if not scorers:
+        raise InputError(
+            "scores: the pool holds no step scores that every candidate has; checkpoint=FOLDER scores it now"
+        )
+    value = [name for name, about in verifiers.items() if about["label_kind"] == "value"]
+    results = pool_metrics.measure(problems, pool, scorers, cfg.rules(), setup.cfg.seed, exact_labels, value)
+    results |= {"pool": cfg.pool or "drawn from the noisy solver", "grading": graded, "verifiers": verifiers}
+    return results | {"incomplete_scores": lacking}
+
+
+def chosen_scores(asked, stored: list[str], scores_now: bool) -> list[str]:
+    """The stored scores that `scores` names: all by default, or none where a checkpoint scores now."""
+    if asked is None:
+        return [] if scores_now else list(stored)
+    names = stored if asked == "all" else [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    for name in names:
+        if name not in stored:
+            expected = f"step scores that every candidate has: {', '.join(stored) or 'none'}"
+            raise InputError(f"scores: got {name!r}, expected {expected}")
+    return list(names)
+
+
+def draw_pool(setup: Setup, cfg: Config):
+    """A fresh pool of the noisy solver's solutions of unseen arithmetic problems, and the exact labels of their steps."""
+    own = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
+    data_cfg, _ = data_of(setup, own)
+    if not isinstance(data_cfg, ArithmeticData):
+        raise InputError(
+            f"pool: the data {data_cfg.name} has no solver to draw candidates from; name a pool, pool=FILE"
+        )
+    task = dataclasses.replace(data_cfg.task, solutions_per_problem=cfg.fresh.candidates)
+    # Seed 0 draws the test split of the step metrics.
+    n, seed = cfg.fresh.problems * cfg.fresh.candidates, setup.cfg.seed + 1
+    solutions = chain.make_solutions(task, n, "test", seed)
+    by_problem = {}
+    for s in solutions:
+        by_problem.setdefault(s.problem, []).append(s)
+    problems = [
+        pools.Problem(
+            f"arithmetic/{seed}/{p}",
+            text,
+            str(chain.parse_problem(text).values()[-1]),
+            tuple(pools.Candidate(s.steps, s.answer, s.outcome == 1) for s in found),
+        )
+        for p, (text, found) in enumerate(by_problem.items())
+    ]
+    return problems, {(s.problem, s.steps): s.labels for s in solutions}
+
+
+def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
+    """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
+    if cfg.scores_name is not None and len(setup.checkpoints) > 1:
+        n = len(setup.checkpoints)
+        raise InputError(f"scores_name: names the scores of one verifier, got {n} in checkpoint")
+    verifiers, total = {}, sum(len(problem.candidates) for problem in problems)
+    for checkpoint in setup.checkpoints:
+        scorer = open_scorer(setup, checkpoint)
+        taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
+        name = new_name(cfg.scores_name, scorer, taken)
+        scores = scored(setup.folder / f"pool_scores_{name}.jsonl", scorer, pools.candidate_rows(problems), total)
+        problems = list(pools.with_scores(problems, name, scores, scorer.unit))
+        verifiers[name] = describe(scorer)
+    return problems, verifiers
+
+
+def show(results: dict):
+    N = str(results["n_candidates"])
+    graded = f"graded: {results['grading']['checker']}"
+    print(f"pool        {results['n_problems']} problems x {N} candidates; {graded}")
+    if odd := [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]:
+        print(f"cannot win  {', '.join(odd)}")
+    print(f"  mean of the candidates {results['mean']:.4f}")
+    for name in ("majority", "oracle"):
+        if name in results:
+            print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
+    to_majority = {d["a"]: d for d in results["differences"] if d["b"] == "majority"}
+    for scorer, table in results["scorers"].items():
+        verifier = results["verifiers"].get(scorer, {}).get("verifier", "stored scores")
+        print(f"scorer      {scorer}: {verifier}")
+        print(f"  {'':<10} best-of-{N:<27} minus majority vote{'':<24} weighted vote")
+        for how, numbers in table.items():
+            line = f"  {how:<10} {numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N]):<28}"
+            if d := to_majority.get(f"{scorer}.{how}.best_of_n"):
+                line += f" {difference(d)}".ljust(44)
+                line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
+            print(line)
+    print(
+        f"differences at n = {N}, paired over problems, 95 % intervals, exact p-values of single tests (not adjusted):"
+    )
+    for d in results["differences"]:
+        if d["b"] != "majority":
+            print(f"  {d['a']} - {d['b']}: {difference(d)}")
+
+
+FEW = 6  # problems that differ: below, a sign test cannot reach .05, whatever an interval says
+
+
+def difference(d: dict) -> str:
+    text = f"{d['difference']:+.4f} {plus_minus(d['interval'])} p={d['p']:.3f}"
+    return text + (f" ({d['n_differ']} problems differ)" if 0 < d["n_differ"] < FEW else "")

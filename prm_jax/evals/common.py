@@ -1,0 +1,146 @@
+"""What the tasks share: the verifiers that are asked, the data they are asked about, and the files that keep their scores."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from prm_jax import InputError
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data.formats import Format
+from prm_jax.data.splits import DataConfig, data_config
+from prm_jax.launch import run_folder
+from prm_jax.launch.mesh import MeshConfig
+from prm_jax.scoring import CheckerScorer, ModelScorer, RandomScorer, score_into, stored_scores
+from prm_jax.tasks import chain
+
+# Scorers that need no folder: the exact checker of the embedded task, and noise.
+BUILT_IN = ("checker", "random")
+BENCHMARKS = ("processbench", "prmbench")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    rows: int
+    tokens: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateConfig:
+    """The keys that every task has; conf/evaluate.yaml says what each means."""
+
+    checkpoint: str | list | None
+    resume: str | None
+    reference: str | None
+    which: str
+    dtype: str
+    format: Format
+    batch: BatchConfig
+    mesh: MeshConfig
+    seed: int
+
+    def __post_init__(self):
+        for name, n in {"batch.rows": self.batch.rows, "batch.tokens": self.batch.tokens}.items():
+            if n is not None and n < 1:
+                raise InputError(f"{name}: got {n}, expected at least 1")
+        if self.seed < 0:
+            raise InputError(f"seed: got {self.seed}, expected at least 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What one evaluation works with."""
+
+    cfg: EvaluateConfig
+    checkpoints: list[str]  # folders, hub names or BUILT_IN; empty where stored scores are enough
+    data: DictConfig  # the data section as it was given
+    folder: Path
+
+
+def check_data(cfg: DictConfig):
+    """InputError where files are named but not what their rows are; the benchmarks know theirs."""
+    data = cfg.data
+    if data.name == "of_run" and (data.path or data.hub) and cfg.task not in BENCHMARKS:
+        raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
+
+
+def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
+    """The verifiers that are named, a sweep's finished runs in place of its folder; if none is named and one is needed, the newest run."""
+    if cfg.checkpoint is None:
+        return [str(run_folder.newest_run())] if needed else []
+    named = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
+    if not named:
+        raise InputError("checkpoint: got an empty list, expected at least one")
+    return [str(run) for name in named for run in ([name] if name in BUILT_IN else run_folder.runs_of(Path(str(name))))]
+
+
+def open_scorer(setup: Setup, name: str):
+    """The Scorer of one checkpoint argument."""
+    cfg = setup.cfg
+    if name == "checker":
+        return CheckerScorer(chain.step_labels)
+    if name == "random":
+        return RandomScorer(cfg.seed)
+    loaded = open_checkpoint(name, cfg.which, cfg.format, cfg.dtype, cfg.reference)
+    return loaded.scorer(cfg.batch.rows, cfg.batch.tokens)
+
+
+def one_scorer(setup: Setup, task: str):
+    if len(setup.checkpoints) > 1:
+        raise InputError(f"checkpoint: task={task} takes one verifier, got {len(setup.checkpoints)}")
+    return open_scorer(setup, setup.checkpoints[0])
+
+
+def scored(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
+    """Log-odds of the steps of (id, problem, steps) rows, one after another, by way of a file that a resumed evaluation keeps."""
+    score_into(path, scorer, rows, total)
+    return stored_scores(path)
+
+
+def shown_unit(scorer) -> str:
+    """The unit in which a verifier's scores are printed and drawn: that of its authors."""
+    return scorer.format.score if isinstance(scorer, ModelScorer) else "probability"
+
+
+def describe(scorer) -> dict:
+    return {
+        "verifier": scorer.name,
+        "label_kind": scorer.label_kind,
+        "objective": scorer.objective,
+        "scores_unit": scorer.unit,
+    }
+
+
+def is_run(name: str) -> bool:
+    return (Path(name) / "checkpoints").is_dir()
+
+
+def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
+    """(the data to evaluate a verifier on, the seed of its run): the data that is named, or the run's own."""
+    own = run_folder.run_config(Path(name)) if is_run(name) else None
+    if setup.data.name != "of_run":
+        return data_config(setup.data), own.seed if own else 0
+    if own is None:
+        raise InputError(f"data: {name} is no run of ours, so name the data set to evaluate on: data=NAME")
+    return data_config(own.data), own.seed
+
+
+def of_training(name: str) -> dict:
+    """What the summary of a verifier's run says of its making; empty for other verifiers."""
+    path = Path(name) / "summary.json"
+    return run_folder.read_json(path) if path.exists() else {}
+
+
+def new_name(asked: str | None, scorer, taken: set[str]) -> str:
+    """The name under which a verifier's scores go into a pool: the one asked for, or prm, prm_1, ... as is free."""
+    if asked is not None and (asked in taken or "/" in asked):
+        raise InputError(f"scores_name: got {asked!r}, expected a name without / that the pool does not have")
+    names = itertools.chain([scorer.objective], (f"{scorer.objective}_{i}" for i in itertools.count(1)))
+    return asked or next(name for name in names if name not in taken)
+
+
+def plus_minus(interval) -> str:
+    return "[{:.4f}, {:.4f}]".format(*interval)

@@ -1,0 +1,33 @@
+"""task=report: step metrics, then best-of-N on a pool: the one that is named, or a fresh one where the data has a solver."""
+
+import dataclasses
+
+from prm_jax.evals import best_of_n, steps
+from prm_jax.evals.common import Setup
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(best_of_n.Config, steps.Config):
+    """The keys of both tasks."""
+
+    def __post_init__(self):
+        best_of_n.Config.__post_init__(self)
+        steps.Config.__post_init__(self)
+
+
+def needs_checkpoint(cfg: Config) -> bool:
+    return True
+
+
+def run(setup: Setup, cfg: Config) -> dict:
+    results = steps.run(setup, cfg)
+    if cfg.pool is None and any(run["data"]["name"] != "arithmetic" for run in results["runs"]):
+        print("pool        none: only the arithmetic data has a solver to draw one from; pool=FILE names one")
+        return results
+    return results | best_of_n.run(setup, cfg)
+
+
+def show(results: dict):
+    steps.show(results)
+    if "scorers" in results:
+        best_of_n.show(results)

@@ -1,0 +1,108 @@
+"""task=score: step scores of a file of solutions, or of a pool of any size, ranked within each problem."""
+
+import dataclasses
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.data import pools, rows, sources
+from prm_jax.data.units import UNITS
+from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored, shown_unit
+from prm_jax.scoring import stored_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """conf/task/score.yaml says what each key means."""
+
+    input: str | None
+    figures: int | list
+    scores_name: str | None
+    threshold: float
+
+    def __post_init__(self):
+        if self.input is None:
+            raise InputError("input: task=score needs a file of solutions or a pool, input=FILE")
+        if isinstance(self.figures, int) and self.figures < 0:
+            raise InputError(f"figures: got {self.figures}, expected at least 0, or a list of ids")
+        if not 0 <= self.threshold <= 1:
+            raise InputError(f"threshold: got {self.threshold}, expected a probability in [0, 1]")
+
+
+def needs_checkpoint(cfg: Config) -> bool:
+    return True
+
+
+def run(setup: Setup, cfg: Config) -> dict:
+    """Writes scores.jsonl, and pool.jsonl.gz where the input is a pool; gives the ranking and the solutions to draw."""
+    scorer = one_scorer(setup, "score")
+    is_pool = "candidates" in next(iter(rows.read_rows(cfg.input)), (0, {}))[1]
+    if is_pool:  # read anew each time: a pool may be larger than memory
+        source = lambda: pools.candidate_rows(pools.iter_pool(cfg.input))
+    else:
+        found, _ = sources.load(cfg.input, "native", **sources.AS_IN_FILE)
+        source = lambda: ((s.id, s.problem, s.steps) for s in found)
+    wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
+    unknown, total = set(wanted or ()), 0
+    for i, *_ in source():
+        unknown.discard(i)
+        total += 1
+    if unknown:
+        raise InputError(f"figures: no solution has the id {min(unknown)!r}")
+    path, pool_path = setup.folder / "scores.jsonl", setup.folder / "pool.jsonl.gz"
+    if is_pool:
+        taken = {name for p in pools.iter_pool(cfg.input) for c in p.candidates for name in c.step_scores}
+        name = new_name(cfg.scores_name, scorer, taken)
+    scores = scored(path, scorer, source(), total)
+    if is_pool:
+        pools.write_pool(pool_path, pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
+    unit = shown_unit(scorer)
+    ranking = rank(source(), stored_scores(path), unit)
+    wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted
+    drawn = {
+        i: {
+            "id": i,
+            "problem": problem,
+            "steps": steps,
+            "scores": UNITS[unit].of_log_odds(logit_T.astype(float)).tolist(),
+        }
+        for (i, problem, steps), logit_T in zip(source(), stored_scores(path), strict=True)
+        if i in wanted
+    }
+    shown = {
+        "shown_unit": unit,
+        "threshold": float(UNITS[unit].of_log_odds(UNITS["probability"].log_odds(cfg.threshold))),
+    }
+    files = {"scores": str(path)} | ({"pool": str(pool_path)} if is_pool else {})
+    return describe(scorer) | shown | {"files": files, "ranking": ranking, "drawn": [drawn[i] for i in wanted]}
+
+
+def rank(rows, scores, unit: str) -> list[dict]:
+    """Problems in the order of the file; within each, solutions by their lowest step score, best first.
+
+    Scores are given in `unit`; the product is that of the probabilities, and there only where scores are shown as such.
+    """
+    order, table = {}, []
+    for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
+        order.setdefault(problem, len(order))
+        weakest = int(logit_T.argmin())
+        score = float(UNITS[unit].of_log_odds(float(logit_T[weakest])))
+        row = {"id": i, "problem": problem, "score": score, "weakest_step": weakest + 1, "n_steps": len(steps)}
+        if unit == "probability":
+            row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
+        table.append((order[problem], -float(logit_T[weakest]), row))
+    return [row for *_, row in sorted(table, key=lambda entry: entry[:2])]
+
+
+def show(results: dict, most: int = 20):
+    print(f"verifier    {results['verifier']}")
+    for name, path in results["files"].items():
+        print(f"{name:<12}{path}")
+    problem, ranking = None, results["ranking"]
+    for r in ranking[:most]:
+        if r["problem"] != problem:
+            problem = r["problem"]
+            print(f"problem     {problem[:100]}")
+        print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
+    if len(ranking) > most:
+        print(f"  ... and {len(ranking) - most} more in results.json")

@@ -1,0 +1,153 @@
+"""task=steps: how good are step scores? Metrics against labels for one verifier, or for the runs of a sweep."""
+
+import dataclasses
+import statistics
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.checkpoints.hf import load_tokenizer, locate
+from prm_jax.data.solutions import Solution
+from prm_jax.data.splits import load_splits
+from prm_jax.data.units import probability
+from prm_jax.evals.baselines import Steps, baseline_aurocs
+from prm_jax.evals.common import Setup, data_of, describe, is_run, of_training, open_scorer, scored
+from prm_jax.launch import cli, run_folder
+from prm_jax.metrics import labelled_steps, reliability, step_metrics
+from prm_jax.scoring import ModelScorer
+from prm_jax.stats import bootstrap_interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """conf/task/steps.yaml says what each key means."""
+
+    threshold: float
+    max_solutions: int | None
+    baselines: bool
+
+    def __post_init__(self):
+        if self.max_solutions is not None and self.max_solutions < 1:
+            raise InputError(f"max_solutions: got {self.max_solutions}, expected at least 1, or null for all")
+
+
+def needs_checkpoint(cfg: Config) -> bool:
+    return True
+
+
+def run(setup: Setup, cfg: Config) -> dict:
+    """Every number of each verifier in `runs`. On top the means and deviations over runs that differ in their seed alone;
+    where runs differ in another setting, `groups` has these for each setting, and there is no mean over all."""
+    runs = []
+    for i, name in enumerate(setup.checkpoints):
+        scorer, (data_cfg, seed) = open_scorer(setup, name), data_of(setup, name)
+        kinds = scorer.objective, scorer.label_kind
+        if runs and kinds != (runs[0]["objective"], runs[0]["label_kind"]):
+            raise InputError(
+                f"checkpoint: {name}: task=steps compares verifiers of one kind, but this is {kinds[0]} on {kinds[1]} "
+                f"labels and the first {runs[0]['objective']} on {runs[0]['label_kind']}; task=best_of_n compares them"
+            )
+        splits, counts = load_splits(data_cfg, seed, labels_required=True)
+        cli.print_counts(counts)
+        test = [s for s in splits["test"] if s.labels is not None][: cfg.max_solutions]
+        if not test:
+            raise InputError("data: the test split has no labelled solution")
+        rows = ((s.id, s.problem, s.steps) for s in test)
+        p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
+        result = measure(cfg, data_cfg.label_kind, test, p, setup.cfg.seed)
+        if cfg.baselines and splits["train"]:
+            tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
+            tables = [step_table(solutions, tokenizer, data_cfg.label_kind) for solutions in (splits["train"], test)]
+            result["baselines"] = baseline_aurocs(*tables)
+        trained = of_training(name)
+        result |= describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts}
+        result |= {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
+        runs.append(result | {"settings": run_folder.settings(name) if is_run(name) else {}})
+    groups = by_settings(runs)
+    top = groups[0] if len(groups) == 1 else {"groups": groups}
+    return top | {"runs": runs, "threshold": cfg.threshold}
+
+
+def measure(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
+    """Every number of one verifier's P(step good) on solutions with labels of this kind, and the curves behind the figures."""
+    labels, number_of = [s.labels for s in test], {}
+    problems = [number_of.setdefault(s.problem, len(number_of)) for s in test]
+    result = step_metrics(p, labels, problems, cfg.threshold, kind)
+    chosen = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
+    p_n, y_n = np.array([p[i][t] for i, t in chosen]), np.array([labels[i][t] for i, t in chosen])
+    owner_n, hit_n = [problems[i] for i, _ in chosen], (p_n >= cfg.threshold) == (y_n >= 0.5)
+    result["step_accuracy_interval"] = bootstrap_interval(lambda rows: hit_n[rows].mean(), owner_n, seed=seed)
+    mean_p, mean_y, count = reliability(p_n, y_n)
+    result["reliability"] = {"mean_score": mean_p.tolist(), "mean_label": mean_y.tolist(), "n": count.tolist()}
+    result["histogram"] = {
+        name: np.histogram(p_n[here], bins=20, range=(0, 1))[0].tolist()
+        for name, here in {"good": y_n >= 0.5, "bad": y_n < 0.5}.items()
+    }
+    return result
+
+
+def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
+    """The labelled steps of solutions as the baselines see them: position, own tokens, label."""
+    chosen = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels, kind)[0]]
+    texts = list({text for _, text, _ in chosen})
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    of_text = dict(zip(texts, ids, strict=True))
+    return Steps([t for t, *_ in chosen], [of_text[text] for _, text, _ in chosen], [good for *_, good in chosen])
+
+
+def by_settings(runs: list[dict]) -> list[dict]:
+    """Means over the runs of each setting: `mean_of` says how many, `std` (of the sample) is there for several.
+
+    A setting is what the runs' configurations do not share, the seed left aside (`varied`).
+    """
+    every = {key for r in runs for key in r["settings"]}
+    varied = sorted(key for key in every if len({repr(r["settings"].get(key)) for r in runs}) > 1)
+    groups = {}
+    for r in runs:
+        groups.setdefault(tuple(repr(r["settings"].get(key)) for key in varied), []).append(r)
+    found = []
+    for members in groups.values():
+        setting = {key: members[0]["settings"].get(key) for key in varied}
+        found.append(average(members) | ({"setting": setting} if varied else {}))
+    return found
+
+
+def average(runs: list[dict]) -> dict:
+    """The mean over runs of every metric, and beside it `std` (of the sample) where there are several."""
+    names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")]
+    mean = {name: statistics.fmean(r[name] for r in runs) for name in names} | {"mean_of": len(runs)}
+    if len(runs) > 1:
+        mean["std"] = {name: float(np.std([r[name] for r in runs], ddof=1)) for name in names}
+    if "baselines" in runs[0]:
+        mean["baselines"] = {k: statistics.fmean(r["baselines"][k] for r in runs) for k in runs[0]["baselines"]}
+    return mean
+
+
+METRICS = (
+    "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
+    "within_problem_auroc", "tail_miss_rate",
+)  # fmt: skip
+
+
+def show(results: dict):
+    first, n = results["runs"][0], len(results["runs"])
+    print(f"verifier    {first['verifier']}" + (f" and {n - 1} more runs" if n > 1 else ""))
+    if first["objective"] == "orm":
+        print("objective   orm: an outcome model, read at every step")
+    kind = first["data"]["label_kind"]
+    if first["label_kind"] not in (kind, "unknown"):
+        print(f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels")
+    for group in results.get("groups", [results]):
+        show_group(group, kind)
+
+
+def show_group(group: dict, kind: str):
+    if "setting" in group:
+        print("setting     " + ", ".join(f"{key}={value}" for key, value in group["setting"].items()))
+    steps = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps ({kind} labels)"
+    print(f"held out    {steps}" + (f"; means of {group['mean_of']} seeds" if group["mean_of"] > 1 else ""))
+    for name in METRICS:
+        spread = f"  (std {group['std'][name]:.4f})" if "std" in group else ""
+        print(f"  {name:<24}{group[name]:.4f}{spread}")
+    for name, x in group.get("baselines", {}).items():
+        print(f"  baseline {name:<15}{x:.4f}  (AUROC of what cannot read)")

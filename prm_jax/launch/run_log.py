@@ -1,0 +1,110 @@
+"""What a training run says while it goes: metrics.jsonl, the progress bar, and the signal that asks it to stop."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from prm_jax import InputError
+
+
+class MetricsLog:
+    """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
+
+    def __init__(self, run: Path, first: int, tensorboard: bool):
+        self.board = None
+        if tensorboard:
+            try:
+                from tensorboardX import SummaryWriter
+            except ImportError as error:
+                raise InputError(
+                    "tensorboard: needs a package that is not installed: pip install tensorboardX"
+                ) from error
+            self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
+        path, kept, broken = run / "metrics.jsonl", [], 0
+        for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+            try:
+                kept += [line] if json.loads(line)["step"] <= first else []
+            except (ValueError, KeyError, TypeError):
+                broken += 1
+        if broken:
+            print(f"metrics     {broken} broken lines of {path} are left out")
+        path.write_text("".join(line + "\n" for line in kept))
+        self.file = path.open("a")
+
+    def write(self, record: dict):
+        self.file.write(json.dumps(record) + "\n")
+        self.file.flush()
+        if self.board is not None:
+            for name in record.keys() - {"step"}:
+                self.board.add_scalar(name, record[name], record["step"])
+
+
+class StepReader:
+    """Reads the numbers of a step while the device computes the next one, so that it never waits.
+
+    `position(step)` adds what only the caller knows (learning rate, epoch). A number that is not finite raises InputError.
+    """
+
+    def __init__(self, log: MetricsLog, bar: tqdm, every: int, seconds_before: float, position: Callable[[int], dict]):
+        self.log, self.bar, self.every, self.position = log, bar, every, position
+        self.seconds_before, self.started, self.tokens = seconds_before, time.perf_counter(), 0.0
+        self.pending = None  # (step, its numbers), still on the device
+        self.stop = 0  # the signal that asks every process to stop, once one has seen it
+
+    @property
+    def seconds(self) -> float:
+        """Of the run, all its sessions together."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def add(self, step: int, metrics: dict):
+        """Takes a step's numbers, and logs those of the step before."""
+        if self.pending and (record := self.read())["step"] % self.every == 0:
+            self.log.write(record)
+        self.pending = step, metrics
+
+    def read(self) -> dict:
+        """The numbers of the newest step, as soon as the device has them."""
+        (step, metrics), self.pending = self.pending, None
+        self.stop = max(self.stop, int(metrics.pop("stop")))
+        metrics = require_finite(step, {name: float(x) for name, x in metrics.items()})
+        self.tokens += metrics["n_tokens"]
+        rate = self.tokens / (time.perf_counter() - self.started)
+        shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}", "tok/s": f"{rate:,.0f}"}
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update()
+        timing = {"tokens_per_second": rate, "seconds": self.seconds}
+        return {"step": step, **metrics, **self.position(step), **timing}
+
+
+def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
+    """The numbers; InputError where one is NaN or infinite, so that no checkpoint of it is written."""
+    if broken := {name: x for name, x in numbers.items() if not math.isfinite(x)}:
+        listed = ", ".join(f"{name} is {x}" for name, x in broken.items())
+        raise InputError(
+            f"step {step}: {listed}; stopped, with no checkpoint of it. "
+            "A lower optimizer.lr or a longer optimizer.warmup may help"
+        )
+    return numbers
+
+
+class StopSignal:
+    """Remembers the first SIGTERM or SIGINT, so that the loop can save and leave; a second one acts at once."""
+
+    received: signal.Signals | None = None
+
+    def __enter__(self):
+        self.before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def receive(self, number, frame):
+        self.received = signal.Signals(number)
+        self.__exit__()
+
+    def __exit__(self, *error):
+        for s, handler in self.before.items():
+            signal.signal(s, handler)
