@@ -4,11 +4,11 @@ The run folder holds .hydra/ (its configuration), metrics.jsonl (one line a logg
 tokenizer) and, once finished, summary.json.
 """
 
+import contextlib
 import dataclasses
 import math
 import signal
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -33,7 +33,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import init_distributed, max_over_processes, same_folder, set_cpu_devices, text_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
-from prm_jax.launch.run_folder import MetricsLog, StopSignal
+from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, make_schedule, train_step
@@ -57,7 +57,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """conf/train.yaml says what each key means; `data` has its own dataclasses in data.py, `distributed` and `cpu_devices` go to sharding.py."""
+    """conf/train.yaml says what each key means; `data` is parsed by data/splits.py, `distributed` and `cpu_devices` by launch/."""
 
     seed: int
     objective: str
@@ -89,6 +89,25 @@ class TrainConfig:
         for name, n in counts.items():
             if n is not None and n < 1:
                 raise InputError(f"{name}: got {n}, expected at least 1")
+        if self.batch.share_prefixes and (self.objective == "lm" or self.loss.lm_weight > 0):
+            raise InputError(
+                "batch.share_prefixes: needs objective prm or orm and loss.lm_weight=0: a shared token has no one next token"
+            )
+        if self.format.score == "log_ratio":
+            raise InputError(
+                f"format: {self.format.name!r} has no step head to train; it scores by two language models"
+            )
+        if self.format.head not in (None, self.model.head) and self.objective != "lm":
+            raise InputError(
+                f"model.head: got {self.model.head!r}, but format={self.format.name} belongs to a head of its own: "
+                f"{self.format.head}"
+            )
+
+
+# May differ when a run is gone on with: no result depends on them.
+HARMLESS = (
+    "resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"
+)  # fmt: skip
 
 
 @cli.command("train")
@@ -96,29 +115,17 @@ def main(cfg):
     """Train a process reward model into a run folder."""
     set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
     init_distributed(cfg)
-    run, given = same_folder(run_folder.output_dir()), cfg
+    run, raw_cfg = same_folder(run_folder.output_dir()), cfg
     if cfg.resume is not None:
-        if jax.process_index() == 0 and not any(run.iterdir()):
-            run.rmdir()  # Hydra's new folder; the run goes on in its own
-        harmless = ("resume", "log_every", "checkpoint_every", "tensorboard")
-        run, cfg = run_folder.resumed(cfg, harmless=(*harmless, "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"))
+        run_folder.leave(run)
+        run, cfg = run_folder.resumed(cfg, HARMLESS)
     data_cfg = data_config(cfg.data)
     cfg = parse(cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
         raise InputError("data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good")
-    if cfg.batch.share_prefixes and (cfg.objective == "lm" or cfg.loss.lm_weight > 0):
-        raise InputError(
-            "batch.share_prefixes: needs objective prm or orm and loss.lm_weight=0: a shared token has no one next token"
-        )
-    if cfg.format.head not in (None, "implicit", cfg.model.head) and cfg.objective != "lm":
-        raise InputError(
-            f"model.head: got {cfg.model.head!r}, but format={cfg.format.name} belongs to a head of its own: {cfg.format.head}"
-        )
-    if cfg.format.score == "log_ratio":
-        raise InputError(f"format: {cfg.format.name!r} has no step head to train; it scores by two language models")
     texts = text_folder(run)
     if cfg.resume is None:
-        run_folder.create_run_folder(texts, given)
+        run_folder.create_run_folder(texts, raw_cfg)
     print(f"run folder  {run}")
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         train(cfg, data_cfg, run, texts)
@@ -179,101 +186,73 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
     """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
-    b = cfg.batch
-    marks = step_slots(examples["train"], b.tokens, b.share_prefixes)
-    batch_rows = b.rows * b.accumulate
-    source = PackedRows(
-        examples["train"], cfg.steps * batch_rows, b.tokens, marks, b.step_weights, cfg.seed, b.share_prefixes
-    )
-    print(source.summary())
-    eval_marks = step_slots(examples["validation"], cfg.batch.tokens)
-    held_out = [batch for batch in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)]
-    check_divides(model.cfg, cfg.batch.rows, "batch.rows")
-    schedule = make_schedule(cfg.optimizer, cfg.steps)
-    k_dropout = jax.random.key(cfg.seed)
-
-    checkpoints = Checkpoints(run)
+    b, checkpoints = cfg.batch, Checkpoints(run)
     first, best = 0, {"eval_loss": math.inf}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
-    before = best.pop("seconds", 0.0)  # that the run had taken when it was interrupted
-    own_AB = np.arange(batch_rows).reshape(cfg.batch.accumulate, -1)[:, local_rows(cfg.batch.rows)]
-    rows = train_batches(source, batch_rows, own_AB.ravel(), first)
+    seconds_before = best.pop("seconds", 0.0)
+    check_divides(model.cfg, b.rows, "batch.rows")
+    slots = step_slots(examples["train"], b.tokens, b.share_prefixes)
+    n_rows = b.rows * b.accumulate  # of a step
+    source = PackedRows(
+        examples["train"], cfg.steps * n_rows, b.tokens, slots, b.step_weights, cfg.seed, b.share_prefixes
+    )
+    print(source.summary())
+    held_out = list(
+        eval_batches(examples["validation"], b.tokens, step_slots(examples["validation"], b.tokens), b.rows)
+    )
+    batches, schedule, k_dropout = (
+        micro_batches(source, b, first),
+        make_schedule(cfg.optimizer, cfg.steps),
+        jax.random.key(cfg.seed),
+    )
+    position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * n_rows)}
     log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
-    started, tokens = time.perf_counter(), 0
-    asked = 0  # the signal that asks every process to stop
 
-    def read(step, metrics):
-        """The numbers of a step once the device has them; stops the run where they are not finite."""
-        nonlocal tokens, asked
-        asked = max(asked, int(metrics.pop("stop")))
-        metrics = {name: float(x) for name, x in metrics.items()}
-        require_finite(step, metrics, checkpoints)
-        tokens += metrics["n_tokens"]
-        seconds = time.perf_counter() - started
-        shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}"}
-        bar.set_postfix(shown | {"tok/s": f"{tokens / seconds:,.0f}"}, refresh=False)
-        bar.update()
-        position = {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * batch_rows)}
-        return {"step": step, **metrics, **position, "tokens_per_second": tokens / seconds, "seconds": before + seconds}
-
-    pending = None  # (step, metrics) still being computed: read one step late, so that the device never waits
-    with StopSignal() as stop, cli.progress("training", cfg.steps, "step", first) as bar:
+    with (
+        contextlib.closing(checkpoints),
+        StopSignal() as stop,
+        cli.progress("training", cfg.steps, "step", first) as bar,
+    ):
+        reader = StepReader(log, bar, cfg.log_every, seconds_before, position)
         for step in range(first + 1, cfg.steps + 1):
-            batch = {name: x.reshape(*own_AB.shape, -1) for name, x in next(rows).items()}
-            batch = shard_batch(batch, cfg.batch.rows, axis=1)
-            model, opt, metrics = train_step(model, opt, batch, cfg.loss, k_dropout)
-            metrics["stop"] = max_over_processes(
-                stop.received or 0
-            )  # read with the rest, so that all stop at the same step
-            if pending is not None:
-                record = read(*pending)
-                if record["step"] % cfg.log_every == 0:
-                    log.write(record)
-            pending = (step, metrics)
+            model, opt, metrics = train_step(model, opt, next(batches), cfg.loss, k_dropout)
+            # The signal is read with the numbers, so that all processes stop at the same step.
+            reader.add(step, metrics | {"stop": max_over_processes(stop.received or 0)})
             last = step == cfg.steps
             evaluates = step % cfg.eval.every == 0 or last
-            saves = step % cfg.checkpoint_every == 0 or last or asked
+            saves = step % cfg.checkpoint_every == 0 or last or reader.stop
             if not (evaluates or saves):
                 continue
-            record, pending = read(*pending), None
-            is_best = False
+            record, is_best = reader.read(), False
             # Before every save too: the step's own loss was finite before its update, not necessarily after.
-            scores = evaluate(model, held_out if evaluates else held_out[:1], cfg.loss)
-            require_finite(step, scores, checkpoints)
+            scores = require_finite(step, evaluate(model, held_out if evaluates else held_out[:1], cfg.loss))
             if evaluates:
                 is_best = scores["eval_loss"] < best["eval_loss"]
                 best = {**scores, "best_step": step} if is_best else best
                 record |= scores
-                shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
                 if jax.process_index() == 0:
+                    shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
                     bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
             if evaluates or step % cfg.log_every == 0:
                 log.write(record)
-            stopping = asked and not last
+            stopping = reader.stop and not last
             if saves or is_best or stopping:
-                notes = best | {"seconds": before + time.perf_counter() - started}
-                checkpoints.save(step, model, opt, notes, is_best)
+                checkpoints.save(step, model, opt, best | {"seconds": reader.seconds}, is_best)
             if stopping:
-                checkpoints.close()
-                name = signal.Signals(asked).name
+                name = signal.Signals(reader.stop).name
                 print(f"stopped     by {name} after step {step}; go on with: python train.py resume={run}")
-                sys.exit(128 + asked)
-    checkpoints.close()
-    return best | {"steps": cfg.steps, "seconds": before + time.perf_counter() - started}
+                sys.exit(128 + reader.stop)
+    return best | {"steps": cfg.steps, "seconds": reader.seconds}
 
 
-def require_finite(step: int, numbers: dict[str, float], checkpoints: Checkpoints):
-    """Stops the run where a loss or a gradient norm is NaN or infinite; what was saved before stays as it is."""
-    broken = {name: x for name, x in numbers.items() if not math.isfinite(x)}
-    if broken:
-        checkpoints.close()
-        kept = checkpoints.latest.latest_step()
-        raise InputError(
-            f"step {step}: {', '.join(f'{name} is {x}' for name, x in broken.items())}; stopped. "
-            + (f"The checkpoint of step {kept} is good" if kept else "No checkpoint was written yet")
-            + "; a lower optimizer.lr or a longer optimizer.warmup may help"
-        )
+def micro_batches(source: PackedRows, cfg: BatchConfig, first: int):
+    """The batches after step `first`, [A, B, ...] on the mesh: of each this process reads its own rows alone."""
+    n_rows = cfg.rows * cfg.accumulate
+    own_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
+    for batch in train_batches(source, n_rows, own_AB.ravel(), first):
+        batch = {name: x.reshape(*own_AB.shape, *x.shape[1:]) for name, x in batch.items()}
+        yield shard_batch(batch, cfg.rows, axis=1)
 
 
 def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Folders of runs and evaluations: make a new one, find and resume an old one, and write results into them."""
 
+import contextlib
 import json
 import math
 import os
@@ -42,7 +43,7 @@ def create_run_folder(folder: Path, cfg: DictConfig):
 
 def leave(folder: Path):
     """Removes the folder that Hydra made for a command that goes on in another one."""
-    if not any(folder.iterdir()):
+    with contextlib.suppress(OSError):  # not empty, or another process was first
         folder.rmdir()
 
 
