@@ -26,5 +26,8 @@ def draw(results: dict, folder: Path) -> list[Path]:
         case "prmbench":
             return prmbench_figures(results, folder)
         case "witness":
-            return [*witness_figures(results, folder), witness.page(folder / "witness.html", results)]
+            shown = {
+                key: x for key, x in results.items() if key not in ("by_beta", "plane", "versions")
+            }  # the page has its own grids
+            return [*witness_figures(results, folder), witness.page(folder / "witness.html", shown)]
     raise ValueError(results["task"])
