@@ -18,16 +18,9 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints
+from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
-from prm_jax.data.packing import (
-    PackedRows,
-    eval_batches,
-    fits_window,
-    make_examples,
-    step_slots,
-    train_batches,
-    training_width,
-)
+from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
@@ -131,8 +124,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
     examples = {}
     for split in ("train", "validation"):
+        weights = cfg.batch.step_weights if split == "train" else "uniform"
         examples[split], dropped = make_examples(
-            splits[split], cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long
+            splits[split], cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long, weights
         )
         counts |= {f"{split}_{name}": n for name, n in dropped.items()}
         if not examples[split]:
@@ -180,14 +174,10 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
     """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
     b = cfg.batch
-    marks = step_slots(examples["train"], b.tokens, b.share_prefixes)
     batch_rows = b.rows * b.accumulate
-    source = PackedRows(
-        examples["train"], cfg.steps * batch_rows, b.tokens, marks, b.step_weights, cfg.seed, b.share_prefixes
-    )
+    source = TrainingRows(examples["train"], make_plan(examples["train"], b.tokens, b.share_prefixes), cfg.seed)
     print(source.summary())
-    eval_marks = step_slots(examples["validation"], cfg.batch.tokens)
-    held_out = [batch for batch in eval_batches(examples["validation"], cfg.batch.tokens, eval_marks, cfg.batch.rows)]
+    held_out = list(eval_batches(examples["validation"], b.tokens, b.rows))
     check_divides(model.cfg, cfg.batch.rows, "batch.rows")
     schedule = make_schedule(cfg.optimizer, cfg.steps)
     k_dropout = jax.random.key(cfg.seed)
@@ -198,7 +188,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
         first, best = checkpoints.restore(model, opt) or (first, best)
     before = best.pop("seconds", 0.0)  # that the run had taken when it was interrupted
     own_AB = np.arange(batch_rows).reshape(cfg.batch.accumulate, -1)[:, local_rows(cfg.batch.rows)]
-    rows = train_batches(source, batch_rows, own_AB.ravel(), first)
+    rows = train_batches(source, cfg.steps, batch_rows, own_AB.ravel(), first)
     log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
     started, tokens = time.perf_counter(), 0
     asked = 0  # the signal that asks every process to stop
