@@ -18,16 +18,9 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints
+from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
-from prm_jax.data.packing import (
-    PackedRows,
-    eval_batches,
-    fits_window,
-    make_examples,
-    step_slots,
-    train_batches,
-    training_width,
-)
+from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
@@ -138,8 +131,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
     examples = {}
     for split in ("train", "validation"):
+        weights = cfg.batch.step_weights if split == "train" else "uniform"
         examples[split], dropped = make_examples(
-            splits[split], cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long
+            splits[split], cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long, weights
         )
         counts |= {f"{split}_{name}": n for name, n in dropped.items()}
         if not examples[split]:
@@ -192,21 +186,12 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
         first, best = checkpoints.restore(model, opt) or (first, best)
     seconds_before = best.pop("seconds", 0.0)
     check_divides(model.cfg, b.rows, "batch.rows")
-    slots = step_slots(examples["train"], b.tokens, b.share_prefixes)
-    n_rows = b.rows * b.accumulate  # of a step
-    source = PackedRows(
-        examples["train"], cfg.steps * n_rows, b.tokens, slots, b.step_weights, cfg.seed, b.share_prefixes
-    )
+    source = TrainingRows(examples["train"], make_plan(examples["train"], b.tokens, b.share_prefixes), cfg.seed)
     print(source.summary())
-    held_out = list(
-        eval_batches(examples["validation"], b.tokens, step_slots(examples["validation"], b.tokens), b.rows)
-    )
-    batches, schedule, k_dropout = (
-        micro_batches(source, b, first),
-        make_schedule(cfg.optimizer, cfg.steps),
-        jax.random.key(cfg.seed),
-    )
-    position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * n_rows)}
+    held_out = list(eval_batches(examples["validation"], b.tokens, b.rows))
+    batches = micro_batches(source, b, first, cfg.steps)
+    schedule, k_dropout = make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
+    position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
     log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
 
     with (
@@ -246,11 +231,11 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     return best | {"steps": cfg.steps, "seconds": reader.seconds}
 
 
-def micro_batches(source: PackedRows, cfg: BatchConfig, first: int):
-    """The batches after step `first`, [A, B, ...] on the mesh: of each this process reads its own rows alone."""
+def micro_batches(source: TrainingRows, cfg: BatchConfig, first: int, steps: int):
+    """The batches of the steps from `first` on, [A, B, ...] on the mesh: of each this process reads its own rows alone."""
     n_rows = cfg.rows * cfg.accumulate
     own_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
-    for batch in train_batches(source, n_rows, own_AB.ravel(), first):
+    for batch in train_batches(source, steps, n_rows, own_AB.ravel(), first):
         batch = {name: x.reshape(*own_AB.shape, *x.shape[1:]) for name, x in batch.items()}
         yield shard_batch(batch, cfg.rows, axis=1)
 

@@ -41,8 +41,11 @@ def three_class_loss(logit_BTC, rating_BT, pos_weight=1.0):
 RATING_LOSSES = {"ternary": three_class_loss}  # head -> how it learns a human rating
 
 
-def next_token_loss(logit_BLV, ids_BL, next_BL):
-    """Cross-entropy in nats of each following token, loss_BL, 0 where next_BL is False (problem, padding, row's end)."""
-    target_BL = jnp.roll(ids_BL, -1, axis=1)
+def next_token_loss(logit_BLV, ids_BL, token_weight_BL):
+    """Weighted cross-entropy in nats at each token of predicting the next one, loss_BL.
+
+    token_weight_BL is of the tokens to predict: 0 for the problem, padding and the first token of a row.
+    """
+    target_BL, weight_BL = (jnp.roll(x_BL, -1, axis=1) for x_BL in (ids_BL, token_weight_BL))
     loss_BL = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, target_BL)
-    return jnp.where(next_BL, loss_BL, 0.0)
+    return jnp.where(weight_BL != 0, weight_BL * loss_BL, 0.0)

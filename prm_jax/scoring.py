@@ -18,7 +18,7 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints import orbax as checkpoint
 from prm_jax.checkpoints.tensors import open_tensors
 from prm_jax.data.formats import SCORES, Encoded, Format, encode, read_format, verdicts
-from prm_jax.data.packing import choose_width, fits_window, layout_row, plan_rows
+from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.launch import cli
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import same_file
@@ -182,11 +182,6 @@ def score_stream(
         print(work.summary())
 
 
-def doubled(n: int, needed: int) -> int:
-    """n times the lowest power of two that makes it reach `needed`."""
-    return next(n << k for k in itertools.count() if n << k >= needed)
-
-
 def may_share(verifier: Verifier, row_tokens: int) -> bool:
     """Whether a row can be a prefix tree: in one the next token is not the next place, as a log-ratio has it."""
     return verifier.format.score != "log_ratio" and fits_window(verifier.model.cfg, row_tokens)
@@ -216,7 +211,7 @@ def score_encoded(
 
     def finish(pending):
         value_Bn, layouts = pending
-        for value_n, (pack, reads) in zip(np.asarray(value_Bn), layouts, strict=False):
+        for value_n, (pack, reads) in zip(np.asarray(value_Bn), layouts, strict=True):
             for i, read_n in zip(pack, reads, strict=True):
                 scores[i] = step_scores(verifier.format, value_n[read_n], encoded[i])
 
@@ -225,27 +220,16 @@ def score_encoded(
         here = packs[at : at + batch_rows]
         B = 1 << (len(here) - 1).bit_length()
         B = min(batch_rows, -(-B // row_parts()) * row_parts())
-        batch = {name: np.zeros((B, row_tokens), np.int32) for name in ("ids", "pos")}
-        batch["visible_until"] = np.full((B, row_tokens), row_tokens, np.int32)
-        # Of each row its solutions and where each finds its values; the places of the row's marks.
-        layouts, marks = [], []
-        for b, pack in enumerate(here):
-            *arrays, places = layout_row([encoded[i].ids_L for i in pack], share)
-            for name, x_n in zip(("ids", "pos", "visible_until"), arrays, strict=True):
-                batch[name][b, : len(x_n)] = x_n
-            own = [place_L[encoded[i].step_end_T] for i, place_L in zip(pack, places, strict=True)]
-            marks.append(np.unique(np.concatenate(own)))  # one that several solutions share is read once
-            layouts.append((pack, places if by_ratio else [np.searchsorted(marks[b], own_T) for own_T in own]))
-        T = doubled(max(1, row_tokens // 16), max(map(len, marks)))
+        here += [[]] * (B - len(here))
+        batch, places, slots = layout_batch([[encoded[i] for i in pack] for pack in here], row_tokens, share=share)
+        layouts = list(zip(here, places if by_ratio else slots, strict=True))
         work.places += B * row_tokens
-        work.shapes.add((B, row_tokens, 0 if by_ratio else T))
         if by_ratio:
+            del batch["step_end"]  # every token has a value
             value_Bn = log_ratio(verifier.model, verifier.reference, shard_batch(batch, B))
         else:
-            batch["step_end"] = np.zeros((B, T), np.int32)
-            for step_end_T, found_T in zip(batch["step_end"], marks, strict=False):
-                step_end_T[: len(found_T)] = found_T
             value_Bn = good_probability(verifier.model, shard_batch(batch, B))
+        work.shapes.add((B, row_tokens, 0 if by_ratio else batch["step_end"].shape[1]))
         if pending:  # read one batch late, while the device computes the next
             finish(pending)
         pending = value_Bn, layouts

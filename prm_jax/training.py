@@ -116,7 +116,7 @@ def store_nu(adam: optax.GradientTransformation, dtype: str) -> optax.GradientTr
 
 def totals(batch):
     """Number of labelled steps and of next-token targets: losses are means over the whole global batch."""
-    return (batch["weight"] > 0).sum(), batch["next"].sum()
+    return (batch["weight"] > 0).sum(), (batch["token_weight"] > 0).sum()
 
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
@@ -134,10 +134,10 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
         right = (agrees_BT & is_labelled_BT).sum()
     if all_tokens:
         logit_BLV = model.vocab_logits(x_BLD)
-        lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["next"]).sum()
+        lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
         if cfg.objective == "lm":
-            targets_BL = jnp.roll(batch["ids"], -1, axis=1)
-            right = ((logit_BLV.argmax(-1) == targets_BL) & batch["next"]).sum()
+            target_BL, weight_BL = (jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
+            right = ((logit_BLV.argmax(-1) == target_BL) & (weight_BL > 0)).sum()
     return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)}
 
 

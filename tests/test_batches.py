@@ -12,25 +12,23 @@ from conftest import TINY
 
 from prm_jax import InputError
 from prm_jax.attention import visible
-from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.data import packing
+from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
+from prm_jax.data.formats import Encoded, Format, train_tokenizer
 from prm_jax.data.packing import (
-    Example,
-    PackedRows,
+    TrainingRows,
     choose_width,
     eval_batches,
     fits_window,
+    layout_batch,
     layout_row,
-    make_examples,
-    make_groups,
-    pack_row,
+    make_plan,
+    pack_batch,
     plan_packs,
     plan_rows,
     plan_tree,
-    step_slots,
-    targets,
     train_batches,
     training_width,
-    truncate,
 )
 from prm_jax.data.solutions import Solution
 from prm_jax.training import LossConfig, combine, loss_terms
@@ -50,28 +48,47 @@ def random_examples(rng, n):
         marks = np.sort(rng.choice(np.arange(3, 20), rng.integers(1, 6), replace=False)).astype(np.int32)
         label_T = rng.random(len(marks)).astype(np.float32)
         ids = rng.integers(1, 1000, marks[-1] + 1).astype(np.int32)
-        rows.append(Example(ids, marks, label_T, np.full(len(marks), nan, np.float32), 2))
+        rows.append(Example(ids, marks, 2, {"label": label_T, "weight": np.ones(len(marks), np.float32)}))
     return rows
 
 
-def test_pack_row_by_hand():
-    a = Example(np.array([5, 6, 7]), np.array([1, 2]), np.array([1.0, nan]), np.array([1.0, nan]), 1)
-    b = Example(np.array([8, 9]), np.array([1]), np.array([0.25]), np.array([nan]), 1)
-    row = pack_row([a, b], 7, 4, "uniform")
-    assert row["ids"].tolist() == [5, 6, 7, 8, 9, 0, 0]
-    assert row["pos"].tolist() == [0, 1, 2, 0, 1, 0, 0]
-    assert row["visible_until"].tolist() == [2, 2, 2, 4, 4, 7, 7]
-    assert row["next"].tolist() == [1, 1, 0, 1, 0, 0, 0]
-    assert row["step_end"].tolist() == [1, 2, 4, 0]
-    assert row["weight"].tolist() == [1, 0, 1, 0]
-    np.testing.assert_array_equal(row["label"], np.array([1, nan, 0.25, nan], np.float32))
-    np.testing.assert_array_equal(row["rating"], np.array([1, nan, nan, nan], np.float32))
+def test_pack_batch_by_hand():
+    first = Solution("p", ("a", "b"), labels=(1.0, None), ratings=(1, None))
+    a = make_example(Encoded(np.array([5, 6, 7]), np.array([1, 2]), 1), first, "prm", "uniform")
+    b = make_example(Encoded(np.array([8, 9]), np.array([1]), 0), Solution("p", ("a",), (0.25,)), "prm", "uniform")
+    batch = pack_batch([[a, b], []], 7, 4)
+    assert batch["ids"].tolist() == [[5, 6, 7, 8, 9, 0, 0], [0] * 7]
+    assert batch["pos"].tolist() == [[0, 1, 2, 0, 1, 0, 0], [0] * 7]
+    assert batch["visible_until"].tolist() == [[2, 2, 2, 4, 4, 7, 7], [7] * 7]
+    # of predicting the token itself: nothing predicts a problem, or the first token of a solution without one
+    assert batch["token_weight"].tolist() == [[0, 1, 1, 0, 1, 0, 0], [0] * 7]
+    assert batch["step_end"].tolist() == [[1, 2, 4, 0], [0] * 4]
+    assert batch["weight"].tolist() == [[1, 0, 1, 0], [0] * 4]
+    np.testing.assert_array_equal(batch["label"], np.array([[1, nan, 0.25, nan], [nan] * 4], np.float32))
+    np.testing.assert_array_equal(batch["rating"], np.array([[1, nan, nan, nan], [nan] * 4], np.float32))
+    assert batch.keys() == {"ids", "pos", "visible_until", "step_end", *STEP_TARGETS, *TOKEN_TARGETS}
 
 
-def test_next_token_targets_start_after_the_problem():
-    row = pack_row([Example(np.arange(6), np.array([5]), np.array([1.0]), np.array([nan]), 3)], 8, 1, "uniform")
-    # positions 2..4 predict tokens 3..5, the solution; nothing predicts the problem or past the end
-    assert row["next"].tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+def test_targets_that_an_example_lacks_are_filled_and_unknown_ones_raise():
+    ids_L, step_end_T = np.arange(3), np.array([2])
+    batch = pack_batch([[Example(ids_L, step_end_T, 1, {"token_weight": np.array([0, -0.5, 2])})]], 4, 1)
+    assert batch["token_weight"].tolist() == [[0, -0.5, 2, 0]] and batch["weight"].tolist() == [[0]]
+    with pytest.raises(KeyError, match="wieght"):
+        pack_batch([[Example(ids_L, step_end_T, 1, {"wieght": np.ones(1)})]], 4, 1)
+
+
+def test_scoring_finds_its_values_where_training_puts_its_targets(rng):
+    """One builder: rows laid out to be read hold a shared step once, rows to learn from once a solution."""
+    rows = [[Encoded(np.array(s, np.int32), np.array([1, len(s) - 1]), 1) for s in TREE], []]
+    train, *_ = layout_batch(rows, 12, 16, share=True)
+    batch, places, slots = layout_batch(rows, 12, share=True)
+    for name in ("ids", "pos", "visible_until"):
+        np.testing.assert_array_equal(batch[name], train[name])
+    assert batch["step_end"].tolist() == [[1, 3, 5, 6, 8, 0, 0, 0], [0] * 8]  # 12 // 16 is none: from 1 on, doubled
+    assert [slot_T.tolist() for slot_T in slots[0]] == [[0, 1], [0, 3], [0, 2], [0, 1], [4, 4]] and slots[1] == []
+    assert [place_L.tolist() for place_L in places[0]][4] == [7, 8]
+    read = [batch["step_end"][0, slot_T].tolist() for slot_T in slots[0]]
+    assert [at for found in read for at in found] == train["step_end"][0, :10].tolist()
 
 
 def test_plan_packs_first_fit_by_hand():
@@ -83,7 +100,7 @@ def test_plan_packs_first_fit_by_hand():
 
 def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
     examples = random_examples(rng, 200)
-    source = PackedRows(examples, 10_000, 64, step_slots(examples, 64), "uniform", seed=3)
+    source = TrainingRows(examples, make_plan(examples, 64), seed=3)
     source[0]
     first = source.ends[0]
     source[first]
@@ -96,7 +113,7 @@ def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):
 
 def test_stream_resumes_at_the_step_and_splits_over_processes(rng):
     examples = random_examples(rng, 50)
-    make = lambda own, first: train_batches(PackedRows(examples, 400, 32, 16, "later", 7), 4, own, first)
+    make = lambda own, first: train_batches(TrainingRows(examples, make_plan(examples, 32), 7), 100, 4, own, first)
     whole = list(make(range(4), 0))
     assert len(whole) == 100
     for first in (1, 17, 60):  # the last lies several epochs in
@@ -109,18 +126,18 @@ def test_stream_resumes_at_the_step_and_splits_over_processes(rng):
 
 
 def test_grain_agrees_that_it_resumes(rng):
-    source = PackedRows(random_examples(rng, 20), 24, 32, 16, "uniform", 7)
-    grain.experimental.assert_equal_output_after_checkpoint(
-        grain.MapDataset.source(source).map(lambda row: row["ids"]).to_iter_dataset().batch(4)
-    )
+    examples = random_examples(rng, 20)
+    source = TrainingRows(examples, make_plan(examples, 32), 7)
+    rows = grain.MapDataset.range(24).map(lambda i: pack_batch([source[i]], 32, 16)["ids"])
+    grain.experimental.assert_equal_output_after_checkpoint(rows.to_iter_dataset().batch(4))
 
 
 def test_eval_batches_cover_everything_once(rng):
     examples = random_examples(rng, 77)
-    batches = list(eval_batches(examples, 32, step_slots(examples, 32), 8))
+    batches = list(eval_batches(examples, 32, 8))
     assert all(batch["ids"].shape == (8, 32) for batch in batches)
     found = np.concatenate([batch["label"].ravel() for batch in batches])
-    expected = np.concatenate([e.label_T for e in examples])
+    expected = np.concatenate([e.targets["label"] for e in examples])
     np.testing.assert_array_equal(np.sort(found[~np.isnan(found)]), np.sort(expected))
     tokens = sum((batch["visible_until"] < 32).sum() for batch in batches)
     assert tokens == sum(len(e.ids_L) for e in examples)
@@ -178,7 +195,7 @@ def test_the_narrowest_width_that_costs_little_is_chosen(rng):
     assert choose_width(500, plan([np.arange(500)] * 3)) == 512
     # Two of 500 do not fit 768; three of 340 leave a third of 512 empty, and fill 1,024.
     assert choose_width(340, plan([np.arange(340)] * 9)) == 1024
-    examples = [Example(s, np.array([0]), nan, nan, 1) for s in sequences]
+    examples = [Encoded(s, np.array([0]), 1) for s in sequences]
     width = training_width(examples, share=False)  # filled in random order, so a little wider
     rows = plan_packs(lengths, [0] * 500, range(500), width, 0)
     assert width == 1024 and lengths.sum() > 0.95 * width * len(rows)
@@ -189,14 +206,15 @@ def test_units_keep_a_problem_together_and_fit_a_row(rng):
     examples = []
     for k in range(60):
         ids = np.concatenate([prompts[k % 6], rng.integers(0, 4, rng.integers(3, 12))])
-        examples.append(Example(ids, np.array([6, len(ids) - 1]), np.ones(2), np.full(2, nan), 5))
-    groups = make_groups(examples, 40, 8, share=True)
-    assert sorted(i for u in groups for i in u.indices) == list(range(60))
+        examples.append(Encoded(ids, np.array([6, len(ids) - 1]), 5))
+    plan = make_plan(examples, 40, share=True)
+    groups = plan.groups
+    assert sorted(i for group in groups for i in group.indices) == list(range(60))
     for group in groups:
         ids_n, *_ = layout_row([examples[i].ids_L for i in group.indices], share=True)
-        assert len(ids_n) == group.tokens <= 40 and 2 * len(group.indices) == group.marks <= 8
+        assert len(ids_n) == group.tokens <= 40 and 2 * len(group.indices) == group.steps <= plan.step_slots
         assert len({i % 6 for i in group.indices}) == 1
-    assert max(len(u.indices) for u in groups) == 4
+    assert max(len(group.indices) for group in groups) > 4
 
 
 def test_shared_prefixes_change_no_loss(tiny_model, rng):
@@ -205,16 +223,15 @@ def test_shared_prefixes_change_no_loss(tiny_model, rng):
     examples = []
     for k in range(12):
         ids = np.concatenate([prompts[k % 3], rng.integers(0, 3, 6)]).astype(np.int32)
-        label_T = rng.random(3).astype(np.float32)
-        examples.append(Example(ids, np.array([7, 9, 11]), label_T, np.full(3, nan, np.float32), 6))
+        solution = Solution("p", ("a", "b", "c"), tuple(rng.random(3)))
+        examples.append(make_example(Encoded(ids, np.array([7, 9, 11]), 6), solution, "prm", "later"))
     examples.append(examples[0])
 
     def loss_and_gradient(share):
-        row = pack_row(examples, 160, 40, "later", share)
-        batch = {name: jnp.asarray(x)[None] for name, x in row.items()}
+        batch = {name: jnp.asarray(x) for name, x in pack_batch([examples], 160, 40, share).items()}
         cfg = LossConfig("prm", 1.5, 0.0)
         loss = lambda model: combine(loss_terms(model, batch, cfg), batch, cfg)[0]
-        return row, *jax.value_and_grad(loss)(tiny_model)
+        return batch, *jax.value_and_grad(loss)(tiny_model)
 
     (tree, loss, gradient), (row, expected, expected_gradient) = map(loss_and_gradient, (True, False))
     assert (tree["visible_until"] < 160).sum() < 0.75 * (row["visible_until"] < 160).sum()
@@ -225,17 +242,43 @@ def test_shared_prefixes_change_no_loss(tiny_model, rng):
 
 def test_the_shared_stream_holds_every_solution_once_an_epoch(rng):
     examples = random_examples(rng, 50)
-    source = PackedRows(examples, 100, 64, 40, "uniform", 3, share=True)
+    source = TrainingRows(examples, make_plan(examples, 64, share=True), 3)
     source[0]
     assert sorted(i for pack in source.packs for i in pack) == list(range(50))
     assert "padding" in source.summary()
 
 
 def test_targets_of_each_objective():
-    s = Solution("p", ("a", "b", "c"), labels=(1.0, 0.5, None), outcome=0.0)
-    np.testing.assert_array_equal(targets(s, "prm"), np.array([1, 0.5, nan], np.float32))
-    np.testing.assert_array_equal(targets(s, "orm"), np.array([nan, nan, 0], np.float32))
-    np.testing.assert_array_equal(targets(s, "lm"), np.full(3, nan, np.float32))
+    s = Solution("p", ("a", "b", "c"), labels=(1.0, 0.5, None), ratings=(1, 0, None), outcome=0.0)
+    encoded = Encoded(np.arange(9), np.array([4, 6, 8]), 2)
+    for objective, label_T, rating_T, weight_T in [
+        ("prm", [1, 0.5, nan], [1, 0, nan], [2 / 3, 4 / 3, 0]),
+        ("orm", [nan, nan, 0], [nan] * 3, [0, 0, 1]),
+        ("lm", [nan] * 3, [nan] * 3, [0] * 3),
+    ]:
+        targets = make_example(encoded, s, objective, "later").targets
+        np.testing.assert_array_equal(targets["label"], label_T)
+        np.testing.assert_array_equal(targets["rating"], rating_T)
+        np.testing.assert_array_equal(targets["weight"], np.array(weight_T, np.float32))
+        assert targets["token_weight"].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1]
+    cut = make_example(truncate(encoded, 7), s, "orm", "uniform")  # the outcome's place is cut off
+    assert not cut.targets["weight"].any() and len(cut.targets["token_weight"]) == 7
+
+
+def test_an_unknown_scheme_of_step_weights_names_its_key(tokenizer):
+    with pytest.raises(InputError, match="^batch.step_weights: got 'rising', expected uniform or later$"):
+        make_examples([Solution("1", ("2",), (1.0,))], PLAIN, tokenizer, "prm", weights="rising")
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_run_is_planned_once(rng, monkeypatch, share):
+    """Groups are made once, for the shape and for every epoch."""
+    calls, make_groups = [], packing.make_groups
+    monkeypatch.setattr(packing, "make_groups", lambda *a: calls.append(1) or make_groups(*a))
+    examples = random_examples(rng, 50)
+    source = TrainingRows(examples, make_plan(examples, 64, share), 3)
+    source.summary(), next(train_batches(source, 30, 4, range(4))), source[100]
+    assert len(calls) == 1
 
 
 def test_too_long_rows(tokenizer):
@@ -249,20 +292,20 @@ def test_too_long_rows(tokenizer):
     examples, counts = make("drop")
     assert not examples and counts["too_long_dropped"] == 2
     (example,), counts = make("cut")
-    assert example.step_end_T.tolist() == [2, 4] and example.label_T.tolist() == [1, 1] and len(example.ids_L) == 5
+    assert (
+        example.step_end_T.tolist() == [2, 4]
+        and example.targets["label"].tolist() == [1, 1]
+        and len(example.ids_L) == 5
+    )
     assert counts == {"too_long_dropped": 1, "too_long_cut": 1, "steps_cut": 1, "without_target_dropped": 0}
     with pytest.raises(InputError, match="batch.too_long: got 'shorten'"):
         make("shorten")
 
 
 def test_cut_exactly_at_the_limit():
-    e = Example(np.arange(8), np.array([3, 7]), np.ones(2), np.ones(2), 1)
-    assert (
-        len(truncate(e, 8).step_end_T) == 2
-        and len(truncate(e, 7).step_end_T) == 1
-        and len(truncate(e, 4).ids_L) == 4
-        and truncate(e, 3) is None
-    )
+    e = Encoded(np.arange(8), np.array([3, 7]), 1)
+    assert [len(truncate(e, limit).step_end_T) for limit in (8, 7)] == [2, 1]
+    assert len(truncate(e, 4).ids_L) == 4 and truncate(e, 3) is None
 
 
 def test_solutions_without_a_target_are_counted(tokenizer):

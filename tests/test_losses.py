@@ -10,7 +10,8 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
-from prm_jax.data.packing import Example, pack_row, step_weights
+from prm_jax.data.examples import Example, step_weights
+from prm_jax.data.packing import pack_batch
 from prm_jax.losses import bce, next_token_loss, step_loss
 from prm_jax.model import PRM
 from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, train_step
@@ -18,14 +19,18 @@ from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimi
 nan = math.nan
 
 
-def stack(rows):
-    return {k: jnp.asarray(np.stack([row[k] for row in rows])) for k in rows[0]}
+def batch_of(rows, row_tokens, step_slots):
+    return {name: jnp.asarray(x) for name, x in pack_batch(rows, row_tokens, step_slots).items()}
 
 
 def example(rng, n_tokens, marks, labels, start=2):
     ids = rng.integers(1, 64, n_tokens).astype(np.int32)
-    unrated = np.full(len(marks), nan, np.float32)
-    return Example(ids, np.array(marks, np.int32), np.array(labels, np.float32), unrated, start)
+    targets = {
+        "label": np.array(labels, np.float32),
+        "weight": ~np.isnan(labels),
+        "token_weight": np.arange(n_tokens) >= start,
+    }
+    return Example(ids, np.array(marks, np.int32), start, targets)
 
 
 def test_bce_by_hand():
@@ -52,10 +57,10 @@ def test_binary_head_equals_trl_loss(rng):
     torch = pytest.importorskip("torch")
     model = PRM(dataclasses.replace(TINY, head="binary"), rngs=nnx.Rngs(1))
     rows = [
-        pack_row([example(rng, 9, [4, 6, 8], [1, 0, nan]), example(rng, 5, [3, 4], [1, 1])], 16, 8, "uniform"),
-        pack_row([example(rng, 12, [5, 11], [0, 1])], 16, 8, "uniform"),
+        [example(rng, 9, [4, 6, 8], [1, 0, nan]), example(rng, 5, [3, 4], [1, 1])],
+        [example(rng, 12, [5, 11], [0, 1])],
     ]
-    batch = stack(rows)
+    batch = batch_of(rows, 16, 8)
     cfg = LossConfig("prm", 1.0, 0.0)
     sums = eval_step(model, batch, cfg)
     ours = float(sums["step"] / sums["n_steps"])
@@ -79,8 +84,8 @@ def test_ternary_head_learns_ratings_and_falls_back_to_labels():
 
 def test_next_token_loss_by_hand():
     logit_BLV = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1 / 3, 1 / 3, 1 / 3]]]))
-    loss_BL = next_token_loss(logit_BLV, jnp.array([[0, 1, 2]]), jnp.array([[True, True, False]]))
-    np.testing.assert_allclose(loss_BL, [[-math.log(0.25), -math.log(0.7), 0]], rtol=1e-6)
+    loss_BL = next_token_loss(logit_BLV, jnp.array([[0, 1, 2]]), jnp.array([[0.0, 2.0, 1.0]]))
+    np.testing.assert_allclose(loss_BL, [[-2 * math.log(0.25), -math.log(0.7), 0]], rtol=1e-6)
 
 
 def test_step_weights_have_mean_one():
@@ -91,7 +96,7 @@ def test_step_weights_have_mean_one():
 def make_batch(rng, rows, A=1):
     examples = [example(rng, 10, [4, 7, 9], [1, 0.25, 0]) for _ in range(rows)]
     examples[0] = example(rng, 10, [4, 7, 9], [1, nan, nan])  # micro-batches with unequal numbers of labels
-    batch = stack([pack_row([e], 10, 3, "uniform") for e in examples])
+    batch = batch_of([[e] for e in examples], 10, 3)
     return {k: v.reshape(A, rows // A, -1) for k, v in batch.items()}
 
 

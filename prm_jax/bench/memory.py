@@ -190,7 +190,9 @@ def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
         stored = [n_bytes(*pair) for pair in zip(state, placed, strict=True)]
         state = jax.tree.map(lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state, placed)
         lead = (1, rows) if step == "train" else (rows,)  # [A, B, ...] or [B, ...]
-        kinds = dict.fromkeys(("ids", "pos", "visible_until"), (cfg.tokens, jnp.int32)) | {"next": (cfg.tokens, bool)}
+        kinds = dict.fromkeys(("ids", "pos", "visible_until"), (cfg.tokens, jnp.int32)) | {
+            "token_weight": (cfg.tokens, jnp.float32)
+        }
         kinds |= {"step_end": (cfg.marks, jnp.int32)}
         kinds |= dict.fromkeys(("label", "rating", "weight"), (cfg.marks, jnp.float32))
         batch = {

@@ -25,8 +25,9 @@ from prm_jax import InputError
 from prm_jax.bench.__main__ import BenchConfig, Row, matmul_peak
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.data import pools
+from prm_jax.data.examples import Example
 from prm_jax.data.formats import Encoded, Format, encode
-from prm_jax.data.packing import Example, layout_row, pack_row, plan_rows
+from prm_jax.data.packing import layout_row, pack_batch, plan_rows
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.model import PRM, ModelConfig
@@ -153,7 +154,7 @@ def balanced(lengths, groups: int, size: int) -> list[list[int]]:
 
 def for_peer(e: Example) -> dict:
     """A training example as peers.py takes it."""
-    return {"ids": e.ids_L.tolist(), "marks": e.step_end_T.tolist(), "labels": e.label_T.astype(int).tolist()}
+    return {"ids": e.ids_L.tolist(), "marks": e.step_end_T.tolist(), "labels": e.targets["label"].astype(int).tolist()}
 
 
 @on_mesh
@@ -169,7 +170,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
         step_end_T = np.sort(rng.choice(n, marks, replace=False)).astype(np.int32)
         label_T = rng.integers(0, 2, marks).astype(np.float32)
         ids_L = rng.integers(0, model.cfg.vocab, n).astype(np.int32)
-        return Example(ids_L, step_end_T, label_T, np.full(marks, np.nan, np.float32), 0)
+        return Example(ids_L, step_end_T, 0, {"label": label_T, "weight": np.ones(marks, np.float32)})
 
     examples = [solution(n) for n in lengths]
     steps = balanced(lengths, n_steps, t.solutions)
@@ -183,9 +184,8 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     )
     batches = []
     for step, here in zip(steps, rows, strict=True):
-        packed = [pack_row([examples[step[i]] for i in row], L, marks, "uniform") for row in here]
-        batch = {k: np.stack([row[k] for row in packed])[None] for k in packed[0]}
-        batches.append(shard_batch(batch, t.rows, axis=1))
+        batch = pack_batch([[examples[step[i]] for i in row] for row in here], L, marks)
+        batches.append(shard_batch({name: x[None] for name, x in batch.items()}, t.rows, axis=1))
 
     optimizer = OptimizerConfig(**OPTIMIZER)
     scratch = tempfile.TemporaryDirectory()

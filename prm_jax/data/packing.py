@@ -1,108 +1,23 @@
-"""From labelled solutions to packed batches: whole solutions share a row, and the position in the data is one integer.
+"""Packing: sequences of tokens become batches of static shape, and the position in the data is one integer.
 
-A row is laid out by `layout_row`: solutions one after another, or, with shared prefixes, as a token tree in which what
-several solutions begin with stands once. Either way one integer a token says who may see it (attention.py).
+A row is laid out by `layout_row`: sequences one after another, or, with shared prefixes, as a token tree in which what
+several of them begin with stands once. Either way one integer a token says who may see it (attention.py). Training and
+scoring lay out their rows here and nowhere else.
 
-Dimension key: B rows, L tokens, T step marks (of one solution, or the slots of one row).
+Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row).
 """
 
+import bisect
 import dataclasses
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 
 import grain
 import numpy as np
 
-from prm_jax import InputError
-from prm_jax.data.formats import Format, encode
-from prm_jax.data.solutions import Solution
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-    """One tokenised solution and its targets; a target of NaN is unlabelled."""
-
-    ids_L: np.ndarray
-    step_end_T: np.ndarray
-    label_T: np.ndarray  # P(step good) in [0, 1]
-    rating_T: np.ndarray  # human rating -1, 0, +1 for the ternary head
-    start: int  # first token of the solution
-
-
-def targets(solution: Solution, objective: str) -> np.ndarray:
-    """label_T for the objective: the step labels (prm), the outcome at the last mark (orm), or nothing (lm)."""
-    label_T = np.full(len(solution.steps), np.nan, np.float32)
-    if objective == "prm" and solution.labels is not None:
-        label_T[:] = [np.nan if label is None else label for label in solution.labels]
-    if objective == "orm" and solution.outcome is not None:
-        label_T[-1] = solution.outcome
-    return label_T
-
-
-def make_examples(solutions: list[Solution], fmt: Format, tokenizer, objective: str, limit: int | None, too_long: str):
-    """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
-
-    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped, or loses its last steps
-    (`cut`: whole steps only, so that every label kept still has its mark). A solution without a target is dropped and counted.
-    """
-    if too_long not in ("error", "drop", "cut"):
-        raise InputError(f"batch.too_long: got {too_long!r}, expected error, drop or cut")
-    examples = []
-    counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
-    encoded = encode(fmt, tokenizer, [(s.problem, s.steps) for s in solutions], end=objective == "lm")
-    for solution, row in zip(solutions, encoded, strict=True):
-        label_T = targets(solution, objective)
-        ratings = (solution.ratings if objective == "prm" else None) or [None] * len(solution.steps)
-        rating_T = np.array([np.nan if r is None else r for r in ratings], np.float32)
-        example = Example(row.ids_L, row.step_end_T, label_T, rating_T, row.start)
-        if limit is not None and len(row.ids_L) > limit:
-            if too_long == "error":
-                raise InputError(
-                    f"{solution.id}: has {len(row.ids_L)} tokens, more than batch.tokens={limit}; "
-                    "raise it, or set batch.too_long=drop or cut"
-                )
-            example = truncate(example, limit) if too_long == "cut" else None
-            if example is None:
-                counts["too_long_dropped"] += 1
-                continue
-            counts["too_long_cut"] += 1
-            counts["steps_cut"] += len(row.step_end_T) - len(example.step_end_T)
-        if objective != "lm" and np.isnan(example.label_T).all():
-            counts["without_target_dropped"] += 1
-            continue
-        examples.append(example)
-    return examples, counts
-
-
-def truncate(example: Example, limit: int) -> Example | None:
-    """The example up to the last step that ends within `limit` tokens; None if not even the first does."""
-    n = int((example.step_end_T < limit).sum())
-    if n == 0:
-        return None
-    end = example.step_end_T[n - 1] + 1
-    return Example(
-        example.ids_L[:end], example.step_end_T[:n], example.label_T[:n], example.rating_T[:n], example.start
-    )
-
-
-def plan_packs(
-    token_counts, mark_counts, order, row_tokens: int, step_slots: int, open_packs: int = 64
-) -> list[list[int]]:
-    """First-fit packing in the given order: lists of example indices that share a row.
-
-    Only the last `open_packs` unfinished rows are tried, so that planning stays linear in the number of examples.
-    """
-    packs, n = [], len(token_counts)
-    free_tokens, free_marks = np.full(n, row_tokens), np.full(n, step_slots)
-    for i in order:
-        recent = slice(max(0, len(packs) - open_packs), len(packs))
-        fits = (free_tokens[recent] >= token_counts[i]) & (free_marks[recent] >= mark_counts[i])
-        k = recent.start + int(fits.argmax()) if fits.any() else len(packs)
-        if k == len(packs):
-            packs.append([])
-        packs[k].append(int(i))
-        free_tokens[k] -= token_counts[i]
-        free_marks[k] -= mark_counts[i]
-    return packs
+from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example
+from prm_jax.data.formats import Encoded
 
 
 def common_prefix(a_L, b_L) -> int:
@@ -140,47 +55,75 @@ def layout_row(sequences: list[np.ndarray], share: bool):
     return np.concatenate(ids) if ids else np.zeros(0, np.int32), pos_n, visible_until_n[:at], places
 
 
+def doubled(n: int, needed: int) -> int:
+    """n times the lowest power of two that makes it reach `needed`."""
+    return next(n << k for k in itertools.count() if n << k >= needed)
+
+
+def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=None, share=False):
+    """(batch, places, slots): rows of sequences as arrays of static shape, and where each sequence finds its values.
+
+    batch: ids_BL, pos_BL and visible_until_BL of `layout_row` (padding: row_tokens), and step_end_BT, the place of the step
+    that each slot reads. places[b][k] and slots[b][k]: places of the tokens and slots of the steps of sequence k of row b.
+    Of `step_slots` each step of each sequence has its own, a shared one too, so that it weighs as often. None: slots
+    only read, so a shared step has one, and there are as few as will do (row_tokens / 16, doubled as needed).
+    """
+    B = len(rows)
+    batch = {"ids": np.zeros((B, row_tokens), np.int32), "pos": np.zeros((B, row_tokens), np.int32)}
+    batch["visible_until"] = np.full((B, row_tokens), row_tokens, np.int32)
+    places, slots, step_ends = [], [], []
+    for b, row in enumerate(rows):
+        *arrays, places_b = layout_row([e.ids_L for e in row], share)
+        for name, x_n in zip(batch, arrays, strict=True):
+            batch[name][b, : len(x_n)] = x_n
+        ends = [place_L[e.step_end_T] for e, place_L in zip(row, places_b, strict=True)]
+        all_n = np.concatenate([*ends, np.zeros(0, np.int64)])
+        found_n, slot_n = (all_n, np.arange(len(all_n))) if step_slots else np.unique(all_n, return_inverse=True)
+        places.append(places_b), step_ends.append(found_n)
+        slots.append(np.split(slot_n, np.cumsum([len(end_T) for end_T in ends], dtype=int))[:-1])
+    T = step_slots or doubled(max(1, row_tokens // 16), max(map(len, step_ends)))
+    batch["step_end"] = np.zeros((B, T), np.int32)
+    for step_end_T, found_n in zip(batch["step_end"], step_ends, strict=True):
+        step_end_T[: len(found_n)] = found_n
+    return batch, places, slots
+
+
+def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
+    """`layout_batch` and the targets of its examples: {name: [B, step_slots]} of STEP_TARGETS, {name: [B, row_tokens]} of
+    TOKEN_TARGETS, these empty where prefixes are shared: a shared token has no one next token."""
+    batch, places, slots = layout_batch(rows, row_tokens, step_slots, share)
+    batch |= {name: np.full((len(rows), step_slots), fill, np.float32) for name, fill in STEP_TARGETS.items()}
+    batch |= {name: np.full((len(rows), row_tokens), fill, np.float32) for name, fill in TOKEN_TARGETS.items()}
+    for b, row in enumerate(rows):
+        for e, place_L, slot_T in zip(row, places[b], slots[b], strict=True):
+            for name, x_n in e.targets.items():
+                if name in STEP_TARGETS or not share:
+                    batch[name][b, slot_T if name in STEP_TARGETS else place_L] = x_n
+    return batch
+
+
 def fits_window(cfg, row_tokens: int) -> bool:
     """Whether prefix trees of so many tokens suit a model: a sliding window counts places, those of other branches too."""
     return cfg.window is None or row_tokens <= cfg.window
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """Examples that go into a row together, and what they take of it."""
+def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int, open_packs=64) -> list[list[int]]:
+    """First-fit packing in the given order: lists of example indices that share a row.
 
-    indices: list[int]
-    tokens: int
-    marks: int
-
-
-def make_groups(examples, row_tokens: int, step_slots: int, share: bool) -> list[Group]:
-    """Examples one by one; with `share` the neighbours in their prefix tree, as many as a row takes."""
-    if not share:
-        return [Group([i], len(e.ids_L), len(e.step_end_T)) for i, e in enumerate(examples)]
-    groups, last_L = [], np.zeros(0, np.int32)
-    for i in depth_first([e.ids_L for e in examples]):
-        ids_L, marks = examples[i].ids_L, len(examples[i].step_end_T)
-        shared = common_prefix(last_L, ids_L)
-        # The first word of a template alone is no reason to stand together: that would tie all problems into one group.
-        together = shared >= examples[i].start and groups
-        if (
-            together
-            and groups[-1].tokens + len(ids_L) - shared <= row_tokens
-            and groups[-1].marks + marks <= step_slots
-        ):
-            old = groups[-1]
-            groups[-1] = Group([*old.indices, i], old.tokens + len(ids_L) - shared, old.marks + marks)
-        else:
-            groups.append(Group([i], len(ids_L), marks))
-        last_L = ids_L
-    return groups
-
-
-def plan_groups(groups: list[Group], order, row_tokens: int, step_slots: int) -> list[list[int]]:
-    """`plan_packs` of whole groups: lists of example indices that share a row."""
-    packs = plan_packs([u.tokens for u in groups], [u.marks for u in groups], order, row_tokens, step_slots)
-    return [[i for k in pack for i in groups[k].indices] for pack in packs]
+    Only the last `open_packs` unfinished rows are tried, so that planning stays linear in the number of examples.
+    """
+    packs, n = [], len(token_counts)
+    free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
+    for i in order:
+        recent = slice(max(0, len(packs) - open_packs), len(packs))
+        fits = (free_tokens[recent] >= token_counts[i]) & (free_steps[recent] >= step_counts[i])
+        k = recent.start + int(fits.argmax()) if fits.any() else len(packs)
+        if k == len(packs):
+            packs.append([])
+        packs[k].append(int(i))
+        free_tokens[k] -= token_counts[i]
+        free_steps[k] -= step_counts[i]
+    return packs
 
 
 def plan_tree(sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64) -> tuple[list[list[int]], int]:
@@ -190,7 +133,7 @@ def plan_tree(sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64)
     the newest `open_rows`; so a row holds few problems and small ones fill what large ones leave.
     """
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
-    free, common = (np.full(n, row_tokens), np.zeros(n, int))  # common: of each row's last sequence with this one
+    free, common = np.full(n, row_tokens), np.zeros(n, int)  # common: of each row's last sequence with this one
     for i in depth_first(sequences):
         own_L = sequences[i]
         # Two sequences begin alike as far as all that stand between them in depth-first order do.
@@ -216,11 +159,8 @@ def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tupl
     return plan_packs(lengths, [0] * len(lengths), order, row_tokens, 0), sum(lengths)
 
 
-SPARE = 0.03  # share of the places in all rows that narrower rows may cost
-
-
 def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
-    """Tokens a row: of six widths, from `longest` on, the narrowest that needs no more than SPARE over the fewest places.
+    """Tokens a row: of six widths, from `longest` on, the narrowest that needs at most 3% over the fewest places.
 
     plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention on an
     accelerator. Widths are powers of two and one and a half times them, so that other data of about these lengths mean
@@ -232,149 +172,126 @@ def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
         places[width] = n_rows * width
         if n_rows == 1:
             break
-    return min(width for width, n in places.items() if n <= (1 + SPARE) * min(places.values()))
+    return min(width for width, n in places.items() if n <= 1.03 * min(places.values()))
 
 
-def longest_first(groups: list[Group]) -> np.ndarray:
-    """The order that packs most tightly."""
-    return np.argsort([-u.tokens for u in groups], kind="stable")
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Examples that go into a row together, and what they take of it."""
+
+    indices: list[int]
+    tokens: int
+    steps: int
 
 
-def step_weights(n: int, scheme: str) -> np.ndarray:
-    """Loss weights of the n labelled steps of a solution, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
-    match scheme:
-        case "uniform":
-            return np.ones(n, np.float32)
-        case "later":
-            return (2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
-    raise InputError(f"loss.step_weights: got {scheme!r}, expected uniform or later")
+def make_groups(examples: Sequence[Encoded], row_tokens: int, tree_order: list[int] | None) -> list[Group]:
+    """Examples one by one; with `tree_order` (`depth_first`) the neighbours in their prefix tree, as many as a row takes."""
+    if tree_order is None:
+        return [Group([i], len(e.ids_L), len(e.step_end_T)) for i, e in enumerate(examples)]
+    groups, last_L = [Group([], row_tokens, 0)], np.zeros(0, np.int32)
+    for i in tree_order:
+        ids_L, steps, old = examples[i].ids_L, len(examples[i].step_end_T), groups[-1]
+        shared = common_prefix(last_L, ids_L)
+        tokens = old.tokens + len(ids_L) - shared
+        # The first word of a template alone is no reason to stand together: that would tie all problems into one group.
+        if shared >= examples[i].start and tokens <= row_tokens and old.steps + steps <= row_tokens:
+            groups[-1] = Group([*old.indices, i], tokens, old.steps + steps)
+        else:
+            groups.append(Group([i], len(ids_L), steps))
+        last_L = ids_L
+    return groups[1:]
 
 
-def pack_row(
-    examples: list[Example], row_tokens: int, step_slots: int, scheme: str, share: bool = False
-) -> dict[str, np.ndarray]:
-    """One packed row of static shape.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The one shape of the rows of some examples, and what goes into a row together."""
 
-    ids_L, pos_L, visible_until_L of `layout_row`, next_L (the next token belongs to the same solution's steps: a language-model
-    target; none where prefixes are shared), step_end_T (place of each step mark; a shared one stands here once for every
-    solution, so that it weighs as often), label_T, rating_T (NaN = unlabelled) and weight_T (0 = no step or no label).
-    """
-    ids_n, pos_n, visible_until_n, places = layout_row([e.ids_L for e in examples], share)
-    row = {
-        "ids": np.zeros(row_tokens, np.int32),
-        "pos": np.zeros(row_tokens, np.int32),
-        # Padding: past the row's end, which tells it from data.
-        "visible_until": np.full(row_tokens, row_tokens, np.int32),
-        "next": np.zeros(row_tokens, bool),
-        "step_end": np.zeros(step_slots, np.int32),
-        "label": np.full(step_slots, np.nan, np.float32),
-        "rating": np.full(step_slots, np.nan, np.float32),
-        "weight": np.zeros(step_slots, np.float32),
-    }
-    for name, x_n in (("ids", ids_n), ("pos", pos_n), ("visible_until", visible_until_n)):
-        row[name][: len(x_n)] = x_n
-    t = 0
-    for e, place_L in zip(examples, places, strict=True):
-        own = slice(t, t + len(e.step_end_T))
-        row["next"][place_L[max(e.start - 1, 0) : -1]] = not share
-        row["step_end"][own] = place_L[e.step_end_T]
-        row["label"][own], row["rating"][own] = e.label_T, e.rating_T
-        labelled_T = ~np.isnan(e.label_T)
-        row["weight"][own][labelled_T] = step_weights(labelled_T.sum(), scheme)
-        t = own.stop
-    return row
+    row_tokens: int
+    step_slots: int
+    groups: list[Group]
+    share: bool
+
+    def rows(self, order) -> list[list[int]]:
+        """`plan_packs` of whole groups in this order: lists of example indices that share a row."""
+        tokens, steps = [g.tokens for g in self.groups], [g.steps for g in self.groups]
+        packs = plan_packs(tokens, steps, order, self.row_tokens, self.step_slots)
+        return [[i for k in pack for i in self.groups[k].indices] for pack in packs]
 
 
-class PackedRows:
-    """Row i of an endless shuffled stream of packed rows, as a random-access source for Grain.
+def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False) -> Plan:
+    """The plan of rows of so many tokens; slots for 1.5 x the average density of steps, or for the largest group if more."""
+    groups = make_groups(examples, row_tokens, depth_first([e.ids_L for e in examples]) if share else None)
+    average = int(np.ceil(1.5 * row_tokens * sum(g.steps for g in groups) / sum(g.tokens for g in groups)))
+    slots = max(average, max(g.steps for g in groups))
+    return Plan(row_tokens, -(-slots // 8) * 8, groups, share)
+
+
+def training_width(examples: Sequence[Encoded], share: bool) -> int:
+    """`choose_width` of training rows, which are filled in random order."""
+    tree_order = depth_first([e.ids_L for e in examples]) if share else None
+
+    def rows(width):
+        groups = make_groups(examples, width, tree_order)
+        return Plan(width, width, groups, share).rows(range(len(groups)))
+
+    return choose_width(max(len(e.ids_L) for e in examples), rows)
+
+
+class TrainingRows:
+    """The examples of row i of an endless shuffled stream of rows.
 
     An epoch is planned from the lengths alone, from (seed, epoch), the first time that one of its rows is asked for; so
     the stream is a pure function of the seed and the position in it is the row's number.
     """
 
-    def __init__(
-        self,
-        examples: list[Example],
-        rows: int,
-        row_tokens: int,
-        step_slots: int,
-        scheme: str,
-        seed: int,
-        share: bool = False,
-    ):
-        self.examples, self.rows, self.seed, self.share = examples, rows, seed, share
-        self.row_tokens, self.step_slots, self.scheme = row_tokens, step_slots, scheme
-        self.groups = make_groups(examples, row_tokens, step_slots, share)
+    def __init__(self, examples: Sequence[Example], plan: Plan, seed: int):
+        self.examples, self.plan, self.seed = examples, plan, seed
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
 
-    def __len__(self):
-        return self.rows
+    def __getitem__(self, i: int) -> list[Example]:
+        while len(self.packs) <= i:
+            order = np.random.default_rng([self.seed, len(self.ends)]).permutation(len(self.plan.groups))
+            self.packs += self.plan.rows(order)
+            self.ends.append(len(self.packs))
+        return [self.examples[k] for k in self.packs[i]]
+
+    def epoch(self, i: int) -> float:
+        """How many times the data have been read when row i is next."""
+        number = bisect.bisect_left(self.ends, i)
+        start, end = ([0, *self.ends, math.inf][k] for k in (number, number + 1))
+        return number + (i - start) / (end - start)
 
     def summary(self) -> str:
         """One line: the shape of the rows, what padding and shared prefixes make of them."""
         self[0]  # plans the first epoch
-        rows, needed = self.ends[0], sum(group.tokens for group in self.groups)
-        text = f"batches     rows of {self.row_tokens} tokens, one shape; {1 - needed / (rows * self.row_tokens):.1%} padding"
-        if self.share:
+        places, needed = self.ends[0] * self.plan.row_tokens, sum(group.tokens for group in self.plan.groups)
+        text = f"batches     rows of {self.plan.row_tokens} tokens, one shape; {1 - needed / places:.1%} padding"
+        if self.plan.share:
             text += f"; {sum(len(e.ids_L) for e in self.examples) / needed:.2f} tokens of solutions a computed token"
         return text
 
-    def __getitem__(self, i: int) -> dict[str, np.ndarray]:
-        while len(self.packs) <= i:
-            order = np.random.default_rng([self.seed, len(self.ends)]).permutation(len(self.groups))
-            self.packs += plan_groups(self.groups, order, self.row_tokens, self.step_slots)
-            self.ends.append(len(self.packs))
-        chosen = [self.examples[k] for k in self.packs[i]]
-        return pack_row(chosen, self.row_tokens, self.step_slots, self.scheme, self.share)
 
-    def epoch(self, i: int) -> float:
-        """How many times the data have been read when row i is next."""
-        start = 0
-        for number, end in enumerate(self.ends):
-            if i <= end:
-                return number + (i - start) / (end - start)
-            start = end
-        return float(len(self.ends))
-
-
-def training_width(examples: list[Example], share: bool) -> int:
-    """`choose_width` of training rows, which are filled in random order."""
-
-    def plan(width):
-        groups = make_groups(examples, width, width, share)
-        return plan_groups(groups, range(len(groups)), width, width)
-
-    return choose_width(max(len(e.ids_L) for e in examples), plan)
-
-
-def step_slots(examples: list[Example], row_tokens: int, share: bool = False) -> int:
-    """Static number of mark slots a row: 1.5 x the average density, or what the solution with most steps needs if more."""
-    marks = sum(len(e.step_end_T) for e in examples)
-    tokens = sum(group.tokens for group in make_groups(examples, row_tokens, row_tokens, share))
-    average = int(np.ceil(1.5 * row_tokens * marks / tokens))
-    return -(-max(average, max(len(e.step_end_T) for e in examples)) // 8) * 8
-
-
-def train_batches(source: PackedRows, batch_rows: int, own, first: int = 0):
-    """Grain iterator of the batches after step `first`: of each batch's rows those numbered in `own`, for this process.
+def train_batches(source: TrainingRows, steps: int, batch_rows: int, own, first: int = 0):
+    """Grain iterator of the batches of the steps after `first`: of each batch's rows those numbered in `own`, for this process.
 
     The stream is a pure function of the seed, so the step is its whole state, whatever the number of processes.
     """
+    plan = source.plan
 
     def batch(step):
         rows = [source[step * batch_rows + i] for i in own]
-        return {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+        return pack_batch(rows, plan.row_tokens, plan.step_slots, plan.share)
 
-    steps = grain.MapDataset.range(first, len(source) // batch_rows).map(batch)
-    return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
+    batches = grain.MapDataset.range(first, steps).map(batch)
+    return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
 
 
-def eval_batches(examples: list[Example], row_tokens: int, marks: int, batch_rows: int, scheme: str = "uniform"):
+def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int):
     """All examples once, longest first (tightest packing), the last batch filled with empty rows."""
-    groups = make_groups(examples, row_tokens, marks, share=False)
-    packs = plan_groups(groups, longest_first(groups), row_tokens, marks)
+    plan = make_plan(examples, row_tokens)
+    packs = plan.rows(np.argsort([-group.tokens for group in plan.groups], kind="stable"))
+    packs += [[]] * (-len(packs) % batch_rows)
     for at in range(0, len(packs), batch_rows):
-        here = packs[at : at + batch_rows] + [[]] * (batch_rows - len(packs[at : at + batch_rows]))
-        rows = [pack_row([examples[i] for i in pack], row_tokens, marks, scheme) for pack in here]
-        yield {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+        rows = [[examples[i] for i in pack] for pack in packs[at : at + batch_rows]]
+        yield pack_batch(rows, row_tokens, plan.step_slots)

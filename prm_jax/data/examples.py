@@ -1,0 +1,92 @@
+"""What a solution teaches: its tokens, and a number for each step or token that a loss reads.
+
+Dimension key: L tokens, T steps.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.data.formats import Encoded, Format, encode
+from prm_jax.data.solutions import Solution
+
+# What an example may say of each of its steps, and of each of its tokens; the value that stands where no example is.
+STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0}
+TOKEN_TARGETS = {"token_weight": 0.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Example(Encoded):
+    """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
+
+    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; NaN in both: unlabelled. weight: of the
+    step's loss, 0 where there is no label. token_weight: of the loss of predicting the token itself.
+    """
+
+    targets: dict[str, np.ndarray]
+
+
+def step_weights(n: int, scheme: str) -> np.ndarray:
+    """Loss weights of the n labelled steps of a solution, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
+    match scheme:
+        case "uniform":
+            return np.ones(n, np.float32)
+        case "later":
+            return (2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
+    raise InputError(f"batch.step_weights: got {scheme!r}, expected uniform or later")
+
+
+def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str) -> Example:
+    """Targets for the objective: the step labels (prm), the outcome at the last step (orm), or none (lm); the solution's
+    tokens as next-token targets. Of a truncated solution the steps that `encoded` has."""
+    unlabelled = (None,) * len(solution.steps)
+    labels = {"prm": solution.labels, "orm": (*unlabelled[1:], solution.outcome), "lm": None}[objective]
+    ratings = solution.ratings if objective == "prm" else None
+    n = len(encoded.step_end_T)
+    label_T, rating_T = (np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings))  # None: NaN
+    weight_T, token_weight_L = np.zeros(n, np.float32), np.zeros(len(encoded.ids_L), np.float32)
+    labelled_T = ~np.isnan(label_T)
+    weight_T[labelled_T] = step_weights(labelled_T.sum(), weights)
+    token_weight_L[max(encoded.start, 1) :] = 1  # nothing comes before the first token to predict it from
+    targets = {"label": label_T, "rating": rating_T, "weight": weight_T, "token_weight": token_weight_L}
+    return Example(encoded.ids_L, encoded.step_end_T, encoded.start, targets)
+
+
+def make_examples(solutions, fmt: Format, tokenizer, objective: str, limit=None, too_long="error", weights="uniform"):
+    """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
+
+    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped, or loses its last steps
+    (`cut`: whole steps only, so that every label kept still has its step end). One without a target is dropped and counted.
+    """
+    if too_long not in ("error", "drop", "cut"):
+        raise InputError(f"batch.too_long: got {too_long!r}, expected error, drop or cut")
+    examples = []
+    counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
+    rows = encode(fmt, tokenizer, [(s.problem, s.steps) for s in solutions], end=objective == "lm")
+    for solution, encoded in zip(solutions, rows, strict=True):
+        if limit is not None and len(encoded.ids_L) > limit:
+            if too_long == "error":
+                raise InputError(
+                    f"{solution.id}: has {len(encoded.ids_L)} tokens, more than batch.tokens={limit}; "
+                    "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"
+                )
+            whole, encoded = encoded, truncate(encoded, limit) if too_long == "cut" else None
+            if encoded is None:
+                counts["too_long_dropped"] += 1
+                continue
+            counts["too_long_cut"] += 1
+            counts["steps_cut"] += len(whole.step_end_T) - len(encoded.step_end_T)
+        example = make_example(encoded, solution, objective, weights)
+        if objective != "lm" and not example.targets["weight"].any():
+            counts["without_target_dropped"] += 1
+            continue
+        examples.append(example)
+    return examples, counts
+
+
+def truncate(encoded: Encoded, limit: int) -> Encoded | None:
+    """The sequence up to the last step that ends within `limit` tokens; None if not even the first does."""
+    n = int((encoded.step_end_T < limit).sum())
+    end = encoded.step_end_T[n - 1] + 1 if n else 0
+    return Encoded(encoded.ids_L[:end], encoded.step_end_T[:n], encoded.start) if n else None
