@@ -1,0 +1,116 @@
+"""What evaluate.py's tasks share: which runs are one setting, scorers without a folder, names of files, folders that a kill leaves."""
+
+import json
+
+import numpy as np
+import pytest
+from conftest import call, printed
+from omegaconf import OmegaConf
+
+import evaluate
+from prm_jax import InputError
+from prm_jax.evals import steps
+from prm_jax.evals.common import new_name
+from prm_jax.figures.steps import file_name
+from prm_jax.launch import run_folder
+
+PROBLEM = "Modulo 7: start with 4, add 5, max 3."
+
+
+def run_of(value, seed, **settings):
+    return {"brier": value, "train_seed": seed, "train_seconds": None, "settings": settings}
+
+
+def test_means_are_over_seeds_of_one_setting_alone():
+    (mean,) = steps.by_settings([run_of(0.1, 0, lr=1), run_of(0.3, 3, lr=1)])
+    assert mean["brier"] == pytest.approx(0.2) and mean.keys() == {"brier", "std", "mean_of"}
+    found = steps.by_settings([run_of(0.1, 0, lr=1), run_of(0.3, 1, lr=1), run_of(0.9, 0, lr=2)])
+    assert [(g["setting"], g["mean_of"]) for g in found] == [({"lr": 1}, 2), ({"lr": 2}, 1)]
+    assert [g["brier"] for g in found] == [pytest.approx(0.2), 0.9] and "std" not in found[1]
+
+
+def test_settings_of_a_run_leave_out_what_changes_no_result(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save({"seed": 3, "mesh": {"data": 2}, "optimizer": {"lr": 1e-3}}, tmp_path / ".hydra/config.yaml")
+    assert run_folder.settings(tmp_path) == {"optimizer.lr": 1e-3}
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "- 1\n"])
+def test_a_broken_configuration_is_named(text, tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/config.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"\.hydra/config\.yaml: "):
+        run_folder.run_config(tmp_path)
+
+
+def test_a_kill_at_the_start_leaves_a_free_folder(tmp_path, monkeypatch):
+    """The record appears whole or not at all, and an empty one of an earlier version does not block."""
+    (tmp_path / ".hydra").mkdir()
+    task = OmegaConf.create({"overrides": {"task": ["a=1"]}})
+    monkeypatch.setattr(run_folder.HydraConfig, "get", lambda: task)
+    monkeypatch.setattr(run_folder.os, "rename", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run_folder.create_run_folder(tmp_path, OmegaConf.create({"a": 1}))
+    assert not any((tmp_path / ".hydra").iterdir())
+    monkeypatch.undo()
+    monkeypatch.setattr(run_folder.HydraConfig, "get", lambda: task)
+    run_folder.create_run_folder(tmp_path, OmegaConf.create({"a": 1}))
+    assert run_folder.run_config(tmp_path).a == 1
+    with pytest.raises(InputError, match="already holds a run"):
+        run_folder.create_run_folder(tmp_path, OmegaConf.create({"a": 2}))
+
+
+def test_file_names_of_ids_do_not_collide():
+    ids = ["a b", "a/b", "a?b", "a\nb", "a_b", "../x", "x" * 300, "x" * 301]
+    names = [file_name(i) for i in ids]
+    assert len(set(names)) == len(ids) and all("/" not in n and len(n) < 80 for n in names) and names[4] == "a_b"
+
+
+class Named:
+    objective = "prm"
+
+
+def test_names_of_new_scores():
+    assert new_name(None, Named, {"prm", "prm_1"}) == "prm_2" and new_name("mine", Named, set()) == "mine"
+    for bad in ("prm", "../x"):
+        with pytest.raises(InputError, match="scores_name: got"):
+            new_name(bad, Named, {"prm"})
+
+
+def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp_path):
+    """On a pool of the embedded task the checker is the oracle of right solutions, and noise is the mean."""
+    good, bad = ["4+5=2", "max(2,3)=3"], ["4+5=6", "max(6,3)=6"]
+    lucky = ["4+5=1", "max(1,3)=3"]  # the right answer by a wrong step
+    candidates = [{"steps": s, "answer": s[-1][-1], "correct": s[-1][-1] == "3"} for s in (bad, lucky, good, bad)]
+    rows = [
+        {"id": f"p{i}", "problem": PROBLEM, "answer": "3", "candidates": candidates[i:] + candidates[:i]}
+        for i in range(4)
+    ]
+    (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    args = ("task=best_of_n", "pool=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
+    printed(evaluate.main, monkeypatch, *args, cwd=tmp_path)
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    names = list(results["scorers"])
+    assert [results["verifiers"][n]["verifier"] for n in names] == ["exact checker", "random (seed 0)"]
+    assert results["scorers"][names[0]]["min"]["best_of_n"]["4"] == pytest.approx(1.0)
+    assert results["scorers"][names[1]]["min"]["best_of_n"]["1"] == pytest.approx(0.5)
+    pool = [json.loads(line) for line in __import__("gzip").open(tmp_path / "out/pool.jsonl.gz", "rt")]
+    assert pool[0]["scores_unit"] == dict.fromkeys(names, "logit")
+    assert np.sign(pool[0]["candidates"][1]["step_scores"][names[0]]).tolist() == [-1, -1]
+
+
+def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for overrides, message in (
+        (["task=witness", "pool=x"], "pool: no such key"),
+        (["task=steps", "vote_draws=3"], "vote_draws: no such key"),
+        (
+            ["task=stepz"],
+            "task: got 'stepz', expected best_of_n, prmbench, processbench, report, score, steps, witness",
+        ),
+        (["checkpoint=[]"], "checkpoint: got an empty list"),
+        (["task=score", "checkpoint=x"], "input: task=score needs a file"),
+        (["task=score", "checkpoint=x", "input=y", "figures=-1"], "figures: got -1"),
+    ):
+        error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
+        assert message in error and "\n" not in error, error
