@@ -11,7 +11,6 @@ witness: the toy trace witness, its figures and its interactive page; needs no c
 import dataclasses
 import itertools
 import json
-import math
 import statistics
 from pathlib import Path
 
@@ -20,11 +19,13 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError, rerank, witness
+from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import run_config
 from prm_jax.data import grading, pools, rows, sources
 from prm_jax.data.formats import Format
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import ArithmeticData, data_config, load_splits
+from prm_jax.data.units import UNITS, probability
 from prm_jax.evals import benchmarks
 from prm_jax.evals import pool_metrics as best_of_n
 from prm_jax.evals.baselines import Steps, baseline_aurocs
@@ -38,7 +39,7 @@ from prm_jax.launch.hosts import init_distributed, same_folder, set_cpu_devices,
 from prm_jax.launch.mesh import MeshConfig, make_mesh
 from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
-from prm_jax.scoring import Verifier, load_verifier, score_into, stored_scores
+from prm_jax.scoring import ModelScorer, score_into, stored_scores
 from prm_jax.tasks import chain as arithmetic
 
 BENCHMARKS = ("processbench", "prmbench")
@@ -194,10 +195,10 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
     """Step metrics of one verifier, or of each run of a sweep with their mean on top."""
     runs = []
     for checkpoint in map(Path, cfg.checkpoint):
-        verifier = load_verifier(checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.reference)
-        if verifier.format.score != "probability":
+        verifier = open_verifier(cfg, checkpoint)
+        if verifier.unit != "logit":
             raise InputError(
-                f"format: {verifier.format.name} scores steps by a {verifier.format.score}, but task=steps measures "
+                f"format: {verifier.format.name} scores steps by a {verifier.unit}, but task=steps measures "
                 "probabilities (Brier score, calibration)"
             )
         if runs and (verifier.objective, verifier.label_kind) != (runs[0]["objective"], runs[0]["label_kind"]):
@@ -213,7 +214,8 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
         if not test:
             raise InputError("data: the test split has no labelled solution")
         rows = ((s.id, s.problem, s.steps) for s in test)
-        scores = list(score_rows(cfg, verifier, rows, len(test), folder / f"scores_{len(runs)}.jsonl"))
+        scores = score_rows(cfg, verifier, rows, len(test), folder / f"scores_{len(runs)}.jsonl")
+        scores = [probability(score_T) for score_T in scores]
         summary = checkpoint / "summary.json"
         trained = json.loads(summary.read_text()) if summary.exists() else {}
         cost = {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
@@ -223,13 +225,18 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
     return results, step_plots.step_figures(results, folder / "figures")
 
 
-def score_rows(cfg: EvaluateConfig, verifier: Verifier, rows, total: int, path: Path):
+def open_verifier(cfg: EvaluateConfig, path) -> ModelScorer:
+    loaded = open_checkpoint(path, cfg.which, cfg.format, cfg.dtype, cfg.reference)
+    return loaded.scorer(cfg.batch.rows, cfg.batch.tokens)
+
+
+def score_rows(cfg: EvaluateConfig, verifier: ModelScorer, rows, total: int, path: Path):
     """Step scores of (id, problem, steps) rows, one after another, by way of a scores file that a resumed evaluation keeps."""
-    score_into(path, verifier, rows, batch_rows=cfg.batch.rows, row_tokens=cfg.batch.tokens, total=total)
+    score_into(path, verifier, rows, total)
     return stored_scores(path)
 
 
-def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scores) -> dict:
+def measure(cfg, verifier: ModelScorer, data_cfg, train, test: list[Solution], scores) -> dict:
     """Every number of one verifier on one test split, and the curves behind the figures."""
     labels, problems = [s.labels for s in test], [s.problem for s in test]
     kind = data_cfg.label_kind
@@ -254,18 +261,12 @@ def measure(cfg, verifier: Verifier, data_cfg, train, test: list[Solution], scor
     return result | describe(verifier) | {"data": dataclasses.asdict(data_cfg)}
 
 
-def scores_unit(verifier: Verifier) -> str:
-    """The unit of a verifier's step scores, as `scores_unit` in conf/evaluate.yaml names it."""
-    return "logit" if verifier.format.score == "log_ratio" else verifier.format.score
-
-
-def describe(verifier: Verifier) -> dict:
-    bounds = [x if math.isfinite(x) else None for x in verifier.range]  # JSON has no infinity
+def describe(verifier: ModelScorer) -> dict:
     return {
         "verifier": verifier.name,
         "label_kind": verifier.label_kind,
         "objective": verifier.objective,
-        "score": {"kind": verifier.format.score, "range": bounds},
+        "score": {"unit": verifier.unit},
     }
 
 
@@ -388,20 +389,16 @@ def score_pool(cfg: EvaluateConfig, problems: list[pools.Problem], folder: Path)
     if cfg.scores_name is not None and len(cfg.checkpoint) > 1:
         raise InputError(f"scores_name: names the scores of one verifier, got {len(cfg.checkpoint)} in checkpoint")
     for path in cfg.checkpoint:
-        verifier = load_verifier(path, cfg.which, cfg.format, cfg.dtype, cfg.reference)
-        unit = scores_unit(verifier)
-        if unit != cfg.scores_unit:
-            raise InputError(
-                f"scores_unit: got {cfg.scores_unit}, but {verifier.name} gives step scores in another unit: scores_unit={unit}"
-            )
+        verifier = open_verifier(cfg, path)
         name, total = new_name(cfg, verifier, problems), sum(len(problem.candidates) for problem in problems)
         scores = score_rows(cfg, verifier, candidates(problems), total, folder / f"pool_scores_{name}.jsonl")
-        problems = list(pools.with_scores(problems, name, scores))
+        scores = map(UNITS[cfg.scores_unit].of_log_odds, scores)
+        problems = list(pools.with_scores(problems, name, scores, cfg.scores_unit))
         verifiers[name] = describe(verifier)
     return problems, verifiers
 
 
-def new_name(cfg: EvaluateConfig, verifier: Verifier, problems: list[pools.Problem]) -> str:
+def new_name(cfg: EvaluateConfig, verifier: ModelScorer, problems: list[pools.Problem]) -> str:
     """The name under which a verifier's scores go into a pool: the one asked for, or prm, prm_1, ... as is free."""
     taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
     if cfg.scores_name in taken:
@@ -447,7 +444,7 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
         raise InputError("input: task=score needs a file of solutions or a pool, input=FILE")
     if len(cfg.checkpoint) > 1:
         raise InputError(f"checkpoint: task=score takes one verifier, got {len(cfg.checkpoint)}")
-    verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
+    verifier = open_verifier(cfg, cfg.checkpoint[0])
     is_pool = "candidates" in next(iter(rows.read_rows(cfg.input)), (0, {}))[1]
     if is_pool:  # read anew each time: a pool may be larger than memory
         source = lambda: candidates(pools.iter_pool(cfg.input))
@@ -467,18 +464,16 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
     if is_pool:
         written.append(folder / "pool.jsonl.gz")
         scores = stored_scores(written[0])
-        pools.write_pool(written[-1], pools.with_scores(pools.iter_pool(cfg.input), name, scores))
+        pools.write_pool(written[-1], pools.with_scores(pools.iter_pool(cfg.input), name, scores, verifier.unit))
     print(f"verifier    {verifier.name}", *(f"scores      {path}" for path in written), sep="\n")
-    ranked = rank(source(), stored_scores(written[0]))
-    if verifier.format.score != "probability":  # only probabilities multiply
-        ranked = [{name: x for name, x in r.items() if name != "product"} for r in ranked]
+    ranked = rank(source(), map(probability, stored_scores(written[0])))
     print_ranking(ranked)
     if wanted is None:
         wanted = [r["id"] for r in ranked[: cfg.figures]]
     drawn = {}
-    for row, score_T in zip(source(), stored_scores(written[0]), strict=True):
+    for row, score_T in zip(source(), map(probability, stored_scores(written[0])), strict=True):
         if row[0] in wanted:
-            drawn[row[0]] = (*row, score_T, cfg.threshold, folder / "figures", verifier.name, verifier.range)
+            drawn[row[0]] = (*row, score_T, cfg.threshold, folder / "figures", verifier.name, (0.0, 1.0))
     figures = [step_plots.solution_figure(*drawn[i]) for i in wanted]
     return describe(verifier) | {"threshold": cfg.threshold, "ranking": ranked}, figures
 
@@ -529,11 +524,10 @@ def evaluate_benchmark(cfg: EvaluateConfig, data, folder: Path):
     else:
         if len(cfg.checkpoint) > 1:
             raise InputError(f"checkpoint: task={cfg.task} takes one verifier, got {len(cfg.checkpoint)}")
-        verifier = load_verifier(cfg.checkpoint[0], cfg.which, cfg.format, cfg.dtype, cfg.reference)
+        verifier = open_verifier(cfg, cfg.checkpoint[0])
         texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
-        unit = scores_unit(verifier)
         found = score_rows(cfg, verifier, texts, len(rows), folder / "scores.jsonl")
-        scores = [benchmarks.PROBABILITY_OF[unit](score_T.astype(np.float64)) for score_T in found]
+        scores = [probability(score_T) for score_T in found]
         about = describe(verifier)
     if cfg.task == "processbench":
         results = benchmarks.processbench(rows, scores, cfg.threshold, cfg.threshold_split, cfg.seed)
