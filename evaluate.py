@@ -449,7 +449,7 @@ def evaluate_score(cfg: EvaluateConfig, data, folder: Path):
     if is_pool:  # read anew each time: a pool may be larger than memory
         source = lambda: candidates(pools.iter_pool(cfg.input))
     else:
-        found, _ = sources.load(cfg.input, "native", **sources.AS_IN_FILE)
+        found, _ = sources.load(cfg.input, "native")
         source = lambda: ((s.id, s.problem, s.steps) for s in found)
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
     unknown, total = set(wanted or ()), 0
