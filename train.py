@@ -17,7 +17,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.orbax import Checkpoints
+from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
@@ -157,9 +157,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         f"model       {n_parameters:,} parameters, {n_trained:,} of them train, {model.cfg.dtype} on "
         f"{jax.sharding.get_mesh().size} {platform()} devices of {jax.process_count()} processes"
     )
-    (texts / "model").mkdir(exist_ok=True)
-    run_folder.write_json(texts / "model" / "config.json", hf_config.hf_config(model.cfg, tokenizer))
-    tokenizer.save_pretrained(texts / "model")
+    save_description(texts / "model", model.cfg, tokenizer)
 
     final = fit(cfg, run, texts, model, opt, examples)
     summary = {
@@ -269,9 +267,9 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     if cfg.init == "random":
         if cfg.model.vocab is None:
             config["vocab_size"] = -(-len(tokenizer) // 64) * 64
-        model_cfg, _ = cfg.model.resolve(config, "model", **uses)
+        model_cfg, _ = hf_config.resolve_model(cfg.model, config, "model", **uses)
     else:
-        model_cfg, changed = cfg.model.resolve(config, where, **uses)
+        model_cfg, changed = hf_config.resolve_model(cfg.model, config, where, **uses)
         for key, (asked, found) in changed.items():
             raise InputError(f"model.{key}: got {asked}, but {cfg.init} has {found}; init=random starts fresh weights")
     if len(tokenizer) > model_cfg.vocab:

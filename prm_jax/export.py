@@ -6,7 +6,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from prm_jax import InputError
 from prm_jax.checkpoints.hf import save
+from prm_jax.checkpoints.orbax import load_run
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.model import ModelConfig
@@ -34,6 +36,7 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict) ->
     meaning = {
         "correctness": "the step, and all before it, are right",
         "value": "the completer that made the labels would reach the right answer from here",
+        "unknown": "what its data say",
     }[config.data.label_kind]
     numbers = {k: v for k, v in summary.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in numbers.items())
@@ -73,13 +76,23 @@ Of the run, on its validation split where the name begins with eval; this is ste
 """
 
 
+def require_free(folder: Path):
+    """InputError unless an export may be written here: into a new or empty folder, or over an earlier export."""
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    try:
+        is_export = "prm_jax" in json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        is_export = False
+    if found and not is_export:
+        raise InputError(f"to: {folder} holds {found[0]} and is no earlier export; expected a new or an empty folder")
+
+
 @cli.command("export")
 def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
-    from prm_jax.checkpoints.orbax import load_run  # which itself reads the layouts of this file
-
     given, cfg = cfg, parse(cfg, ExportConfig)
     run_folder.create_run_folder(run_folder.output_dir(), given)
+    require_free(Path(cfg.to))
     run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
     model, tokenizer, config, step = load_run(run, cfg.which, "float32")
     notes = {"format": dict(config.format), "label_kind": config.data.label_kind, "objective": config.objective}

@@ -21,7 +21,7 @@ from prm_jax.data.formats import Encoded, Format
 from prm_jax.kernels.products import matmul
 from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, make_sharded, shard_batch
 from prm_jax.model import PRM
-from prm_jax.scoring import ScoringStats, Verifier, good_probability, score_encoded
+from prm_jax.scoring import ModelScorer, step_log_odds
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
 
 # Every kind of parameter at once, and a window that only rows long enough for tiles notice.
@@ -69,16 +69,16 @@ def score():
     lengths = [SHORT + 20, 9, SHORT + 30, SHORT + 5, SHORT + 25]
     solutions = [Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths]
     scores = []
-    for fmt in (Format("plain", "\n"), Format("plain", "\n", head="implicit", score="log_ratio")):
-        verifier = Verifier(models[0], None, fmt, "correctness", "prm", "tiny", models[1])
-        scores += score_encoded(verifier, solutions, 16, SHORT + 32, ScoringStats())
+    for reference in (None, models[1]):
+        about = ("correctness", "prm", "tiny", reference, 16, SHORT + 32)
+        scores += ModelScorer(models[0], None, Format("plain", "\n"), *about).score_encoded(solutions)
     return np.concatenate(scores).tolist()
 
 
 @jax.jit
 def gradient_norm(model, batch):
     """Of the sum of all scores of long rows."""
-    return optax.tree.norm(jax.grad(lambda model: good_probability(model, batch).sum())(model))
+    return optax.tree.norm(jax.grad(lambda model: step_log_odds(model, batch).sum())(model))
 
 
 def long_gradient():

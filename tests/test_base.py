@@ -8,7 +8,7 @@ import numpy as np
 from test_arithmetic import CFG
 
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.tensors import open_tensors
+from prm_jax.checkpoints.hf_tensors import open_tensors
 from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format
 from prm_jax.data.packing import eval_batches

@@ -91,7 +91,7 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     printed(evaluate.main, monkeypatch, *args, cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     names = list(results["scorers"])
-    assert [results["verifiers"][n]["verifier"] for n in names] == ["exact checker", "random (seed 0)"]
+    assert [results["verifiers"][n]["verifier"] for n in names] == ["checker", "random"]
     assert results["scorers"][names[0]]["min"]["best_of_n"]["4"] == pytest.approx(1.0)
     assert results["scorers"][names[1]]["min"]["best_of_n"]["1"] == pytest.approx(0.5)
     pool = [json.loads(line) for line in __import__("gzip").open(tmp_path / "out/pool.jsonl.gz", "rt")]

@@ -6,7 +6,7 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.data.formats import Encoded, Format, check_marks, encode, train_tokenizer
+from prm_jax.data.formats import Encoded, Format, all_formats, check_marks, encode, train_tokenizer
 
 PLAIN = Format("plain", "\n")
 AWKWARD = ("It ends in a full stop.", "two\nlines\n\nhere", "", "the separator \n inside", "naïve 数学 → ∑ ки", " ")
@@ -81,6 +81,26 @@ def test_separator_without_tokens_raises(small):
         Format("plain", "")
     with pytest.raises(InputError, match="format.tokenized"):
         Format("other", "\n", tokenized="sideways")
+
+
+def test_every_convention_says_where_its_head_lies_and_what_it_learned():
+    found = {fmt.name: (fmt.layer, fmt.head, fmt.label_kind) for fmt in all_formats()}
+    assert found == {
+        "trl": ("score", "binary", "unknown"),
+        "pure": ("score", "binary", "correctness"),
+        "qwen_prm": ("score.2", "mlp", "correctness"),
+        "skywork": ("v_head.summary", "scalar", "unknown"),
+        "reasoneval": ("score_head", "ternary", "correctness"),
+        "math_shepherd": ("lm_head", "tokens", "value"),
+        "rlhflow": ("lm_head", "tokens", "value"),
+        "openr_psa": ("lm_head", "tokens", "value"),
+        "eurus_implicit": ("lm_head", "implicit", "value"),
+        "plain": ("score", None, "unknown"),
+    }
+    with pytest.raises(InputError, match="format.label_kind: got 'sure', expected correctness, value, unknown"):
+        Format("plain", "\n", label_kind="sure")
+    with pytest.raises(InputError, match="format.score: got 'percent', expected logit, probability, difference"):
+        Format("plain", "\n", score="percent")
 
 
 def test_a_backslash_and_an_n_are_no_line_end():

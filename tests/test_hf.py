@@ -16,8 +16,11 @@ from conftest import ROOT, TINY
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints import hf, hf_config, tensors
-from prm_jax.data.formats import train_tokenizer
+from prm_jax.checkpoints import hf, hf_config, hf_tensors
+from prm_jax.checkpoints.hf_tensors import open_tensors
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.launch.config import parse
 from prm_jax.model import PRM, RopeScaling, at_marks, good_logit
 
 
@@ -148,7 +151,7 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
     for head, shapes in HEADS.items():
         new = {k: torch.tensor(rng.standard_normal(shape), dtype=torch.float32) for k, shape in shapes.items()}
         save_file(backbone | new, path)
-        kind, _ = hf.find_head(tensors.open_tensors(tmp_path), "x")
+        kind, _ = hf.find_head(open_tensors(tmp_path), "x")
         assert kind == ("none" if head == "tokens" else head)
         verdicts = (7, 5) if head == "tokens" else None
         cfg = hf_config.model_config(config, head="binary" if verdicts else kind)
@@ -197,6 +200,11 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ),
         ({"vocab_size": None}, "config.json: vocab_size: missing"),
         ({"vocab_size": "many"}, "vocab_size: got 'many', expected a whole number above 0"),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers: got 1000000000, expected a whole number above 0, at most 10,000",
+        ),
+        ({"vocab_size": 10**30}, "vocab_size: got 10000000000000000000, expected a whole number"),
         ({"intermediate_size": 0}, "intermediate_size: got 0, expected a whole number"),
         ({"head_dim": 7}, "head_dim: 7 is odd"),
         ({"rms_norm_eps": "small"}, "a field of the wrong type"),
@@ -243,7 +251,7 @@ def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, 
     changes = {"llama": {"rope_scaling": LLAMA31}, "mistral": {"sliding_window": 4}}.get(family, {})
     theirs = torch_model(size, family, **changes)
     theirs.save_pretrained(tmp_path)
-    assert hf.find_head(tensors.open_tensors(tmp_path), "x") == (head, "score")
+    assert hf.find_head(open_tensors(tmp_path), "x") == (head, "score")
     ours = hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), head=head))
     ids, marks = rng.integers(0, 96, (2, 9)), np.array([[2, 8], [4, 5]])
     with torch.no_grad():
@@ -323,8 +331,8 @@ def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, token
     model = PRM(TINY, rngs=nnx.Rngs(0))
     hf.save(tmp_path, model, tokenizer)
     whole = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
-    largest = max(4 * math.prod(x.shape) for x in tensors.open_tensors(tmp_path).values())
-    monkeypatch.setattr(tensors, "SHARD", 20_000)
+    largest = max(4 * math.prod(x.get_shape()) for x in open_tensors(tmp_path).values())
+    monkeypatch.setattr(hf_tensors, "SHARD", 20_000)
     hf.save(tmp_path, model, tokenizer)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
@@ -338,7 +346,7 @@ def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, token
         np.testing.assert_array_equal(a, b)
     monkeypatch.undo()
     hf.save(tmp_path, model, tokenizer)
-    assert {x.path.name for x in tensors.open_tensors(tmp_path).values()} == {"model.safetensors"}
+    assert [path.name for path in tmp_path.glob("*.safetensors*")] == ["model.safetensors"]
 
 
 def test_missing_head_raises_unless_a_new_one_is_asked_for(tmp_path, tokenizer):
@@ -420,28 +428,39 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
     n = int.from_bytes(whole[:8], "little")
     table = json.loads(whole[8 : 8 + n])
 
-    def refuses(pattern, **changes):
+    def refuses(pattern, more=b"", **changes):
         text = json.dumps(table | changes).encode()
-        weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + n :])
+        weights.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + n :] + more)
         with pytest.raises(InputError, match=pattern) as caught:
             hf.load(tmp_path, cfg)
         assert "\n" not in str(caught.value)
 
     norm = table["model.norm.weight"]
     begin, end = norm["data_offsets"]
-    refuses("model.norm.weight takes 128 bytes", **{"model.norm.weight": norm | {"shape": [31]}})
-    refuses("has type I8, expected F64, F32", **{"model.norm.weight": norm | {"dtype": "I8"}})
-    refuses("not a whole", **{"model.norm.weight": norm | {"data_offsets": [begin + 10**6, end + 10**6]}})
-    refuses("begins at -8", **{"model.norm.weight": norm | {"data_offsets": [-8, end - begin - 8]}})
-    refuses("not a whole", **{"model.norm.weight": {"dtype": "F32"}})
-    refuses("not a whole", **{"model.norm.weight": 5})
-    refuses(
-        "unknown .surprise.: known: score.weight|tensors have no place|no place in a qwen2 PRM: surprise", surprise=norm
-    )
-    for wrong in (b"", whole[:5], (10**9).to_bytes(8, "little") + whole[8:], whole[: 8 + n + 100]):
+    last = len(whole) - 8 - n
+    for wrong in (
+        norm | {"shape": [31]},
+        norm | {"data_offsets": [begin + 10**6, end + 10**6]},
+        norm | {"data_offsets": [-8, end - begin - 8]},
+        norm | {"data_offsets": [0, end - begin]},  # which another tensor has: it was scored with wrong weights
+        norm | {"data_offsets": [float(begin), float(end)]},
+        {"dtype": "F32"},
+        5,
+    ):
+        refuses("not a whole safetensors file", **{"model.norm.weight": wrong})
+    refuses("not a whole safetensors file", surprise=norm)  # overlaps
+    refuses("not a whole safetensors file", more=b"1234")
+    refuses("has type I32, expected F64, F32", **{"model.norm.weight": norm | {"dtype": "I32"}})
+    surprise = {"dtype": "F32", "shape": [1], "data_offsets": [last, last + 4]}
+    refuses("no place in a qwen2 PRM: surprise", more=b"1234", surprise=surprise)
+    for wrong in (b"", whole[:5], (10**9).to_bytes(8, "little") + whole[8:], whole[: 8 + n + 100], whole[:-1]):
         weights.write_bytes(wrong)
         with pytest.raises(InputError, match="not a whole safetensors file"):
             hf.load(tmp_path, cfg)
+    deep = b"[" * 100_000
+    weights.write_bytes(len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(InputError, match="not a whole safetensors file"):
+        hf.load(tmp_path, cfg)
     weights.write_bytes(whole)
     for content, pattern in (
         ('{"weight_map": {"a": "absent.safetensors"}}', "absent.safetensors: no such file"),
@@ -454,6 +473,112 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
         index.write_text(content)
         with pytest.raises(InputError, match=pattern):
             hf.load(tmp_path, cfg)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(hf_tensors, "SHARD", 20_000)
+    hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
+    first, second, *_ = sorted(tmp_path.glob("*.safetensors"))
+    second.write_bytes(first.read_bytes())
+    index = tmp_path / "model.safetensors.index.json"
+    names = [name for name, file in json.loads(index.read_text())["weight_map"].items() if file == first.name]
+    index.write_text(json.dumps({"weight_map": {name: (first, second)[i % 2].name for i, name in enumerate(names)}}))
+    with pytest.raises(InputError, match="another file of the folder has it too"):
+        hf.load(tmp_path, TINY)
+
+
+def test_a_hostile_config_is_refused_before_anything_large_is_made(tmp_path, tokenizer):
+    hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
+    for changes, pattern in (
+        ({"layers": 9_999}, "model.layers.2.input_layernorm.weight is missing: config.json says 9999 layers"),
+        ({"vocab": 10**9}, "embed_tokens.weight: has shape .64, 32., expected .1000000000, 32."),
+        ({"ffn": 10**9}, "has shape .48, 32., expected .1000000000, 32."),
+        ({"dim": 10**9}, "has shape .64, 32., expected .64, 1000000000."),
+    ):
+        with pytest.raises(InputError, match=pattern):
+            hf.load(tmp_path, dataclasses.replace(TINY, **changes))
+    path = tmp_path / "config.json"
+    for text in ("[" * 100_000, '{"vocab_size": ' + "1" * 5_001 + "}"):
+        path.write_text(text)
+        with pytest.raises(InputError, match="config.json: not text that can be read as JSON") as caught:
+            hf_config.read_config(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_write_that_fails_leaves_the_earlier_export_as_it_was(tmp_path, tokenizer, monkeypatch):
+    hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
+    before = (tmp_path / "model.safetensors").read_bytes()
+
+    def full(arrays, path, **_):
+        path.write_bytes(b"half")
+        raise hf_tensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(hf_tensors, "save_file", full)
+    with pytest.raises(InputError, match="model.safetensors: cannot be written .No space left"):
+        hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(1)), tokenizer)
+    assert (tmp_path / "model.safetensors").read_bytes() == before and not list(tmp_path.glob("*.tmp"))
+
+
+def test_an_export_refuses_what_a_config_json_cannot_say(tmp_path, tokenizer):
+    for changes, field in (
+        ({"qk_norm": True}, "model.qk_norm=True"),
+        ({"qkv_bias": False}, "model.qkv_bias=False"),
+        ({"family": "llama", "o_bias": False}, "model.o_bias=False"),
+        ({"family": "mistral", "o_bias": True, "qkv_bias": False}, "model.o_bias=True"),
+        ({"family": "llama", "o_bias": True, "window": 4}, "model.window=4"),
+    ):
+        with pytest.raises(InputError, match=f"export: {field} has no place in a .* config.json"):
+            hf.save(tmp_path, PRM(dataclasses.replace(TINY, **changes), rngs=nnx.Rngs(0)), tokenizer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
+    """A second head of two outputs is told apart by its name alone; one entry of HEADS makes it known everywhere."""
+    from prm_jax import model as model_file
+
+    margin = dataclasses.replace(model_file.HEADS["binary"], labels=("worse", "better"))
+    monkeypatch.setitem(model_file.HEADS, "margin", margin)
+    hf.save(tmp_path, PRM(dataclasses.replace(TINY, head="margin", vocab=320), rngs=nnx.Rngs(0)), tokenizer)
+    config = hf_config.read_config(tmp_path)
+    assert config["id2label"] == {"0": "worse", "1": "better"} and config["prm_jax"]["head"] == "margin"
+    assert hf.find_head(open_tensors(tmp_path), "x") == ("binary", "score")
+    assert hf.find_head(open_tensors(tmp_path), "x", "margin") == ("margin", "score")
+    with pytest.raises(InputError, match="x: score.weight: has 2 outputs, expected the head 'lost'"):
+        hf.find_head(open_tensors(tmp_path), "x", "lost")
+    loaded = open_checkpoint(tmp_path, "best", Format("plain", "\n"), "float32")
+    assert loaded.model.cfg.head == "margin"
+
+
+CHOICE = {"head": "binary", "new_head": True, "dtype": "float32"}
+
+
+def test_the_model_section_overrides_any_field_of_the_model(tokenizer):
+    config = hf_config.hf_config(TINY, tokenizer)
+    choose = lambda **changes: hf_config.resolve_model(
+        parse(CHOICE | changes, hf_config.ModelChoice, "model"), config, "c", lm_head=True
+    )
+    cfg, changed = choose()
+    assert cfg == dataclasses.replace(TINY, head="binary", lm_head=True) and changed == {}
+    cfg, changed = choose(window=3, sliding=[False, True], rope_scaling={"kind": "linear", "factor": 2}, norm_eps=1)
+    assert cfg == dataclasses.replace(
+        TINY,
+        head="binary", lm_head=True, window=3, sliding=(False, True), rope_scaling=RopeScaling("linear", 2.0), norm_eps=1.0,
+    )  # fmt: skip
+    assert changed["window"] == (3, None) and changed["norm_eps"] == (1.0, 1e-6)
+    assert choose(dim=48)[1] == {"dim": (48, 32)} and choose(dim=32)[1] == {}
+    for changes, pattern in (
+        ({"dmi": 3}, r"model.dmi: unknown key; did you mean model.dim\?"),
+        ({"window": "wide"}, "model.window: got 'wide', expected an integer or null"),
+        ({"sliding": [1]}, r"model.sliding\[0\]: got 1, expected true or false"),
+        ({"rope_scaling": {"kind": "odd", "factor": 1}}, "model.rope_scaling.kind: got 'odd', expected linear"),
+        ({"rope_scaling": {"knd": "yarn", "factor": 1}}, "model.rope_scaling.knd: unknown key; did you mean"),
+        ({"layers": 0}, "model.layers: got 0, expected at least 1"),
+        ({"head": "two"}, "model.head: got 'two', expected scalar, binary, mlp, ternary"),
+        ({"remat": "some"}, "model.remat: got 'some', expected none, dots, full"),
+        ({"heads": 3}, "c: heads: 3 is no multiple"),
+    ):
+        with pytest.raises(InputError, match=pattern):
+            choose(**changes)
 
 
 def test_a_stored_dtype_is_kept_and_means_the_same(tmp_path, rng, tokenizer):

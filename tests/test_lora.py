@@ -16,10 +16,11 @@ from test_train import SMALL, kill_after, parameters, records
 import train
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
 from prm_jax.model import PRM, cast_backbone
-from prm_jax.scoring import good_probability, load_verifier, score_solutions
+from prm_jax.scoring import step_log_odds
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step
 
 LORA = LoraConfig(rank=3, alpha=6.0, targets=["w_q", "w_v", "w_down"])
@@ -49,7 +50,7 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     np.testing.assert_allclose(a_q.std(), 32**-0.5, rtol=0.2)
     batch = {k: jnp.asarray(v[0]) for k, v in make_batch(rng, 4).items()}
     before = arrays(model)
-    np.testing.assert_array_equal(good_probability(model, batch), good_probability(base, batch))
+    np.testing.assert_array_equal(step_log_odds(model, batch), step_log_odds(base, batch))
 
     model, opt, _, batch = trained(model, dataclasses.replace(OPT, trainable="lora"), rng)
     after = arrays(model)
@@ -57,14 +58,14 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
     updates = {f".blocks.{name}.{ab}.value" for name in LORA.targets for ab in "ab"}
     assert moved == updates | {".w_head.value", ".b_head.value"}
     assert optax.tree.get(opt.opt_state, "mu").keys() == {"blocks", "w_head", "b_head"}  # none for what is frozen
-    scores = good_probability(model, batch)
+    scores = step_log_odds(model, batch)
     w_q = model.blocks.w_q
     expected = np.asarray(w_q.base[...]) + 2.0 * np.asarray(w_q.a[...]) @ np.asarray(w_q.b[...])
     merged = merge(model)
     assert merged.blocks.w_q.shape == (3, 32, 32) and arrays(merged).keys() == arrays(base).keys()
     np.testing.assert_allclose(merged.blocks.w_q[...], expected, atol=1e-6)
-    np.testing.assert_allclose(good_probability(merged, batch), scores, atol=1e-6)
-    assert np.abs(scores - good_probability(base, batch)).max() > 1e-3
+    np.testing.assert_allclose(step_log_odds(merged, batch), scores, atol=1e-6)
+    assert np.abs(scores - step_log_odds(base, batch)).max() > 1e-3
 
 
 def test_targets_that_no_block_has_are_refused():
@@ -83,7 +84,7 @@ def test_thin_matrices_take_half_the_memory_and_give_the_same_scores(rng):
     assert {key.split(".")[-2] for key in kept} == {
         "a", "b", "b_q", "b_k", "b_v", "norm_attn", "norm_ffn", "norm_out", "w_head", "b_head",
     }  # fmt: skip
-    np.testing.assert_array_equal(good_probability(low, batch), good_probability(full, batch))
+    np.testing.assert_array_equal(step_log_odds(low, batch), step_log_odds(full, batch))
 
 
 @pytest.mark.parametrize("mu, nu, each", [("float32", "bfloat16", 6), ("bfloat16", "bfloat16", 4)])
@@ -118,7 +119,7 @@ def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, 
     hf.save(tmp_path / "export", model, tokenizer, format=dict(config.format))
     rows = [("Modulo 7: start with 4, add 5, max 3.", ("4+5=2", "max(2,3)=3"))]
     scores = [
-        score_solutions(load_verifier(tmp_path / name, "best", None, "float32"), rows, batch_rows=1, row_tokens=64)[0]
+        open_checkpoint(tmp_path / name, "best", None, "float32").scorer(1, 64).score(rows)[0]
         for name in ("whole", "export")
     ]
     np.testing.assert_array_equal(*scores)

@@ -16,6 +16,7 @@ from prm_jax.data.pools import (
     incomplete_scores,
     read_pool,
     scores_names,
+    scores_unit,
     with_scores,
     write_pool,
 )
@@ -156,6 +157,26 @@ def test_scores_names_are_those_on_every_candidate():
 
 def test_scores_that_some_candidates_lack_are_counted():
     assert incomplete_scores(POOL) == {"o": 2} and incomplete_scores([]) == {}
+
+
+def test_a_pool_says_the_unit_of_its_scores(tmp_path):
+    old = candidate_row(step_scores={"m": [0.5, 1]})
+    old["candidates"][0]["step_scores"] = {"m": [0.25]}
+    [problem] = read_pool(jsonl(tmp_path, old))
+    assert problem.scores_unit == {} and scores_unit([problem], "m", "probability") == "probability"
+    [scored] = with_scores([problem], "new", [[3.5], [-1, 20]])
+    write_pool(tmp_path / "scored.jsonl", [scored])
+    assert json.loads((tmp_path / "scored.jsonl").read_text())["scores_unit"] == {"new": "logit"}
+    [again] = read_pool(tmp_path / "scored.jsonl")
+    assert again == scored and scores_unit([again], "new", "probability") == "logit"
+    assert read_pool(tmp_path / "scored.jsonl", ["m"])[0].scores_unit == {}
+    [other] = with_scores([problem], "new", [[3.5], [-1, 20]], "log_ratio")
+    with pytest.raises(InputError, match="scores_unit.new: found 'log_ratio and logit', expected one unit in all"):
+        scores_unit([again, other], "new", "probability")
+    for unit in ("percent", ["logit"]):
+        path = jsonl(tmp_path, old | {"scores_unit": {"m": unit}})
+        with pytest.raises(InputError, match="pool.jsonl line 1: scores_unit.m: found .*, expected logit, probability"):
+            read_pool(path)
 
 
 def test_as_arrays_pads_candidates_and_steps():

@@ -6,7 +6,6 @@ time from the authors' repositories and the tokenizers alone, with the same resu
 """
 
 import json
-import math
 import shutil
 
 import numpy as np
@@ -15,8 +14,9 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import encode, read_format, verdicts
-from prm_jax.scoring import load_verifier, score_solutions
+from prm_jax.data.units import UNITS
 
 torch = pytest.importorskip("torch")
 
@@ -32,6 +32,11 @@ CONVERSATIONS = [
     ("naïve 数学 → ∑?", ("two\nlines\n\nhere", "$x^2$ ∑ 数", "end")),
 ]
 WITH_EMPTY = ("Go on.", ("", "then", "", ""))
+
+
+def as_published(fmt, score_T):
+    """Log-odds in the unit in which the format's authors state scores."""
+    return UNITS[fmt.score].of_log_odds(score_T.astype(np.float64))
 
 
 # ---------------------------------------------------------------- tokenizers
@@ -252,6 +257,10 @@ SYSTEMS = {
     "rlhflow": ("llama", "llama", {}, rlhflow, lambda v: v[:, [10, 12]].softmax(-1)[:, 0]),
     "openr_psa": ("qwen", "qwen2", {}, openr_psa, lambda v: v[:, [488, 481]].softmax(-1)[:, 0]),
 }  # fmt: skip
+LABEL_KINDS = {
+    "trl": "unknown", "pure": "correctness", "qwen_prm": "correctness", "skywork": "unknown", "reasoneval": "correctness",
+    "math_shepherd": "value", "rlhflow": "value", "openr_psa": "value",
+}  # fmt: skip
 NO_EMPTY = ("openr_psa", "reasoneval")  # whose authors drop blank steps, or have no token to read them at
 
 
@@ -395,11 +404,14 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
     fixture, family, head, reference, score = SYSTEMS[name]
     tokenizer = request.getfixturevalue(fixture)
     logits = make_checkpoint(tmp_path, family, tokenizer, head)
-    verifier = load_verifier(tmp_path, "best", read_format(name), "float32")
+    verifier = open_checkpoint(tmp_path, "best", read_format(name), "float32")
+    assert (verifier.objective, verifier.label_kind) == ("prm", LABEL_KINDS[name])
     rows = CONVERSATIONS + ([] if name in NO_EMPTY else [WITH_EMPTY])
     encoded = encode(verifier.format, verifier.tokenizer, rows)
-    found = score_solutions(verifier, rows, batch_rows=2, row_tokens=2048 if name == "rlhflow" else 1024)
-    low, high = verifier.range
+    scorer = verifier.scorer(2, 2048 if name == "rlhflow" else 1024)
+    assert scorer.unit == "logit"
+    found, (low, high) = scorer.score(rows), (UNITS[verifier.format.score].low, UNITS[verifier.format.score].high)
+    found = [as_published(verifier.format, score_T) for score_T in found]
     for row, e, score_T in zip(rows, encoded, found, strict=True):
         ids, marks = reference(tokenizer, *row)
         assert e.ids_L.tolist() == ids
@@ -412,9 +424,10 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
 def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
     """The authors run a dialogue a step and read logits[-3]; no token sees a later one, so one pass is the same."""
     logits = make_checkpoint(tmp_path, "llama", llama, {})
-    verifier = load_verifier(tmp_path, "best", read_format("rlhflow"), "float32")
+    verifier = open_checkpoint(tmp_path, "best", read_format("rlhflow"), "float32")
     problem, steps = CONVERSATIONS[1][0], (*CONVERSATIONS[1][1], "So 12.")
-    (found,) = score_solutions(verifier, [(problem, steps)], batch_rows=2, row_tokens=2048)
+    (found,) = verifier.scorer(2, 2048).score([(problem, steps)])
+    found = as_published(verifier.format, found)
     for t in range(3):
         ids, _ = rlhflow(llama, problem, steps[: t + 1])
         assert ids[-4:] == [128007, 271, 10, 128009]
@@ -425,9 +438,9 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
     """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first response token on."""
     models = [make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))]
     fmt = read_format("eurus_implicit")
-    verifier = load_verifier(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref"))
+    verifier = open_checkpoint(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref")).scorer(2, 1024)
     rows = [*CONVERSATIONS, WITH_EMPTY]
-    found = score_solutions(verifier, rows, batch_rows=2, row_tokens=1024)
+    found = verifier.score(rows)
     for row, e, score_T in zip(rows, encode(fmt, qwen, rows), found, strict=True):
         ids, ends = eurus_implicit(qwen, *row)
         assert e.ids_L.tolist() == ids and e.step_end_T.tolist() == [end + 1 for end in ends[1:]]
@@ -439,11 +452,11 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
         scale = np.abs(running).max()
         assert scale > 0.001
         np.testing.assert_allclose(np.cumsum(score_T), running, atol=1e-4 * scale)
-    assert verifier.range == (-math.inf, math.inf)
+    assert (verifier.unit, verifier.objective, verifier.label_kind) == ("log_ratio", "prm", "value")
     with pytest.raises(InputError, match="reference: format=eurus_implicit .* reference=FOLDER"):
-        load_verifier(tmp_path / "policy", "best", fmt, "float32")
+        open_checkpoint(tmp_path / "policy", "best", fmt, "float32")
     with pytest.raises(InputError, match="reference: format=openr_psa uses one model"):
-        load_verifier(tmp_path / "policy", "best", read_format("openr_psa"), "float32", "x")
+        open_checkpoint(tmp_path / "policy", "best", read_format("openr_psa"), "float32", "x")
 
 
 def test_exact_zeros_are_scores(tmp_path, qwen):
@@ -455,9 +468,10 @@ def test_exact_zeros_are_scores(tmp_path, qwen):
     tensors = load_file(path)
     tensors["score.2.bias"] = torch.tensor([900.0, -900.0])
     save_file(tensors, path)
-    verifier = load_verifier(tmp_path, "best", read_format("auto"), "float32")
-    found = score_solutions(verifier, CONVERSATIONS, batch_rows=2, row_tokens=1024)
-    assert [len(s) for s in found] == [1, 2, 40, 3] and all((s == 0).all() for s in found)
+    verifier = open_checkpoint(tmp_path, "best", read_format("auto"), "float32")
+    found = verifier.scorer(2, 1024).score(CONVERSATIONS)
+    assert [len(s) for s in found] == [1, 2, 40, 3] and all((s < -1700).all() for s in found)
+    assert all((np.float32(as_published(verifier.format, s)) == 0).all() for s in found)
 
 
 @pytest.mark.parametrize("name", ["trl", "skywork"])
@@ -528,14 +542,17 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, qwen):
     def load(head, fmt=auto, folder=tmp_path / "x"):
         shutil.rmtree(folder, ignore_errors=True)
         make_checkpoint(folder, "qwen2", qwen, head)
-        return load_verifier(folder, "best", fmt, "float32").format.name
+        return open_checkpoint(folder, "best", fmt, "float32").format.name
 
     assert load(MLP) == "qwen_prm"
     assert load(SYSTEMS["skywork"][2]) == "skywork"
     assert load({"score_head.weight": (3, D)}) == "reasoneval"
     for head, pattern in (
-        (LINEAR2, r"score.weight \(binary\); say .* format=trl or format=pure or format=plain"),
-        ({}, "no step head; say .* format=math_shepherd or format=rlhflow or format=openr_psa"),
+        (LINEAR2, r"score.weight \(binary\); say .* format=pure or format=trl or format=plain"),
+        (
+            {},
+            "no step head; say .* format=eurus_implicit or format=math_shepherd or format=openr_psa or format=rlhflow",
+        ),
         (MLP | LINEAR2, "several step heads, score and score.2"),
         ({"score.0.weight": (D, D)}, "incomplete or unknown .score.0.weight.; known: score.weight"),
         ({"value_head.weight": (1, D)}, "incomplete or unknown .value_head.weight."),
@@ -548,7 +565,31 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, qwen):
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="format=trl reads binary; expected format=qwen_prm"):
         load(MLP, read_format("trl"))
-    with pytest.raises(InputError, match="no step head.*format=plain reads one; expected format=math_shepherd"):
+    with pytest.raises(
+        InputError, match="no step head.*format=plain reads one; expected format=eurus_implicit or format=math_shepherd"
+    ):
         load({}, read_format("plain"))
-    with pytest.raises(InputError, match="format=openr_psa reads tokens; expected format=trl"):
+    with pytest.raises(
+        InputError, match="format=openr_psa reads tokens; expected format=pure or format=trl or format=plain"
+    ):
         load(LINEAR2, read_format("openr_psa"))
+    with pytest.raises(InputError, match=r"score.weight \(scalar\); say which convention it follows: format=plain$"):
+        load(SCALAR)
+    with pytest.raises(InputError, match="format=trl reads binary; expected format=plain$"):
+        load(SCALAR, read_format("trl"))
+
+
+SCALAR = {"score.weight": (1, D), "score.bias": (1,)}
+
+
+@pytest.mark.parametrize("head", [SCALAR, LINEAR2])
+@pytest.mark.parametrize("kind", ["Qwen2ForSequenceClassification", "Qwen2ForRewardModel"])
+def test_an_outcome_model_is_not_read_at_separators(tmp_path, qwen, head, kind):
+    """One score for a whole text: with format=plain it was read at TRL's separators, wrong numbers without a word."""
+    make_checkpoint(tmp_path, "qwen2", qwen, head)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
+    for name in ("plain", "trl", "auto"):
+        with pytest.raises(InputError, match=f"architectures: {kind} is an outcome model") as caught:
+            open_checkpoint(tmp_path, "best", read_format(name), "float32")
+        assert "\n" not in str(caught.value)

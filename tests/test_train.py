@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 import evaluate
 import train
 from prm_jax import InputError
+from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import explained
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
 from prm_jax.data.solutions import Solution, write_jsonl
 from prm_jax.launch import cli, config, run_folder
-from prm_jax.scoring import load_verifier, score_solutions
 
 SMALL = [
     "steps=12",
@@ -71,10 +71,11 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
     assert done.returncode == 0 and "exported    step" in done.stdout, done.stderr
     rows = [("Modulo 10: start with 7, add 5.", ("7 + 5 = 2", "2 + 2 = 5"))]
     ours, theirs = (
-        load_verifier(cwd / name, "best", read_format("auto"), "float32") for name in ("runs/train/whole", "out/my-prm")
+        open_checkpoint(cwd / name, "best", read_format("auto"), "float32")
+        for name in ("runs/train/whole", "out/my-prm")
     )
     assert ours.format == theirs.format and theirs.label_kind == "correctness"
-    for a, b in zip(*(score_solutions(v, rows, batch_rows=1, row_tokens=128) for v in (ours, theirs)), strict=True):
+    for a, b in zip(*(v.scorer(1, 128).score(rows) for v in (ours, theirs)), strict=True):
         np.testing.assert_array_equal(a, b)
     card = (cwd / "out/my-prm/README.md").read_text()
     summary = json.loads((cwd / "runs/train/whole/summary.json").read_text())
@@ -107,9 +108,8 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert results["n_solutions"] == 60 and set(results["baselines"]) == {"position", "length", "bag_of_tokens"}
     for path in re.findall(r"figure\s+(\S+)", out):
         assert (cwd / path).stat().st_size > 10_000
-    stored = (cwd / "runs/evaluate/a/scores_0.jsonl").read_bytes()
-    scores = [json.loads(line) for line in stored.splitlines()]
-    assert len(scores) == 60 and all(0 <= s <= 1 for row in scores for s in row["scores"])
+    scores = [json.loads(line) for line in (cwd / "runs/evaluate/a/scores_0.jsonl").read_text().splitlines()]
+    assert len(scores) == 60 and {row["unit"] for row in scores} == {"logit"}
 
     assert (results["n_problems"], results["n_candidates"], list(results["scorers"])) == (6, 8, ["prm"])
     assert results["calibration"]["prm"]["step_label"] == "exact" and "8" in results["scorers"]["prm"]["min"]["trace"]

@@ -27,7 +27,7 @@ from prm_jax.launch.config import parse
 from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, row_sharding
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, ModelConfig, cast_backbone
-from prm_jax.scoring import good_probability
+from prm_jax.scoring import step_log_odds
 from prm_jax.training import TRAINABLE, LossConfig, OptimizerConfig, make_transform, train_step
 
 # Topologies of v5p chips, three-dimensional tori.
@@ -205,7 +205,7 @@ def compile_case(cfg: AotConfig, case: Case, step: str) -> dict:
             lowered = train_step.lower(*state, batch, LossConfig("prm", 1.0, 0.0), key)
         else:
             batch = {name: batch[name] for name in ("ids", "pos", "visible_until", "step_end")}
-            lowered = good_probability.lower(*state, batch)
+            lowered = step_log_odds.lower(*state, batch)
         compiled = lowered.compile()
     memory = compiled.memory_analysis()
     sent = collectives(compiled.as_text())

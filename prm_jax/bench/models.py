@@ -28,10 +28,11 @@ from prm_jax.data import pools
 from prm_jax.data.examples import Example
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import layout_row, pack_batch, plan_rows
+from prm_jax.data.units import probability
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.model import PRM, ModelConfig
-from prm_jax.scoring import ScoringStats, Verifier, fit_width, score_encoded
+from prm_jax.scoring import ModelScorer, ScoringStats
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
 PLAIN = Format("plain", separator="\n")
@@ -52,7 +53,7 @@ OPTIMIZER = {
 def make_model(cfg: BenchConfig) -> PRM:
     """Random weights of the shape asked for; a head of two classes, which PyTorch has too."""
     shape = dataclasses.replace(cfg.model, head="binary")
-    model_cfg, _ = shape.resolve(hf_config.read_config(hf.EMBEDDED), "model", head="binary")
+    model_cfg, _ = hf_config.resolve_model(shape, hf_config.read_config(hf.EMBEDDED), "model", head="binary")
     check_divides(model_cfg, getattr(cfg, cfg.what).rows, f"{cfg.what}.rows")
     return make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
 
@@ -270,12 +271,12 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
     dtypes = peer_dtypes(cfg)
     model, s = make_model(cfg), cfg.score
     encoded = scoring_job(cfg, model.cfg.vocab)
-    verifier = Verifier(model, None, PLAIN, "correctness", "prm", "bench")
-    width, seconds = fit_width(verifier, encoded, s.tokens), []
+    scorer, seconds = ModelScorer(model, None, PLAIN, "correctness", "prm", "bench", None, s.rows, s.tokens), []
     for _ in range(1 + s.repeats):  # the first compiles
-        work, start = ScoringStats(), time.perf_counter()
-        scores = score_encoded(verifier, encoded, s.rows, width, work)
+        scorer.stats, start = ScoringStats(), time.perf_counter()
+        scores = scorer.score_encoded(encoded)
         seconds.append(time.perf_counter() - start)
+    work, width = scorer.stats, scorer.row_tokens
     seconds = statistics.median(seconds[1:])
     packs, _ = plan_rows([e.ids_L for e in encoded], width, share=True)
     pairs = 0
@@ -304,7 +305,7 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
             hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
         for dtype in dtypes:
             theirs, peer = run_peer(cfg, folder, dtype, **job), f"{cfg.peer}_{dtype}"
-            worst = max(float(np.abs(a - b).max()) for a, b in zip(scores, theirs["scores"], strict=True))
+            worst = max(float(np.abs(probability(a) - b).max()) for a, b in zip(scores, theirs["scores"], strict=True))
             out += [
                 Row(f"{peer}_tokens_per_second", work.tokens / theirs["seconds"]),
                 Row(f"times_{peer}", theirs["seconds"] / seconds),

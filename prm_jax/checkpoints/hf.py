@@ -1,13 +1,12 @@
-"""Hugging Face checkpoints in and out: config.json, names and layouts of tensors (tensors.py has the files), tokenizer.
+"""Hugging Face checkpoints in and out: safetensors files to a model and back, and the tokenizer beside them.
 
 Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a projection as [out, in]; ours is [in, out].
-
-As a command, exports a run: python -m prm_jax.hf checkpoint=RUN to=FOLDER
 """
 
 import functools
 import json
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -16,9 +15,11 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints.hf_config import hf_config
-from prm_jax.checkpoints.tensors import open_tensors, write_tensors
+from prm_jax.checkpoints.hf_config import export_config
+from prm_jax.checkpoints.hf_tensors import DTYPES, open_tensors, write_tensors
+from prm_jax.data.formats import all_formats
 from prm_jax.launch.mesh import layout
+from prm_jax.launch.run_folder import write_json
 from prm_jax.model import HEADS, PRM, ModelConfig, cast_backbone, head_scale
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
@@ -45,22 +46,13 @@ LAYER = {
     "b_up": ("layers.{}.mlp.up_proj.bias", False),
     "b_down": ("layers.{}.mlp.down_proj.bias", False),
 }
-# Outside the backbone, never prefixed; {} is the name of the step head's last layer, one of the keys below.
+# Outside the backbone, never prefixed; {} is the name of the step head's last layer.
 HEAD = {
     "unembed": ("lm_head.weight", True),
     "w_mlp_head": ("score.0.weight", True),
     "b_mlp_head": ("score.0.bias", False),
     "w_head": ("{}.weight", True),
     "b_head": ("{}.bias", False),
-}
-# The last layer of a step head -> the formats of the systems that keep it there. `score` is also transformers' own
-# token-classification head. Without any of the others the vocabulary projection may be the head, or may be none.
-FORMATS = {
-    "score": ("trl", "pure", "plain"),
-    "score.2": ("qwen_prm",),
-    "v_head.summary": ("skywork",),
-    "score_head": ("reasoneval",),
-    "lm_head": ("math_shepherd", "rlhflow", "openr_psa", "eurus_implicit"),
 }
 
 
@@ -83,29 +75,32 @@ def locate(name: str) -> Path:
         raise InputError(f"{name}: neither a folder here nor a model that the hub gives ({reason})") from error
 
 
-def find_head(tensors, where: str) -> tuple[str, str]:
-    """(kind of step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
+def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
+    """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
 
+    Of several heads with as many outputs the first of model.HEADS, unless the checkpoint has `named` its own (our exports).
     Raises InputError on several heads, on a part of one, and on a head that no known system uses.
     """
-    found = [name for name in FORMATS if name != "lm_head" and f"{name}.weight" in tensors]
+    layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
+    found = [layer for layer in layers if f"{layer}.weight" in tensors]
     if len(found) > 1:
         raise InputError(f"{where}: has several step heads, {' and '.join(found)}; expected one")
-    backbone = ("model.", "lm_head.", *(top.split(".")[0] + "." for top, _ in TOP.values()), "layers.")
     if not found:
-        others = sorted(name for name in tensors if not name.startswith(backbone))
-        if others:
-            known = ", ".join(f"{name}.weight" for name in FORMATS)
+        backbone = ("model.", "lm_head.", *(top.split(".")[0] + "." for top, _ in TOP.values()), "layers.")
+        if others := sorted(name for name in tensors if not name.startswith(backbone)):
+            known = ", ".join(f"{layer}.weight" for layer in layers)
             raise InputError(
                 f"{where}: its step head is incomplete or unknown ({', '.join(others[:3])}); known: {known}"
             )
         return "none", "lm_head"
     (layer,) = found
-    C = tensors[f"{layer}.weight"].shape[0]
-    heads = {head.outputs: name for name, head in HEADS.items() if head.hidden == (layer == "score.2")}
+    C, heads = tensors[f"{layer}.weight"].get_shape()[0], {}
+    for name, head in HEADS.items():
+        if head.hidden == (layer == "score.2") and named in (None, name):
+            heads.setdefault(head.outputs, name)
     if C not in heads:
-        known = " or ".join(f"{C} ({name})" for C, name in heads.items())
-        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}: an outcome model?")
+        known = " or ".join(f"{C} ({name})" for C, name in heads.items()) or f"the head {named!r}"
+        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}; an outcome model?")
     return heads[C], layer
 
 
@@ -119,43 +114,63 @@ def load(
 ) -> PRM:
     """A model of shape `cfg` with the weights of a checkpoint folder, each device's part read and placed on its own.
 
-    Arrays are of `dtype`; None: as they are stored; "thin": as `model.cast_backbone` stores them. A step head that the checkpoint
-    lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good token, the
-    binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in tokens
-    (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head may go unused,
-    nothing else. Needs little more memory than the model.
+    Arrays are of `dtype`; None: as they are stored; "thin": as `model.cast_backbone` stores them. A step head that the
+    checkpoint lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good
+    token, the binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that answers
+    in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head may go
+    unused, nothing else. Needs little more memory than the model.
     """
     tensors = open_tensors(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     unused = {name for name in tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")}
-    layer = find_head(tensors, str(folder))[1] if cfg.head != "none" and verdicts is None else "score"
-    layer = (
-        HEADS[cfg.head].layer if layer == "lm_head" and cfg.head != "none" else layer
-    )  # of a head still to be started
+    own_head = cfg.head if cfg.head != "none" and verdicts is None else None
+    layer = find_head(tensors, str(folder), own_head)[1] if own_head else "score"
+    layer = HEADS[own_head].layer if layer == "lm_head" else layer  # of a head still to be started
+
+    def shape_of(name, transposed=False):
+        shape = tuple(tensors[name].get_shape()) if name in tensors else None
+        return shape[::-1] if shape and transposed else shape
+
+    def dtype_of(name):
+        if (kind := tensors[name].get_dtype()) not in DTYPES:
+            raise InputError(f"{folder}: tensor {name}: has type {kind}, expected {', '.join(DTYPES)}")
+        return DTYPES[kind]
 
     def part(names, transposed, shape, key):
         """(dtype, what reads the part at an index into an array) of a tensor, or of a list of them, one a layer, as one array."""
         stacked, names = not isinstance(names, str), [names] if isinstance(names, str) else names
         expected = shape[1:] if stacked else shape
         for name in names:
-            if name not in tensors:
+            found = shape_of(name, transposed)
+            if found is None:
                 raise InputError(f"{folder}: tensor {name} is missing ({key})")
-            unused.discard(name)
-            found = tensors[name].shape[::-1] if transposed else tensors[name].shape
             if found != expected:
                 raise InputError(f"{folder}: tensor {name}: has shape {found}, expected {expected} ({key})")
+            unused.discard(name)
 
         def read(index, out):
             layers, own = (index[0], index[1:]) if stacked else (slice(None), index)
             for y, name in zip(out if stacked else out[None], names[layers], strict=True):
-                tensors[name].copy(own[::-1] if transposed else own, y.T if transposed else y)
+                x = tensors[name][own[::-1]].T if transposed else tensors[name][own]
+                if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
+                    x, y = x.view(np.uint16), y.view(np.uint16)
+                y[...] = x
 
-        return functools.reduce(jnp.promote_types, [tensors[name].dtype for name in names]), read
+        return functools.reduce(jnp.promote_types, map(dtype_of, names)), read
 
     def made(x):
         """The same of an array that is in no file."""
         return x.dtype, lambda index, out: np.copyto(out, x[index], casting="unsafe")
 
+    # What a hostile config.json could make large: compared before anything of that size is made.
+    n_layers = 1 + max(
+        (int(found[1]) for name in tensors if (found := re.match(r"(?:model\.)?layers\.(\d+)\.", name))), default=-1
+    )
+    if cfg.layers > n_layers:
+        missing = prefix + LAYER["norm_attn"][0].format(n_layers)
+        raise InputError(f"{folder}: tensor {missing} is missing: config.json says {cfg.layers} layers")
+    if shape_of(prefix + TOP["embed"][0]) not in (None, (cfg.vocab, cfg.dim)):
+        part(prefix + TOP["embed"][0], False, (cfg.vocab, cfg.dim), "embed")
     abstract = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     state = nnx.state(abstract).to_pure_dict()
     parts = {key: part(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
@@ -163,10 +178,10 @@ def load(
         name, transposed = HEAD[key][0].format(layer), HEAD[key][1]
         is_head, has_head = key != "unembed", f"{layer}.weight" in tensors
         if key == "w_head" and verdicts is not None:
-            rows = tensors.get(f"{prefix}embed_tokens.weight" if cfg.tied else "lm_head.weight")
-            if rows is None or rows.shape != (cfg.vocab, cfg.dim):
+            rows = prefix + "embed_tokens.weight" if cfg.tied else "lm_head.weight"
+            if shape_of(rows) != (cfg.vocab, cfg.dim):
                 raise InputError(f"{folder}: tensor lm_head.weight: expected shape {(cfg.vocab, cfg.dim)}")
-            parts[key] = made(np.stack([rows.read(i) for i in verdicts], 1))
+            parts[key] = made(np.concatenate([tensors[rows][i : i + 1] for i in verdicts]).T)
         elif is_head and new_head and not has_head:
             parts[key] = made(new_parameter(key, state[key].shape, seed))
         elif key == "w_head" and not has_head:
@@ -178,7 +193,8 @@ def load(
     of_layers = lambda key: [prefix + LAYER[key][0].format(i) for i in range(cfg.layers)]
     parts["blocks"] = {key: part(of_layers(key), LAYER[key][1], x.shape, key) for key, x in state["blocks"].items()}
     if cfg.head == "none":
-        unused = {name for name in unused if not name.startswith(tuple(f"{head}." for head in FORMATS))}
+        heads = tuple(f"{fmt.layer.split('.')[0]}." for fmt in all_formats())
+        unused = {name for name in unused if not name.startswith(heads)}
     if unused:
         listed = ", ".join(sorted(unused)[:3])
         raise InputError(f"{folder}: {len(unused)} tensors have no place in a {cfg.family} PRM: {listed} ...")
@@ -197,7 +213,9 @@ def load(
 
         return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, once))
 
-    nnx.update(abstract, jax.tree.map(place, state, parts, layout(state)))
+    # The stack of blocks, read a layer at a time, comes last: what a whole tensor takes on its way is small beside it.
+    order, where = sorted(state, key="blocks".__eq__), layout(state)
+    nnx.update(abstract, {key: jax.tree.map(place, state[key], parts[key], where[key]) for key in order})
     return abstract
 
 
@@ -220,21 +238,20 @@ def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes config.json, weights (safetensors, float32) and the tokenizer, as transformers' own classes read them.
 
-    Takes the memory of one tensor beside the model. `notes` (format, label kind, objective) go into config.json under
-    `prm_jax`, which transformers leaves alone.
+    Each file gets its name when it is whole. Takes the memory of one file (5 GB) beside the model. `notes` (format, label
+    kind, objective) and the head's name go into config.json under `prm_jax`, which transformers leaves alone.
     """
+    config = export_config(model.cfg, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    state = nnx.state(model).to_pure_dict()
+    state, head = nnx.state(model).to_pure_dict(), HEADS.get(model.cfg.head)
     parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
     for key, x in state["blocks"].items():
         name, transposed = LAYER[key]
         parts += [(f"model.{name.format(i)}", x, i, transposed) for i in range(model.cfg.layers)]
-    head = HEADS[model.cfg.head].layer if model.cfg.head != "none" else ""
-    parts += [(name.format(head), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
+    layer = head.layer if head else ""
+    parts += [(name.format(layer), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
     write_tensors(folder, parts)
-    (folder / "config.json").write_text(
-        json.dumps(hf_config(model.cfg, tokenizer) | {"prm_jax": notes}, indent=2) + "\n"
-    )
+    write_json(folder / "config.json", config | {"prm_jax": notes | {"head": model.cfg.head}})
     tokenizer.save_pretrained(folder)
 
 

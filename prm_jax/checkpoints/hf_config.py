@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import typing
 from pathlib import Path
 
 from prm_jax import InputError
@@ -19,8 +20,8 @@ def read_config(folder: Path) -> dict:
         config = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not text ({error})") from error
+    except (ValueError, RecursionError) as error:  # no text, a number of 5,000 digits, 10,000 brackets
+        raise InputError(f"{path}: not text that can be read as JSON ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("prm_jax", {}), dict):
         raise InputError(f"{path}: expected an object with named fields")
     if config.get("model_type") not in FAMILIES:
@@ -30,20 +31,31 @@ def read_config(folder: Path) -> dict:
 
 
 def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:
-    """Our ModelConfig of a Hugging Face config; `changes` sets the fields that the config does not fix.
+    """Our ModelConfig of a Hugging Face config; `changes` sets the fields that the config does not fix, or overrides it.
 
     Raises InputError where the config asks for something that the transformer of model.py does not compute.
     """
+    shape = shape_of(config, where)
+    try:
+        return ModelConfig(**(shape | changes))
+    except AssertionError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def shape_of(config: dict, where: str) -> dict:
+    """The fields of ModelConfig that a Hugging Face config fixes."""
 
     def need(key):
         if config.get(key) is None:
             raise InputError(f"{where}: {key}: missing")
         return config[key]
 
-    def size(key, default=None):
+    def size(key, default=None, most=10**9):
         value = need(key) if default is None else config.get(key) or default
-        if type(value) is not int or value < 1:
-            raise InputError(f"{where}: {key}: got {value!r}, expected a whole number above 0")
+        if type(value) is not int or not 1 <= value <= most:
+            raise InputError(
+                f"{where}: {key}: got {repr(value)[:20]}, expected a whole number above 0, at most {most:,}"
+            )
         return value
 
     def only(key, allowed, found):
@@ -57,11 +69,11 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     try:
-        shape = {
+        return {
             "family": family,
             "vocab": size("vocab_size"),
             "dim": size("hidden_size"),
-            "layers": size("num_hidden_layers"),
+            "layers": size("num_hidden_layers", most=10_000),
             "heads": size("num_attention_heads"),
             "kv_heads": size("num_key_value_heads", size("num_attention_heads")),
             "head_dim": size("head_dim", size("hidden_size") // size("num_attention_heads")),
@@ -76,12 +88,9 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
             "tied": bool(config.get("tie_word_embeddings", False)),
             "positions": size("max_position_embeddings", ModelConfig.positions),
         } | sliding_window(config, where)
-        return ModelConfig(**(shape | changes))
     except InputError:
         raise
-    except AssertionError as error:
-        raise InputError(f"{where}: {error}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{where}: a field of the wrong type ({error})") from error
 
 
@@ -151,42 +160,50 @@ def sliding_window(config: dict, where: str) -> dict:
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelChoice:
-    """The model section of a config. Null shape keys are as in a config.json; conf/model/checkpoint.yaml says the rest."""
+FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that no config.json says
+FIELDS = {name: hint for name, hint in typing.get_type_hints(ModelConfig).items() if name != "lm_head"}
+# The model section of a config: any field of ModelConfig by its name, null or absent as in the config.json (conf/model).
+ModelChoice = dataclasses.make_dataclass(
+    "ModelChoice",
+    [*((name, hint | None, None) for name, hint in FIELDS.items()), ("new_head", bool, True)],
+    frozen=True,
+)
 
-    vocab: int | None
-    dim: int | None
-    layers: int | None
-    heads: int | None
-    kv_heads: int | None
-    head_dim: int | None
-    ffn: int | None
-    rope_theta: float | None
-    tied: bool | None
-    head: str
-    new_head: bool
-    head_dropout: float
-    dtype: str
-    remat: str
 
-    def resolve(self, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-        """(the ModelConfig of `config` with the asked shape, {shape key: (asked, in config)} where they differ)."""
-        if self.head not in HEADS:
-            raise InputError(f"model.head: got {self.head!r}, expected {', '.join(HEADS)}")
-        if not 0 <= self.head_dropout < 1:
-            raise InputError(f"model.head_dropout: got {self.head_dropout}, expected a number in [0, 1)")
-        if self.remat not in ("none", *REMAT):
-            raise InputError(f"model.remat: got {self.remat!r}, expected none, dots or full")
-        base = model_config(config, where)
-        names = ("vocab", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn", "rope_theta", "tied")
-        for name in names[:-2]:
-            if (getattr(self, name) or 1) < 1 or getattr(self, name) == 0:
-                raise InputError(f"model.{name}: got {getattr(self, name)}, expected at least 1")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
-        changed = {name: (value, getattr(base, name)) for name, value in asked.items() if value != getattr(base, name)}
-        settings = {"head_dropout": self.head_dropout, "dtype": choose_dtype(self.dtype), "remat": self.remat}
-        return model_config(config, where, **asked, **settings, **uses), changed
+def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
+    """(the ModelConfig of a Hugging Face config with the asked fields, {field: (asked, in config)} where both say it and differ).
+
+    Raises InputError on values that no model has. `uses`: further fields, such as lm_head, which the objective decides.
+    """
+    asked = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
+    if asked.get("head") not in (None, *HEADS):
+        raise InputError(f"model.head: got {asked['head']!r}, expected {', '.join(HEADS)}")
+    if not 0 <= asked.get("head_dropout", 0) < 1:
+        raise InputError(f"model.head_dropout: got {asked['head_dropout']}, expected a number in [0, 1)")
+    if asked.get("remat", "none") not in ("none", *REMAT):
+        raise InputError(f"model.remat: got {asked['remat']!r}, expected none, {', '.join(REMAT)}")
+    for name, value in asked.items():
+        if type(value) is int and value < 1:
+            raise InputError(f"model.{name}: got {value}, expected at least 1")
+    if asked.get("rope_scaling") and asked["rope_scaling"].kind not in ROPE:
+        raise InputError(f"model.rope_scaling.kind: got {asked['rope_scaling'].kind!r}, expected {', '.join(ROPE)}")
+    asked["dtype"] = choose_dtype(asked.get("dtype", "auto"))
+    fixed = shape_of(config, where)
+    changed = {name: (asked[name], fixed[name]) for name in asked.keys() & fixed if asked[name] != fixed[name]}
+    return model_config(config, where, **asked | uses), changed
+
+
+def export_config(cfg: ModelConfig, tokenizer) -> dict:
+    """`hf_config`, or InputError naming the first field that a config.json cannot say: read back, it would be another model."""
+    config = hf_config(cfg, tokenizer)
+    again = model_config(config, "export", **{name: getattr(cfg, name) for name in FROM_RUN})
+    for name, value in vars(cfg).items():
+        if getattr(again, name) != value:
+            raise InputError(
+                f"export: model.{name}={value} has no place in a {cfg.family} config.json, which would be read as "
+                f"{getattr(again, name)}: this model cannot be exported"
+            )
+    return config
 
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
@@ -203,7 +220,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     kinds = ["sliding_attention" if slide else "full_attention" for slide in sliding]
     if cfg.window is not None:
         slides = {"use_sliding_window": True, "sliding_window": cfg.window, "layer_types": kinds}
-        slides["max_window_layers"] = sliding.index(True)  # for transformers 4
+        slides["max_window_layers"] = [*sliding, True].index(True)  # for transformers 4
     own = {  # what only this family's config has
         "qwen2": slides,
         "qwen3": slides | {"attention_bias": cfg.qkv_bias},

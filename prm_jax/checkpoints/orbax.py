@@ -1,27 +1,40 @@
-"""Orbax checkpoints of a run: the newest complete state to resume from, and apart from it the best model."""
+"""Orbax checkpoints of a run: the newest complete states to resume from, and apart from them the best models.
+
+A step's folder appears under its name at once, when it is whole: `checksums.json` is the last file in it and the sign that
+nothing is missing. It is verified before anything is loaded.
+"""
 
 import contextlib
+import dataclasses
+import hashlib
+import json
 from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 from flax import nnx
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.launch.config import parse
+from prm_jax.launch.hosts import broadcast
 from prm_jax.launch.mesh import layout
+from prm_jax.launch.run_folder import run_config, write_json
 from prm_jax.lora import LoraConfig, attach, merge
-from prm_jax.model import PRM, cast_backbone
+from prm_jax.model import PRM, ModelConfig, cast_backbone
 
 args = ocp.args
+CHECKSUMS = "checksums.json"  # {file: sha256} of a step's folder
+CHANGES_LATER = "_CHECKPOINT_METADATA"  # times of the save, which Orbax completes afterwards
+MODEL = "model_config.json"
 
 
 class Checkpoints:
-    """`checkpoints/latest/STEP` holds model, optimiser and notes (the step is the data position); `checkpoints/best/STEP` the model alone.
+    """`checkpoints/latest/STEP` holds model, optimiser and notes (the step is the data position); `checkpoints/best/STEP`
+    the model and notes. Each keeps two steps, so that one is left where the newest is damaged.
 
-    Saves are asynchronous and a step's folder appears only when it is whole, so a killed run loses nothing but time.
+    Saves are asynchronous; a killed run loses nothing but time.
     """
 
     def __init__(self, run: Path):
@@ -29,36 +42,30 @@ class Checkpoints:
         self.latest, self.best = (manager(folder / name) for name in ("latest", "best"))
 
     def save(self, step: int, model, opt, notes: dict, is_best: bool):
-        state = nnx.state(model)
+        state, own = args.StandardSave(nnx.state(model)), {"structure": fingerprint(model)}
         if is_best and self.best.latest_step() != step:
-            self.best.save(step, args=args.Composite(model=args.StandardSave(state)))
-        self.latest.save(
-            step,
-            args=args.Composite(
-                model=args.StandardSave(state), opt=args.StandardSave(nnx.state(opt)), notes=args.JsonSave(notes)
-            ),
-        )
+            self.best.save(step, args=args.Composite(model=state, notes=args.JsonSave(own)))
+        notes = args.JsonSave(notes | own)
+        self.latest.save(step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes))
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
-        """Fills `model` and `opt` in place from the newest state, laid out as they are; returns its step and notes.
+        """Fills `model` and `opt` in place from the newest whole state, laid out as they are; returns its step and notes.
 
-        None where the run was stopped before its first checkpoint: started again, it is the same run.
+        Damaged steps that are newer are deleted: the run makes them again. None where the run was stopped before its first
+        checkpoint: started again, it is the same run.
         """
+        for kept in (self.latest, self.best):
+            step = newest_whole(Path(kept.directory))
+            for damaged in [s for s in kept.all_steps() if step is not None and s > step]:
+                kept.delete(damaged)
         step = self.latest.latest_step()
         if step is None:
             return None
-        with explained(self.latest.directory):
-            out = self.latest.restore(
-                step,
-                args=args.Composite(
-                    model=args.StandardRestore(like(model)),
-                    opt=args.StandardRestore(like(opt)),
-                    notes=args.JsonRestore(),
-                ),
-            )
+        items = {"model": args.StandardRestore(like(model)), "opt": args.StandardRestore(like(opt))}
+        out, notes = restore_step(self.latest, step, model, items)
         nnx.update(model, out["model"])
         nnx.update(opt, out["opt"])
-        return step, out["notes"]
+        return step, notes
 
     def close(self):
         """Waits for saves under way."""
@@ -67,21 +74,98 @@ class Checkpoints:
 
 
 def manager(folder: Path) -> ocp.CheckpointManager:
-    """Keeps one checkpoint; processes wait for each other under the folder's name, since both folders may save the same step."""
-    together = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
-    return ocp.CheckpointManager(
-        folder, options=ocp.CheckpointManagerOptions(max_to_keep=1, multiprocessing_options=together)
+    """Keeps two checkpoints; processes wait for each other under the folder's name, since both folders may save the same step.
+
+    Checksums are made by the thread that saves, from the files as they were written, before the step's folder gets its
+    name: the loop does not wait for them.
+    """
+
+    def seal():
+        if jax.process_index() == 0:
+            for step in folder.glob("*.orbax-checkpoint-tmp"):
+                sums = {name: checksum(step / name) for name in files_of(step)}
+                (step / CHECKSUMS).write_text(json.dumps(sums))
+
+    options = ocp.CheckpointManagerOptions(
+        max_to_keep=2,
+        multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name),
+        async_options=ocp.AsyncOptions(post_finalization_callback=seal),
     )
+    return ocp.CheckpointManager(folder, options=options)
+
+
+def files_of(step: Path) -> list[str]:
+    return sorted(str(p.relative_to(step)) for p in step.rglob("*") if p.is_file() and p.name != CHANGES_LATER)
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damage(step: Path) -> str | None:
+    """What is wrong with a step's folder, or None: every file is there and holds what was written."""
+    try:
+        sums = json.loads((step / CHECKSUMS).read_text())
+    except (OSError, ValueError):
+        return f"has no whole {CHECKSUMS}, the last file of a checkpoint: incomplete, or written by another version"
+    for name, expected in sums.items():
+        if not (step / name).is_file():
+            return f"{name} is missing"
+        if checksum(step / name) != expected:
+            return f"{name} is not as it was written"
+    return None
+
+
+def newest_whole(folder: Path) -> int | None:
+    """The newest undamaged step of a folder; prints which are passed over. None where it holds none; InputError where all
+    are damaged."""
+
+    def choose():
+        steps, found = sorted((int(p.name) for p in folder.glob("*") if p.name.isdigit()), reverse=True), []
+        for step in steps:
+            if (wrong := damage(folder / str(step))) is None:
+                for n, why in zip(steps, found, strict=False):
+                    print(f"checkpoint  {folder / str(n)}: {why}; falls back to step {step}")
+                return {"step": step}
+            found.append(wrong)
+        return {"wrong": f"{folder / str(steps[0])}: {found[0]}; no other step is whole"} if steps else {"step": None}
+
+    chosen = choose() if jax.process_index() == 0 else {}
+    if jax.process_count() > 1:
+        chosen = json.loads(broadcast(json.dumps(chosen).encode()))
+    if "wrong" in chosen:
+        raise InputError(chosen["wrong"])
+    return chosen["step"]
+
+
+def fingerprint(model) -> str:
+    """sha256 of the model's structure: names and shapes of its parameters, and what its configuration makes of them."""
+    shapes = sorted((jax.tree_util.keystr(path), x.shape) for path, x in jax.tree.leaves_with_path(nnx.state(model)))
+    fields = dataclasses.asdict(model.cfg)
+    for name in ("dtype", "remat", "head_dropout", "positions"):  # the same function, or no part of it
+        del fields[name]
+    return hashlib.sha256(json.dumps([shapes, fields], sort_keys=True).encode()).hexdigest()
+
+
+def restore_step(manager: ocp.CheckpointManager, step: int, model, items: dict):
+    """(the items of a step, its notes); InputError where its model has another structure than `model`."""
+    where = f"{manager.directory}/{step}"
+    with explained(where):
+        notes = manager.restore(step, args=args.Composite(notes=args.JsonRestore()))["notes"]
+        if notes.pop("structure", None) != fingerprint(model):
+            raise ValueError("another structure")
+        return manager.restore(step, args=args.Composite(**items)), notes
 
 
 @contextlib.contextmanager
-def explained(folder):
+def explained(where):
     """Orbax's pages about trees that differ, in a line."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, KeyError, FileNotFoundError) as error:
         raise InputError(
-            f"{folder}: its parameters are not those that this code has for the run's configuration: written by another version?"
+            f"{where}: its parameters are not those that this code has for the run's configuration: written by another version?"
         ) from error
 
 
@@ -90,12 +174,27 @@ def like(module):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), nnx.state(module))
 
 
-def run_config(folder: Path):
-    """The configuration that a run folder was made with."""
-    path = folder / ".hydra" / "config.yaml"
-    if not path.exists():
-        raise InputError(f"{path}: no such file, expected a run folder of train.py")
-    return OmegaConf.load(path)
+def save_description(folder: Path, cfg: ModelConfig, tokenizer):
+    """What a run's weights belong to: the model's own configuration, from which it is made again; the tokenizer; and a
+    config.json, by which transformers chooses the tokenizer's class."""
+    folder.mkdir(exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "config.json", hf_config.hf_config(cfg, tokenizer))
+    write_json(folder / MODEL, dataclasses.asdict(cfg))
+
+
+def load_description(folder: Path) -> ModelConfig:
+    """The ModelConfig that `save_description` wrote: exactly its fields, or InputError."""
+    path = folder / MODEL
+    if not path.is_file():
+        raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
+    try:
+        values = json.loads(path.read_text())
+        if missing := [f.name for f in dataclasses.fields(ModelConfig) if f.name not in values]:
+            raise InputError(f"{missing[0]}: missing key")
+        return parse(values, ModelConfig)
+    except (ValueError, TypeError, AssertionError, InputError) as error:
+        raise InputError(f"{path}: {error}: written by another version?") from error
 
 
 def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
@@ -105,10 +204,12 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
     """
     if which not in ("best", "latest"):
         raise InputError(f"which: got {which!r}, expected best or latest")
-    run, described = run_config(folder), folder / "model"
-    is_lm = run.objective == "lm"
-    uses = {"head": "none" if is_lm else run.model.head, "lm_head": is_lm or run.loss.lm_weight > 0}
-    cfg = hf_config.model_config(hf_config.read_config(described), str(described / "config.json"), dtype=dtype, **uses)
+    run = run_config(folder)
+    cfg = dataclasses.replace(load_description(folder / "model"), dtype=dtype, remat="none")
+    saved = folder.resolve() / "checkpoints" / which
+    step = newest_whole(saved)
+    if step is None:
+        raise InputError(f"{saved}: holds no checkpoint")
     updates = parse(run.lora, LoraConfig, "lora") if run.optimizer.trainable == "lora" else None
 
     def make():
@@ -116,19 +217,9 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
         return model if updates is None else attach(model, updates, 0)
 
     model = jax.eval_shape(make)
-    target = jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        nnx.state(model),
-        layout(nnx.state(model)),
-    )
-    saved = folder.resolve() / "checkpoints" / which
-    if not saved.is_dir():
-        raise InputError(f"{saved}: no such folder")
-    with ocp.CheckpointManager(saved) as manager:
-        step = manager.latest_step()
-        if step is None:
-            raise InputError(f"{saved}: holds no checkpoint")
-        with explained(saved):
-            found = manager.restore(step, args=args.Composite(model=args.StandardRestore(target)))["model"]
-        nnx.update(model, found)
-    return merge(model), hf.load_tokenizer(described), run, step
+    place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    target = jax.tree.map(place, nnx.state(model), layout(nnx.state(model)))
+    with ocp.CheckpointManager(saved, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        out, _ = restore_step(manager, step, model, {"model": args.StandardRestore(target)})
+    nnx.update(model, out["model"])
+    return merge(model), hf.load_tokenizer(folder / "model"), run, step

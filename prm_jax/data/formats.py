@@ -10,17 +10,17 @@ looking for an id, and a mark that fused with the text beside it raises.
 """
 
 import dataclasses
-import math
+import functools
 import re
 from collections.abc import Iterable
 
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.data.units import UNITS
 from prm_jax.launch.config import CONF, parse
 
-# What a step score is, and its range. Only the first may be called a probability or multiplied.
-SCORES = {"probability": (0.0, 1.0), "difference": (-1.0, 1.0), "log_ratio": (-math.inf, math.inf)}
+LABEL_KINDS = ("correctness", "value", "unknown")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,26 +40,23 @@ class Format:
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
     strip: bool = False  # steps lose white space at both ends
-    drop_separator: bool = (
-        False  # separators only cut the text: the model does not see them, marks are one token earlier
-    )
+    # Separators only cut the text: the model does not see them, and marks are one token earlier.
+    drop_separator: bool = False
     shift: int = 0  # marks are moved by so many tokens, where the authors' code reads beside the step's end
     probe: str = ""  # marks where a conversation cut after the step and ended by this text would end (Eurus)
-    head: str | None = None  # kind of head that its checkpoints have; null: whichever the checkpoint has
+    head: str | None = None  # head of its checkpoints, a name of model.HEADS, or tokens, implicit; null: any
+    layer: str = "score"  # last layer of that head in its checkpoints; lm_head: none of its own
     good: str | None = None  # head tokens: the good verdict, one token
     bad: str | None = None  # head tokens: the bad one
-    score: str = "probability"  # probability | difference: P(good) - P(bad) | log_ratio: of policy and reference
+    score: str = "probability"  # unit in which its authors state scores, of data/units.py; ours are log-odds
     beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
+    label_kind: str = "unknown"  # what its checkpoints learned: correctness | value (of a completer) | unknown
 
     def __post_init__(self):
-        for name, allowed in {
-            "tokenized": ("apart", "lines", "together"),
-            "score": tuple(SCORES),
-            "head": (None, "scalar", "binary", "mlp", "ternary", "tokens", "implicit"),
-        }.items():
-            if getattr(self, name) not in allowed:
-                listed = ", ".join(x for x in allowed if x is not None)
-                raise InputError(f"format.{name}: got {getattr(self, name)!r}, expected {listed}")
+        allowed = {"tokenized": ("apart", "lines", "together"), "score": tuple(UNITS), "label_kind": LABEL_KINDS}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise InputError(f"format.{name}: got {getattr(self, name)!r}, expected {', '.join(values)}")
         if not self.separator and not self.probe and self.name != "auto":
             raise InputError(
                 "format.separator: is empty, expected a text such as '\\n' whose last token becomes the mark"
@@ -85,6 +82,13 @@ def read_format(name: str) -> Format:
     from omegaconf import OmegaConf
 
     return parse(OmegaConf.load(CONF / "format" / f"{name}.yaml"), Format, "format")
+
+
+@functools.cache
+def all_formats() -> tuple[Format, ...]:
+    """Every convention of conf/format, those that belong to one head first."""
+    names = sorted(path.stem for path in (CONF / "format").glob("*.yaml"))
+    return tuple(sorted((read_format(name) for name in names if name != "auto"), key=lambda fmt: fmt.head is None))
 
 
 def verdicts(fmt: Format, tokenizer) -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
+from prm_jax.data.units import UNITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +38,20 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its right answer where known, and its candidates."""
+    """A problem, its right answer where known, its candidates, and the unit of those step scores whose file says it."""
 
     id: str
     problem: str
     answer: str | None
     candidates: tuple[Candidate, ...]
+    scores_unit: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
         if not self.candidates:
             raise InputError("candidates: found none, expected at least one")
+        for name, unit in self.scores_unit.items():
+            if unit not in tuple(UNITS):
+                raise field_error(f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
 def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
@@ -57,8 +62,8 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
     """Problems of a pool file, one after another, with all its step scores or only those in `names` (then each must be there).
 
-    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores]; answer,
-    correct, finished (then true) and step_scores may be left out. StrictPRMBench's rows are read as they are:
+    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit; answer,
+    correct, finished (then true), step_scores and scores_unit ({name: unit}) may be left out. StrictPRMBench's rows are read as they are:
     problem_id, question, gold; extracted_answer, prm_step_scores, and `correct`, not source_is_correct, which
     was graded against wrong answers. Raises InputError naming file, line and field, also for a repeated id.
     """
@@ -98,7 +103,9 @@ def _problem(row, names):
             )
         except InputError as error:
             raise InputError(f"candidates[{index}].{error}") from None
-    return Problem(field(row, id_, str), field(row, problem, str), optional(row, gold, str), tuple(candidates))
+    units = optional(row, "scores_unit", dict) or {}
+    units = {name: unit for name, unit in units.items() if names is None or name in names}
+    return Problem(field(row, id_, str), field(row, problem, str), optional(row, gold, str), tuple(candidates), units)
 
 
 def write_pool(path, problems: Iterable[Problem]):
@@ -106,10 +113,25 @@ def write_pool(path, problems: Iterable[Problem]):
     write_rows(path, map(dataclasses.asdict, problems))
 
 
+def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(id, problem, steps) of every candidate, in the order of the pool; the id is that of the problem and a number."""
+    for problem in problems:
+        for n, candidate in enumerate(problem.candidates):
+            yield f"{problem.id}/{n}", problem.problem, candidate.steps
+
+
 def scores_names(problems: Sequence[Problem]) -> list[str]:
     """Sorted names of the step scores that every candidate has."""
     names = [set(candidate.step_scores) for problem in problems for candidate in problem.candidates]
     return sorted(set.intersection(*names)) if names else []
+
+
+def scores_unit(problems: Sequence[Problem], name: str, default: str) -> str:
+    """The unit of the step scores `name`: what the file says, or `default` where it says nothing."""
+    units = sorted({problem.scores_unit.get(name, default) for problem in problems})
+    if len(units) > 1:
+        raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
+    return units[0] if units else default
 
 
 def incomplete_scores(problems: Sequence[Problem]) -> dict[str, int]:
@@ -135,8 +157,8 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
     return score_PNT, mask_PNT
 
 
-def with_scores(problems: Iterable[Problem], name: str, scores: Iterable) -> Iterator[Problem]:
-    """The problems, one after another, with one more named list of step scores; `scores` are those of all candidates in their order.
+def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:
+    """The problems, one after another, with one more named list of step scores; `scores` are those of all candidates in order.
 
     Raises InputError if the name is taken or a candidate's count is wrong, ValueError for any other count.
     """
@@ -150,6 +172,7 @@ def with_scores(problems: Iterable[Problem], name: str, scores: Iterable) -> Ite
                 raise ValueError("fewer scores than candidates")
             step_scores = candidate.step_scores | {name: tuple(map(float, score_T))}
             candidates.append(dataclasses.replace(candidate, step_scores=step_scores))
-        yield dataclasses.replace(problem, candidates=tuple(candidates))
+        units = problem.scores_unit | {name: unit}
+        yield dataclasses.replace(problem, candidates=tuple(candidates), scores_unit=units)
     if next(scores, None) is not None:
         raise ValueError("more scores than candidates")

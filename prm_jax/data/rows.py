@@ -1,6 +1,7 @@
 """Rows of data files, in and out: JSON Lines, JSON, Parquet, the Hugging Face hub; every error names file, line and field."""
 
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -79,33 +80,52 @@ def _open(path, mode):
     return gzip.open(path, mode) if path.name.endswith(".gz") else open(path, mode)
 
 
+def _whole_number(digits):
+    if len(digits) > 300:
+        raise ValueError(f"a whole number of {len(digits)} digits, expected at most 300")
+    return int(digits)
+
+
+DECODER = json.JSONDecoder(
+    parse_int=_whole_number
+)  # a longer one fits no float, and Python refuses from 4,300 digits on
+
+
+def _decoded(data: bytes, where: str, decode):
+    """decode(text) of JSON in UTF-8; what is wrong with it becomes one line."""
+    try:
+        value = decode(data.decode("utf-8-sig").rstrip())  # -sig drops a byte order mark
+        if b"\\ud" in data.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates has no UTF-8
+        return value
+    except json.JSONDecodeError as error:
+        line = "" if "line" in where else f"line {error.lineno} "
+        problem = f"{error.msg} at {line}column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    raise InputError(f"{where}: broken JSON ({problem})")
+
+
 def _json_lines(path):
     with _open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8-sig").rstrip()  # -sig drops a byte order mark
-                row = json.loads(text) if text else None
-            except json.JSONDecodeError as error:
-                raise InputError(f"{path} line {number}: broken JSON ({error.msg} at column {error.colno})") from None
-            except UnicodeDecodeError as error:
-                raise InputError(f"{path} line {number}: no UTF-8 text ({error})") from None
-            if text:
-                yield number, row
+            if line.removeprefix(b"\xef\xbb\xbf").strip():
+                yield number, _decoded(line, f"{path} line {number}", DECODER.decode)
 
 
 def _json_values(path):
     with _open(path, "rb") as file:
         data = file.read()
-    decoder, blank, end, number = json.JSONDecoder(), re.compile(r"\s*"), 0, 0
-    try:
-        text = data.decode("utf-8-sig").rstrip()
-        while end < len(text):
-            value, end = decoder.raw_decode(text, blank.match(text, end).end())
-            for row in value if isinstance(value, list) else [value]:
-                number += 1
-                yield number, row
-    except ValueError as error:
-        raise InputError(f"{path}: broken JSON ({error})") from None
+    yield from enumerate(_decoded(data, str(path), _values), 1)
+
+
+def _values(text):
+    """The objects of one list, or of values one after another."""
+    blank, end, found = re.compile(r"\s*"), 0, []
+    while end < len(text):
+        value, end = DECODER.raw_decode(text, blank.match(text, end).end())
+        found += value if isinstance(value, list) else [value]
+    return found
 
 
 def _parquet(path):
@@ -143,3 +163,9 @@ def write_rows(path, rows: Iterable[dict]):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def file_fingerprint(path) -> str:
+    """sha256 of a file's bytes, in hexadecimal: other data under the same name do not pass for the same."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

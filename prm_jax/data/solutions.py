@@ -1,4 +1,4 @@
-"""What people labelled: every published kind of row becomes a `Solution`; what is dropped is counted."""
+"""What is known of one chain of reasoning: a `Solution`."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class Solution:
     def __post_init__(self):
         if not self.steps:
             raise InputError("steps: found none, expected at least one")
-        for name, values in (("labels", self.labels), ("ratings", self.ratings)):
+        for name, values in (("ratings", self.ratings), ("labels", self.labels)):
             if values is not None and len(values) != len(self.steps):
                 raise InputError(f"{name}: found {len(values)} for {len(self.steps)} steps, expected one a step")
         for index, label in enumerate(self.labels or ()):
@@ -50,24 +50,21 @@ def first_error(labels: Sequence[float | None]) -> int:
     return next((index for index, label in enumerate(labels) if label is not None and label < 0.5), -1)
 
 
+def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
+    """The solution with the labels and ratings after its first bad step masked (`mask`), `bad`, or as they are (`keep`)."""
+    error = first_error(solution.labels or ())
+    if error == -1 or after_first_error == "keep":
+        return solution
+    label, rating = (0.0, -1) if after_first_error == "bad" else (None, None)
+    rest = len(solution.steps) - error - 1
+    labels = solution.labels[: error + 1] + (label,) * rest
+    ratings = solution.ratings and solution.ratings[: error + 1] + (rating,) * rest
+    return dataclasses.replace(solution, labels=labels, ratings=ratings)
+
+
 def write_jsonl(path, solutions: Iterable[Solution]):
-    """Writes native rows, which `load` reads back as equal solutions, soft labels included."""
+    """Writes native rows, which `sources.load` reads back as equal solutions, soft labels included."""
     names = {"prompt": "problem", "completions": "steps", "labels": "labels"}
     names |= {name: name for name in ("ratings", "outcome", "answer", "id")}
     rows = ({column: getattr(solution, name) for column, name in names.items()} for solution in solutions)
     write_rows(path, ({column: value for column, value in row.items() if value is not None} for row in rows))
-
-
-def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
-    """The solution with the labels after its first bad step masked, bad, or kept."""
-    labels, ratings = _after_error(solution.labels or (), solution.ratings, after_first_error)
-    return dataclasses.replace(solution, labels=labels or None, ratings=ratings)
-
-
-def _after_error(labels, ratings, after_first_error):
-    error = first_error(labels)
-    if error == -1 or after_first_error == "keep":
-        return labels, ratings
-    rest = len(labels) - error - 1
-    label, rating = (0.0, -1) if after_first_error == "bad" else (None, None)
-    return labels[: error + 1] + (label,) * rest, ratings and ratings[: error + 1] + (rating,) * rest

@@ -1,39 +1,38 @@
-"""Every published kind of row becomes a `Solution`; what is dropped is counted."""
+"""Every published kind of row becomes a `Solution`; what is dropped is counted.
+
+A reader is a function (row, its id, counts) -> solutions; the options that it takes are its keyword-only arguments. To
+add one: the function, its name in READERS, conf/data/NAME.yaml and a test.
+"""
 
 import collections
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place, texts
-from prm_jax.data.solutions import Solution, _after_error, first_error, is_probability
+from prm_jax.data.solutions import Solution, first_error, is_probability, relabel_after_error
 
-# Options that change nothing: to score or rewrite a file as it is.
-AS_IN_FILE = {
-    "neutral": "good",
-    "after_first_error": "keep",
-    "alternatives": "chosen",
-    "duplicates": "keep",
-    "quality_control": "keep",
-}
-
-
+# What each option of `load` may be; the first changes nothing and shows a file as it is.
 OPTIONS = {
-    "kind": ("native", "prm800k", "math_shepherd", "processbench", "prmbench"),
     "neutral": ("good", "bad", "mask"),
-    "after_first_error": ("mask", "bad", "keep"),
-    "alternatives": ("expand", "chosen"),
-    "duplicates": ("drop", "keep"),
-    "quality_control": ("drop", "keep"),
+    "after_first_error": ("keep", "mask", "bad"),
+    "alternatives": ("chosen", "expand"),
+    "duplicates": ("keep", "drop"),
+    "quality_control": ("keep", "drop"),
 }
 
 
-def native(row: dict, row_id: str, *, labels_required: bool = False) -> list[Solution]:
+def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
     """TRL's columns prompt, completions, labels, with soft labels kept and null for a masked step.
 
-    The columns ratings, outcome, answer and id are optional, and so is labels unless `labels_required`.
+    The columns ratings, outcome, answer and id are optional, and so is labels unless `labels_required`. TRL's PRM800K
+    script writes rows without a step, and its training script drops them: on the hub they are dropped and counted.
     """
+    if from_hub and row.get("completions") == []:
+        counts["rows_without_steps_dropped"] += 1
+        return []
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
     ratings = optional(row, "ratings", list)
     return [
@@ -74,26 +73,31 @@ def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, qu
             counts[f"{unusable}_rows_dropped"] += 1
             return []
         branches = _branches(row, row_id, counts, alternatives)
-    label_of = {1: 1.0, 0: {"good": 1.0, "bad": 0.0, "mask": None}[neutral], -1: 0.0, None: None}
-    solutions = []
+    good, solutions = (1,) if neutral == "bad" else (0, 1), []
     for rank, (branch_id, steps, ratings) in enumerate(branches):
-        answer = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
-        answer = answer[1].strip() if answer else None
-        solution = Solution(problem, steps, ratings=ratings, answer=answer, id=branch_id)
-        labels = tuple(label_of[rating] for rating in ratings)
-        start = len(steps) - 1 if rank else 0
+        start = len(steps) - 1 if rank else 0  # the first step that this solution supervises
         counts["neutral_masked"] += ratings[start:].count(0) if neutral == "mask" else 0
-        follows_error = first_error(labels[:start]) >= 0
-        if follows_error:
-            labels, ratings = _after_error(labels, ratings, after_first_error)
-            counts["alternatives_after_first_error"] += 1
-        labels = (None,) * start + labels[start:]
+        ratings = tuple(None if neutral == "mask" and rating == 0 else rating for rating in ratings)
+        labels = tuple(None if rating is None else float(rating in good) for rating in ratings)
+        answer = re.search(r"(?:^|\n\n)# Answer\n\n(.*)\Z", steps[-1], re.DOTALL)
+        solution = Solution(problem, steps, labels, ratings, None, answer and answer[1].strip(), branch_id)
+        counts["alternatives_after_first_error"] += first_error(labels[:start]) >= 0
+        solution = _relabelled(solution, after_first_error, counts, start)
+        labels, ratings = ((None,) * start + values[start:] for values in (solution.labels, solution.ratings))
         if all(label is None for label in labels):
             counts["solutions_without_label_dropped"] += 1
             continue
-        ratings = tuple(None if label is None else int(rating) for label, rating in zip(labels, ratings))
         solutions.append(dataclasses.replace(solution, labels=labels, ratings=ratings))
     return solutions
+
+
+def _relabelled(solution, after_first_error, counts, start=0):
+    """`relabel_after_error`, with a count of the labels from `start` on that it changed."""
+    new = relabel_after_error(solution, after_first_error)
+    if new is not solution:
+        changed = sum(a != b for a, b in zip(solution.labels[start:], new.labels[start:], strict=True))
+        counts[f"labels_after_first_error_{after_first_error}"] += changed
+    return new
 
 
 def _unusable(row):
@@ -150,7 +154,7 @@ def _completion(completion, name):
     return field(completion, "text", str, f"{name}."), rating
 
 
-def math_shepherd(row: dict, row_id: str, counts: collections.Counter) -> list[Solution]:
+def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
     """Math-Shepherd's input and label: the same text, where each ки of the input is a + or - in the label.
 
     The problem is what precedes "Step 1:", which stays in the step. Where a row lacks it the problem ends
@@ -179,7 +183,7 @@ def math_shepherd(row: dict, row_id: str, counts: collections.Counter) -> list[S
     return [Solution(problem.strip(), steps, tuple(labels[first:]), answer=answer, id=_own_id(row, row_id))]
 
 
-def processbench(row: dict, row_id: str) -> list[Solution]:
+def processbench(row: dict, row_id: str, counts) -> list[Solution]:
     """ProcessBench's problem, steps, label (first wrong step from 0, -1 none) and final_answer_correct.
 
     Steps before the wrong one are good; nobody judged those after it, so they have no label.
@@ -194,7 +198,7 @@ def processbench(row: dict, row_id: str) -> list[Solution]:
     return [Solution(field(row, "problem", str), steps, tuple(labels), None, outcome, id=_own_id(row, row_id))]
 
 
-def prmbench(row: dict, row_id: str, counts: collections.Counter) -> list[Solution]:
+def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good.
 
     Some published rows name steps beyond the last; the benchmark's own evaluator passes over them, here they
@@ -211,20 +215,26 @@ def prmbench(row: dict, row_id: str, counts: collections.Counter) -> list[Soluti
     return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
 
 
-def load(
-    path,
-    kind: str,
-    *,
-    neutral: str,
-    after_first_error: str,
-    alternatives: str,
-    duplicates: str,
-    quality_control: str,
-    split: str | None = None,
-    labels_required: bool = False,
-) -> tuple[list[Solution], dict[str, int]]:
-    """Solutions of a file, several files or (with `split`) a Hugging Face data set, and counts of events.
+READERS = {
+    "native": native,
+    "prm800k": prm800k,
+    "math_shepherd": math_shepherd,
+    "processbench": processbench,
+    "prmbench": prmbench,
+}
 
+
+def check_options(options: dict):
+    """InputError on a value that an option of `load` does not have."""
+    for name, value in options.items():
+        if value not in OPTIONS[name]:
+            raise field_error(name, value, f"one of {', '.join(OPTIONS[name])}")
+
+
+def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
+    """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set.
+
+    Without options the rows are taken as they are.
     neutral: a PRM800K rating of 0 is good (OpenAI, Qwen2.5-Math-7B-PRM800K), bad (TRL's script) or mask.
     after_first_error: later labels are mask (OpenAI, Qwen), bad (Math-Shepherd, TRL: labelled onward) or keep
       (as in the file). The first error is the first label below 0.5; with neutral=bad a neutral step is one.
@@ -233,45 +243,27 @@ def load(
     quality_control, raw PRM800K only: drop (OpenAI's 800k labels) or keep quality-control and screening
       questions and rows that end in give_up or bad_problem.
     labels_required: native rows without labels are refused. Raises InputError naming file, line and field.
-    Native rows of the hub that have no step are dropped and counted; in a file they raise.
     """
-    options = {"neutral": neutral, "after_first_error": after_first_error, "alternatives": alternatives}
-    options["quality_control"] = quality_control
-    for name, value in {"kind": kind, "duplicates": duplicates, **options}.items():
-        if value not in OPTIONS[name]:
-            raise field_error(name, value, f"one of {', '.join(OPTIONS[name])}")
+    if kind not in READERS:
+        raise field_error("kind", kind, f"one of {', '.join(READERS)}")
+    options = {name: values[0] for name, values in OPTIONS.items()} | options
+    check_options(options)
+    given = options | {"labels_required": labels_required, "from_hub": split is not None}
+    read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
     counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     solutions, seen = [], set()
-    for source in [path] if isinstance(path, str | Path) else list(path):
+    for source in [path] if isinstance(path, str | Path) else path:
         for number, row in load_hub(source, split) if split else read_rows(source):
             counts["rows"] += 1
-            row_id = f"{Path(source).name}:{number}"
             try:
-                match kind:
-                    # TRL's PRM800K script writes rows without a step, and its training script drops them.
-                    case "native" if split and row.get("completions") == []:
-                        counts["rows_without_steps_dropped"] += 1
-                        continue
-                    case "native":
-                        found = native(row, row_id, labels_required=labels_required)
-                    case "prm800k":
-                        found = prm800k(row, row_id, counts, **options)
-                    case "math_shepherd":
-                        found = math_shepherd(row, row_id, counts)
-                    case "processbench":
-                        found = processbench(row, row_id)
-                    case "prmbench":
-                        found = prmbench(row, row_id, counts)
+                found = read(row, f"{Path(source).name}:{number}", counts, **{name: given[name] for name in takes})
             except InputError as error:
                 raise InputError(f"{row_place(source, number)}: {error}") from None
             for solution in found:
-                if after_first_error != "keep" and first_error(solution.labels or ()) >= 0:
-                    labels, ratings = _after_error(solution.labels, solution.ratings, after_first_error)
-                    changed = sum(old != new for old, new in zip(solution.labels, labels))
-                    counts[f"labels_after_first_error_{after_first_error}"] += changed
-                    solution = dataclasses.replace(solution, labels=labels, ratings=ratings)
+                if "after_first_error" not in takes:  # else the reader did it
+                    solution = _relabelled(solution, options["after_first_error"], counts)
                 key = solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome
-                if duplicates == "drop" and key in seen:
+                if options["duplicates"] == "drop" and key in seen:
                     counts["duplicates_dropped"] += 1
                     continue
                 seen.add(key)

@@ -16,7 +16,7 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place
 from prm_jax.data.solutions import Solution, first_error
-from prm_jax.data.sources import AS_IN_FILE, load
+from prm_jax.data.sources import load
 from prm_jax.evals.published import (
     PRMBENCH_CLASSES,
     PRMBENCH_GROUPS,
@@ -68,7 +68,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
         raise InputError(f"data.path: two files or splits have the name {repeated[0]!r}, expected each once")
     rows, counts, place_of, seen = [], collections.Counter(), {}, set()
     for place, split, name in places:
-        solutions, found = load(place, kind, split=split, **AS_IN_FILE)
+        solutions, found = load(place, kind, split=split)
         counts.update(found)
         raw_rows = load_hub(place, split) if split else read_rows(place)
         for (number, raw), solution in zip(raw_rows, solutions, strict=True):

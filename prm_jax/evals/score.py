@@ -40,7 +40,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     if is_pool:  # read anew each time: a pool may be larger than memory
         source = lambda: pools.candidate_rows(pools.iter_pool(cfg.input))
     else:
-        found, _ = sources.load(cfg.input, "native", **sources.AS_IN_FILE)
+        found, _ = sources.load(cfg.input, "native")
         source = lambda: ((s.id, s.problem, s.steps) for s in found)
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
     unknown, total = set(wanted or ()), 0

@@ -47,6 +47,10 @@ def _value(value, hint, key: str):
     allowed = hint.__args__ if isinstance(hint, types.UnionType) else (hint,)
     for kind in allowed:
         origin = typing.get_origin(kind) or kind
+        if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+            return parse(value, kind, key)
+        if origin is tuple and isinstance(value, list):
+            return tuple(_value(x, typing.get_args(kind)[0], f"{key}[{i}]") for i, x in enumerate(value))
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):

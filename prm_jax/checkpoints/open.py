@@ -1,0 +1,125 @@
+"""A path to a model with all that its outputs mean: run folders of ours, our exports, and released Hugging Face checkpoints."""
+
+import dataclasses
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from prm_jax import InputError
+from prm_jax.checkpoints import hf, hf_config
+from prm_jax.checkpoints.hf_tensors import open_tensors
+from prm_jax.checkpoints.orbax import load_run
+from prm_jax.data.formats import Format, all_formats, verdicts
+from prm_jax.launch.config import parse
+from prm_jax.model import PRM
+from prm_jax.scoring import ModelScorer
+
+OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score a whole text, at its last token
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A verifier or a policy, with all that its outputs depend on."""
+
+    model: PRM
+    tokenizer: object
+    format: Format | None  # None: a language model that no format reads steps from
+    objective: str  # prm, orm (an outcome model, read at every step), or lm: no step scores
+    label_kind: str  # what its scores mean: correctness, value (of a named completer) or unknown
+    name: str  # folder and step, for results and figures
+    reference: PRM | None = None  # of an implicit PRM: the model that its log-ratios are taken against
+    config: DictConfig | None = None  # of a run of ours: its whole configuration
+
+    def scorer(self, batch_rows: int, row_tokens: int | None = None) -> ModelScorer:
+        if self.objective == "lm":
+            raise InputError(f"{self.name}: is a language model (objective=lm), so it cannot score steps")
+        about = {name: value for name, value in vars(self).items() if name != "config"}
+        return ModelScorer(**about, batch_rows=batch_rows, row_tokens=row_tokens)
+
+
+def open_checkpoint(
+    path: str | Path, which: str, fmt: Format | None, dtype: str, reference: str | None = None
+) -> Loaded:
+    """A run folder of ours (its `which` checkpoint), or a Hugging Face folder or hub name.
+
+    A run and our own exports bring their format; other checkpoints are read with `fmt`, or, where that is `auto`, with the
+    one format that their step head belongs to; None: as a language model. `reference` is the second model of an implicit PRM.
+    """
+    implicit = fmt is not None and fmt.head == "implicit"
+    if implicit != (reference is not None):
+        name = fmt.name if fmt else "null"
+        raise InputError(
+            f"reference: format={name} scores by the log-ratio of two models, so name the second: reference=FOLDER"
+            if implicit
+            else f"reference: format={name} uses one model alone, expected null"
+        )
+    open_one = of_run if (Path(path) / "checkpoints").is_dir() else of_folder
+    loaded = open_one(str(path), which, None if implicit else fmt, dtype)
+    if (most := max(loaded.tokenizer.get_vocab().values(), default=0)) >= loaded.model.cfg.vocab:
+        raise InputError(f"{path}: its tokenizer has id {most}, but its model embeds {loaded.model.cfg.vocab} tokens")
+    if not implicit:
+        return loaded
+    if loaded.objective != "lm":
+        raise InputError(f"{path}: has a step head, but format={fmt.name} reads a language model")
+    second = open_checkpoint(reference, which, None, dtype)
+    if second.model.cfg.vocab < len(loaded.tokenizer):
+        raise InputError(
+            f"{reference}: has {second.model.cfg.vocab} tokens, but {path} writes in {len(loaded.tokenizer)}"
+        )
+    return dataclasses.replace(loaded, format=fmt, objective="prm", label_kind=fmt.label_kind, reference=second.model)
+
+
+def of_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
+    model, tokenizer, run, step = load_run(Path(path), which, dtype)
+    own = own_format(parse(run.format, Format, "format"), fmt, path)
+    return Loaded(model, tokenizer, own, run.objective, run.data.label_kind, f"{path} step {step}", config=run)
+
+
+def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
+    folder = hf.locate(path)
+    config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_tensors(folder)
+    notes = config.get("prm_jax", {})  # of our own exports: format, head, meaning of the labels, objective
+    is_own = "format" in notes
+    kind, layer = hf.find_head(tensors, str(folder), notes.get("head") if notes.get("head") != "none" else None)
+    classes = [str(name) for name in config.get("architectures") or ()]
+    if kind != "none" and not is_own and any(name.endswith(OUTCOME) for name in classes):
+        raise InputError(
+            f"{where}: architectures: {', '.join(classes)} is an outcome model: one score for a whole text, read at its last token; "
+            "no format reads steps from it"
+        )
+    if is_own:
+        fmt = own_format(parse(notes["format"], Format, f"{where}: prm_jax.format"), fmt, path)
+        as_lm = notes.get("objective") == "lm"
+    else:
+        as_lm = fmt is None
+        fmt = None if as_lm else choose_format(fmt, kind, layer, str(folder))
+    if as_lm:
+        cfg = hf_config.model_config(config, where, lm_head=True, dtype=dtype)
+        return Loaded(hf.load(folder, cfg, dtype=None), hf.load_tokenizer(folder), fmt, "lm", "unknown", path)
+    cfg = hf_config.model_config(config, where, head="binary" if fmt.head == "tokens" else kind, dtype=dtype)
+    tokenizer = hf.load_tokenizer(folder)
+    model = hf.load(folder, cfg, dtype=None, verdicts=verdicts(fmt, tokenizer))
+    label_kind, objective = notes.get("label_kind", fmt.label_kind), notes.get("objective", "prm")
+    return Loaded(model, tokenizer, fmt, objective, label_kind, path)
+
+
+def own_format(own: Format, asked: Format | None, path: str) -> Format:
+    """The format that a run or an export brings; says so where another was asked for."""
+    if asked is not None and asked.name != "auto" and asked != own:
+        print(f"format      {path}: is read with its own, {own.name}, not with format={asked.name}")
+    return own
+
+
+def choose_format(fmt: Format, kind: str, layer: str, where: str) -> Format:
+    """`fmt`, or where that is auto the one format whose checkpoints have this head; InputError where it does not fit."""
+    has = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
+    heads = (None, kind) if kind != "none" else ("tokens", "implicit")
+    fits = [f for f in all_formats() if f.head in heads and f.layer == layer]
+    listed = " or ".join(f"format={f.name}" for f in fits) or "no known format"
+    if fmt.name == "auto":
+        if len(fits) != 1 or fits[0].head is None:
+            raise InputError(f"{where}: {has}; say which convention it follows: {listed}")
+        return fits[0]
+    if fmt.head not in heads:
+        raise InputError(f"{where}: {has}, but format={fmt.name} reads {fmt.head or 'one'}; expected {listed}")
+    return fmt
