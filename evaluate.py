@@ -37,9 +37,10 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import init_distributed, same_folder, set_cpu_devices, text_folder
 from prm_jax.launch.mesh import MeshConfig, make_mesh
-from prm_jax.metrics import bootstrap_interval, labelled_steps, reliability, step_metrics
+from prm_jax.metrics import labelled_steps, reliability, step_metrics
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import ModelScorer, score_into, stored_scores
+from prm_jax.stats import bootstrap_interval
 from prm_jax.tasks import chain as arithmetic
 
 BENCHMARKS = ("processbench", "prmbench")
