@@ -325,9 +325,9 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     assert (split["n"], split["n_error"], split["n_clean"]) == (12, 8, 4) and results["mean_f1"] == split["f1"]
     # The scores it wrote give the same numbers without the model.
     read, _ = benchmarks.read("processbench", Source(path, None, "train"))
-    scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "difference")
-    assert np.ptp(scores) > 0.05 and results["score"] == {"kind": "difference", "range": [-1, 1]}
-    assert any(min(json.loads(line)["scores"]) < 0 for line in (tmp_path / "out/scores.jsonl").open())
+    scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "probability")
+    assert np.ptp(scores) > 0.05
+    assert {json.loads(line)["unit"] for line in (tmp_path / "out/scores.jsonl").open()} == {"logit"}
     again = benchmarks.processbench(read, scores, 0.5, "gsm8k")
     assert again["threshold"] == results["threshold"] and again["curve"] == results["curve"]
     for name in ("processbench", "processbench_threshold"):
