@@ -24,7 +24,7 @@ from prm_jax.checkpoints.orbax import run_config
 from prm_jax.data import grading, pools, rows, sources
 from prm_jax.data.formats import Format
 from prm_jax.data.solutions import Solution
-from prm_jax.data.splits import ArithmeticData, data_config, load_splits
+from prm_jax.data.splits import TaskData, data_config, load_evaluation
 from prm_jax.data.units import UNITS, probability
 from prm_jax.evals import benchmarks
 from prm_jax.evals import pool_metrics as best_of_n
@@ -209,7 +209,8 @@ def evaluate_steps(cfg: EvaluateConfig, data, folder: Path):
                 "task=best_of_n compares them"
             )
         data_cfg, seed = data_of(checkpoint, data)
-        splits, counts = load_splits(data_cfg, seed, labels_required=True)
+        found = load_evaluation(data_cfg, seed, named=data.name != "of_run")
+        splits, counts = found.splits, found.counts
         cli.print_counts(counts)
         test = [s for s in splits["test"] if s.labels is not None][: cfg.max_solutions]
         if not test:
@@ -255,7 +256,7 @@ def measure(cfg, verifier: ModelScorer, data_cfg, train, test: list[Solution], s
         name: np.histogram(p[here], bins=20, range=(0, 1))[0].tolist()
         for name, here in {"good": y >= 0.5, "bad": y < 0.5}.items()
     }
-    if cfg.baselines:
+    if cfg.baselines and train:  # a file measured whole has no training split to fit them on
         tokenizer = verifier.tokenizer
         tables = [step_table(solutions, tokenizer, kind) for solutions in (train, test)]
         result["baselines"] = baseline_aurocs(*tables)
@@ -354,7 +355,7 @@ def evaluate_best_of_n(cfg: EvaluateConfig, data, folder: Path):
 def draw_pool(cfg: EvaluateConfig, data):
     """A fresh pool of the noisy solver's solutions of unseen arithmetic problems, and the exact labels of their steps."""
     data_cfg, _ = data_of(Path(cfg.checkpoint[0]), data)
-    if not isinstance(data_cfg, ArithmeticData):
+    if not isinstance(data_cfg, TaskData):
         raise InputError(
             f"pool: the data {data_cfg.name} has no solver to draw candidates from; name a pool, pool=FILE"
         )
@@ -369,7 +370,7 @@ def draw_pool(cfg: EvaluateConfig, data):
         pools.Problem(
             f"arithmetic/{seed}/{p}",
             text,
-            str(arithmetic.parse_problem(text).values()[-1]),
+            arithmetic.answer(text),
             tuple(pools.Candidate(s.steps, s.answer, s.outcome == 1) for s in found),
         )
         for p, (text, found) in enumerate(by_problem.items())
