@@ -126,7 +126,8 @@ def main(cfg):
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     """Data, model and optimiser from the configuration, the loop, and what the run folder says of them in `texts`."""
-    splits, counts = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
+    data = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
+    splits, counts = data.splits, data.counts
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
     examples = {}

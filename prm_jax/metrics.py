@@ -1,13 +1,15 @@
-"""How good are step scores? Step metrics, calibration, first errors, within-problem ranking, intervals.
+"""How good are step scores? Step metrics, calibration, first errors, within-problem ranking. Intervals: stats.py.
 
 Pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they
 carry no shape suffix); ragged step scores are lists of such arrays. A score is P(step good). What no data
 defines is nan.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
+
+from prm_jax.stats import problem_numbers
 
 TAIL_SCORE = 0.9  # a wrong step scored above this is one that best-of-N will find and pick ("tail miss")
 
@@ -154,7 +156,7 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
     version equals 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
     """
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
-    _, problem = np.unique(np.asarray(problem_ids), return_inverse=True)
+    problem = problem_numbers(problem_ids)
     _checked(problem, score)
     order = np.argsort(problem, kind="stable")
     cuts = np.flatnonzero(np.diff(problem[order])) + 1
@@ -187,7 +189,7 @@ def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "cor
 def step_metrics(
     scores: Sequence[np.ndarray],
     labels: Sequence[Sequence[float | None] | None],
-    problem_ids: Sequence[str],
+    problem_ids: Sequence[Hashable],
     threshold: float = 0.5,
     label_kind: str = "correctness",
 ) -> dict:
@@ -262,34 +264,3 @@ def step_metrics(
             for here in [position == t]
         },
     }
-
-
-def bootstrap_interval(
-    statistic_fn: Callable[[np.ndarray], float],
-    problem_ids: Sequence[str],
-    n_resamples: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """(low, high) percentile interval of statistic_fn(row indices), problems drawn with replacement.
-
-    The problem is the cluster: all its rows come or stay away together. For a paired difference let
-    statistic_fn return the difference. A statistic that itself groups by problem must take one row a problem
-    (copies of a problem would merge into one group). Resamples where the statistic is nan are left out; under
-    two problems: (nan, nan).
-    """
-    _, problem, count = np.unique(np.asarray(problem_ids), return_inverse=True, return_counts=True)
-    if len(count) < 2:
-        return float("nan"), float("nan")
-    order, end, rng = np.argsort(problem, kind="stable"), np.cumsum(count), np.random.default_rng(seed)
-    values = []
-    for _ in range(n_resamples):
-        drawn = rng.integers(len(count), size=len(count))
-        n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
-        values.append(statistic_fn(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
-    values = np.array(values, np.float64)
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return float("nan"), float("nan")
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)

@@ -1,4 +1,4 @@
-"""Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n, intervals. Votes: votes.py.
+"""Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n. Votes: votes.py, intervals: stats.py.
 
 Pure functions of arrays: no I/O, no text. Every public function is jitted and works inside a caller's jit or vmap;
 randomness enters as a key.
@@ -8,29 +8,36 @@ Dimension key
   n subset sizes asked for, X any trailing axes
 
 Conventions
-  score  A *log score* in nats: the log of a number in [0, 1], 0 the best (`sum_logit`: log odds, unbounded). -inf
-         never wins, in any function: an empty solution, or one to which an aggregator gave probability 0.
-  mask   True where data is real; what stands in masked places changes no bit of a result. A masked candidate
-         (missing, unfinished, no answer) fills a place in a subset of n but never wins, OpenAI's protocol.
-  law    Weights over the N candidates. They sum to 1, or to 0 where no candidate can win: such a problem counts 0.
-  gold   1 right, 0 wrong; or any other value of the winner, its score for instance.
-  ties   Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to float32's
-         rounding tie, products of different half-precision step scores do not.
-         "share": tied candidates split the win evenly. "first": the lowest index wins (the order of a file decides).
+  score     A *log score* in nats: the log of a number in [0, 1], 0 the best, or for some aggregators log-odds, unbounded.
+            -inf (a step of probability 0) is the worst score, no loss: where all eligible candidates have it they tie.
+  mask      True where a candidate, or a step, exists; default: all do. What does not exist changes no bit of a result:
+            a problem with N_p candidates has its own C(N_p, n) subsets, and all N_p are taken where n is larger.
+  eligible  False for a candidate that exists but cannot win: it was cut, or has no answer. It fills a place in a subset,
+            worse than every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are eligible.
+  law       Weights over the N candidates; they sum to 1 where a problem has a candidate.
+  gold      1 right, 0 wrong; or any other value of the winner.
+  ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to float32's
+            rounding tie, products of different half-precision step scores do not.
+            "share": tied candidates split the win evenly. "first": the lowest index wins (the order of a file decides).
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-AGGREGATORS = ("min", "prod", "mean", "gmean", "last", "max", "sum_logit", "weighted", "softmin")
+from prm_jax.kernels.sort import best_first
+
 HIGHEST = jax.lax.Precision.HIGHEST  # full float32 in products: an accelerator's default keeps 8 or 11 bits
+# Below all scores: of probability 0, of who cannot win, of who does not exist. `round_score` keeps them.
+ZERO, UNABLE, MISSING = -(2.0**127), -1.5 * 2.0**127, -1.75 * 2.0**127
 
 
 class Reweighted(NamedTuple):
-    """weight_PN: the law pi*. kl_P: KL(pi* || ref), nats. log_z_P: log Z. reward_P: mean score under pi*, nats."""
+    """weight_PN: the law pi*. kl_P: KL(pi* || ref), nats. log_z_P: log Z. reward_P: mean score under pi*, nats, over
+    the eligible candidates with a finite score; nan where there is none."""
 
     weight_PN: jax.Array
     kl_P: jax.Array
@@ -38,89 +45,49 @@ class Reweighted(NamedTuple):
     reward_P: jax.Array
 
 
-class Interval(NamedTuple):
-    """mean_X over problems, low_X and high_X of its percentile interval, p_X two-sided against a mean of 0."""
-
-    mean_X: jax.Array
-    low_X: jax.Array
-    high_X: jax.Array
-    p_X: jax.Array
-
-
 # Step scores to solution scores
 
 
-@functools.partial(jax.jit, static_argnames=("how", "unit"))
-def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, temperature=0.1):
-    """One log score per solution, score_PN, from one number per step; p_t is the probability that step t is good.
+class Steps(NamedTuple):
+    """What an aggregator sees: log p_t and log-odds of p_t, which of them exist, the options of `aggregate`.
 
-    unit "logit": step_PNT are logits of p_t. "logp": natural logs of stored p_t; log 1 = 0 and log 0 = -inf are fine
-    and nothing is clipped. Any leading axes. A solution without steps gets -inf.
-
-    min        log min_t p_t
-    prod       sum_t log p_t              the chance that every step is right (Lightman et al. 2023)
-    mean       log 1/T sum_t p_t          arithmetic
-    gmean      1/T sum_t log p_t          geometric: the product without its bias against long solutions
-    last, max  log p_T, log max_t p_t
-    sum_logit  sum_t logit p_t            p_t clipped to [clip, 1 - clip], for p_t = 1 has no finite logit; clip=0 is
-                                          the plain sum of finite logits
-    weighted   log sum_t w_t p_t          w_t ∝ decay^t over the real steps, t = 0.. the place, 0 < decay <= 1
-    softmin    log sum_t w_t p_t          w = softmax(-r / temperature), r_t = 2 p_t - 1: PURE (2504.15275), whose
-                                          sum_t w_t r_t is 2 exp(score) - 1
+    Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU.
     """
-    # Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU.
-    mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
-    step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
-    match unit:
-        case "logit":
-            logp_PTN = jax.nn.log_sigmoid(step_PTN)
-        case "logp":
-            logp_PTN = step_PTN
-        case _:
-            raise ValueError(f'unit is {unit!r}, expected "logit" or "logp"')
-    place_T1 = jnp.arange(step_PTN.shape[-2])[:, None]
-    size_PN = mask_PTN.sum(-2)
-    match how:
-        case "min":
-            score_PN = jnp.min(logp_PTN, -2, where=mask_PTN, initial=jnp.inf)
-        case "prod":
-            score_PN = jnp.sum(logp_PTN, -2, where=mask_PTN)
-        case "mean":
-            score_PN = _log_average(logp_PTN, jnp.zeros_like(logp_PTN), mask_PTN)
-        case "gmean":
-            score_PN = jnp.sum(logp_PTN, -2, where=mask_PTN) / jnp.maximum(size_PN, 1)
-        case "last":
-            end_P1N = jnp.max(jnp.where(mask_PTN, place_T1, -1), -2, keepdims=True, initial=-1)
-            score_PN = jnp.max(logp_PTN, -2, where=place_T1 == end_P1N, initial=-jnp.inf)
-        case "max":
-            score_PN = jnp.max(logp_PTN, -2, where=mask_PTN, initial=-jnp.inf)
-        case "sum_logit":
-            logit_PTN = step_PTN if unit == "logit" else logp_PTN - jnp.log(-jnp.expm1(logp_PTN))
-            bound = jnp.log1p(-clip) - jnp.log(clip)
-            score_PN = jnp.sum(jnp.clip(logit_PTN, -bound, bound), -2, where=mask_PTN)
-        case "weighted":
-            logw_T1 = (place_T1 * jnp.log(decay)).astype(logp_PTN.dtype)
-            score_PN = _log_average(logp_PTN, jnp.broadcast_to(logw_T1, logp_PTN.shape), mask_PTN)
-        case "softmin":
-            score_PN = _log_average(logp_PTN, -2.0 / temperature * jnp.exp(logp_PTN), mask_PTN)
-        case _:
-            raise ValueError(f"unknown aggregator {how!r}, expected one of {', '.join(AGGREGATORS)}")
-    return jnp.where(size_PN > 0, score_PN, -jnp.inf)
+
+    logp_PTN: jax.Array
+    logit_PTN: jax.Array
+    mask_PTN: jax.Array
+    clip: float
+    decay: float
+    temperature: float
+
+    @property
+    def place_T1(self):
+        return jnp.arange(self.mask_PTN.shape[-2])[:, None]
 
 
-@functools.partial(jax.jit, static_argnames=("hows", "unit"))
-def aggregate_all(
-    step_PNT, mask_PNT, hows=AGGREGATORS, *, unit: str, clip=1e-6, decay=0.9, temperature=0.1
-) -> dict[str, jax.Array]:
-    """{how: score_PN} of several aggregators, a few problems at a time: they stay in cache, twice as fast on CPU."""
-    options = {"unit": unit, "clip": clip, "decay": decay, "temperature": temperature}
-    some = lambda pair: {how: aggregate(*pair, how, **options) for how in hows}
-    return jax.lax.map(some, (step_PNT, mask_PNT), batch_size=8)
+class Aggregator(NamedTuple):
+    """score: Steps -> score_PN; what it gives for a solution without steps does not count."""
+
+    score: Callable
+    is_log_probability: bool = True  # exp(score) lies in [0, 1] and can be calibrated
 
 
-def _log_average(logp_PTN, logw_PTN, mask_PTN):
+def _last(x):
+    end_P1N = jnp.max(jnp.where(x.mask_PTN, x.place_T1, -1), -2, keepdims=True, initial=-1)
+    return jnp.max(x.logp_PTN, -2, where=x.place_T1 == end_P1N, initial=-jnp.inf)
+
+
+def _sum_logit(x):
+    bound = jnp.log1p(-x.clip) - jnp.log(x.clip)
+    return jnp.sum(jnp.clip(x.logit_PTN, -bound, bound), -2, where=x.mask_PTN)
+
+
+def _log_average(x, logw_PTN):
     """log of the mean of p over T with weights ∝ exp(logw), to full relative precision near p = 1 and near p = 0."""
+    logp_PTN, mask_PTN = x.logp_PTN, x.mask_PTN
     lowest = jnp.finfo(logp_PTN.dtype).min
+    logw_PTN = jnp.broadcast_to(logw_PTN, logp_PTN.shape).astype(logp_PTN.dtype)
     logw_PTN = logw_PTN - jnp.max(logw_PTN, -2, keepdims=True, where=mask_PTN, initial=lowest)
     w_PTN = jnp.where(mask_PTN, jnp.exp(logw_PTN), 0.0)
     total_PN = jnp.maximum(w_PTN.sum(-2), jnp.finfo(logp_PTN.dtype).tiny)
@@ -129,6 +96,61 @@ def _log_average(logp_PTN, logw_PTN, mask_PTN):
     ratio_PTN = jnp.where(mask_PTN, jnp.exp(logp_PTN + logw_PTN - top_PN[..., None, :]), 0.0)
     low_PN = top_PN + jnp.log(ratio_PTN.sum(-2) / total_PN)
     return jnp.where(bad_PN < 0.5, jnp.log1p(-jnp.minimum(bad_PN, 0.5)), low_PN)
+
+
+# The one list of aggregators: an entry here is offered, measured and drawn everywhere.
+AGGREGATORS = {
+    # log min_t p_t
+    "min": Aggregator(lambda x: jnp.min(x.logp_PTN, -2, where=x.mask_PTN, initial=jnp.inf)),
+    # sum_t log p_t: the chance that every step is right (Lightman et al. 2023)
+    "prod": Aggregator(lambda x: jnp.sum(x.logp_PTN, -2, where=x.mask_PTN)),
+    # log 1/T sum_t p_t: arithmetic
+    "mean": Aggregator(lambda x: _log_average(x, 0.0)),
+    # 1/T sum_t log p_t: geometric, the product without its bias against long solutions
+    "gmean": Aggregator(lambda x: jnp.sum(x.logp_PTN, -2, where=x.mask_PTN) / jnp.maximum(x.mask_PTN.sum(-2), 1)),
+    # log p_T
+    "last": Aggregator(_last),
+    # log max_t p_t
+    "max": Aggregator(lambda x: jnp.max(x.logp_PTN, -2, where=x.mask_PTN, initial=-jnp.inf)),
+    # sum_t logit p_t, each clipped as if p_t were in [clip, 1 - clip]: p_t = 1 has no finite logit. clip=0: the plain sum
+    "sum_logit": Aggregator(_sum_logit, is_log_probability=False),
+    # log sum_t w_t p_t, w_t ∝ decay^t, t = 0.. the place of the step, 0 < decay <= 1
+    "weighted": Aggregator(lambda x: _log_average(x, x.place_T1 * jnp.log(x.decay))),
+    # log sum_t w_t p_t, w = softmax(-r / temperature), r_t = 2 p_t - 1: PURE (2504.15275), whose sum_t w_t r_t is
+    # 2 exp(score) - 1
+    "softmin": Aggregator(lambda x: _log_average(x, -2.0 / x.temperature * jnp.exp(x.logp_PTN))),
+}
+
+
+@functools.partial(jax.jit, static_argnames=("how", "unit"))
+def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, temperature=0.1):
+    """One log score per solution, score_PN, from one number per step; p_t is the probability that step t is good.
+
+    how: a name in AGGREGATORS. unit "logit": step_PNT are log-odds of p_t. "logp": natural logs of stored p_t; log 1 = 0
+    and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without steps gets -inf.
+    """
+    if how not in AGGREGATORS:
+        raise ValueError(f"unknown aggregator {how!r}, expected one of {', '.join(AGGREGATORS)}")
+    if unit not in ("logit", "logp"):
+        raise ValueError(f'unit is {unit!r}, expected "logit" or "logp"')
+    mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
+    step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
+    if unit == "logit":
+        logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
+    else:
+        logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
+    score_PN = AGGREGATORS[how].score(Steps(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
+    return jnp.where(mask_PTN.any(-2), score_PN, -jnp.inf)
+
+
+@functools.partial(jax.jit, static_argnames=("hows", "unit"))
+def aggregate_all(
+    step_PNT, mask_PNT, hows=tuple(AGGREGATORS), *, unit: str, clip=1e-6, decay=0.9, temperature=0.1
+) -> dict[str, jax.Array]:
+    """{how: score_PN} of several aggregators, a few problems at a time: they stay in cache, twice as fast on CPU."""
+    options = {"unit": unit, "clip": clip, "decay": decay, "temperature": temperature}
+    some = lambda pair: {how: aggregate(*pair, how, **options) for how in hows}
+    return jax.lax.map(some, (step_PNT, mask_PNT), batch_size=8)
 
 
 # Laws over a finite set of candidates, and their KL
@@ -147,169 +169,142 @@ def kl_divergence(law_PN, ref_PN):
 
 
 @jax.jit
-def reweight(score_PN, beta, ref_PN=None, mask_PN=None) -> Reweighted:
-    """pi*_i = ref_i exp(score_i / beta) / Z: the law that maximises E[score] - beta KL(pi || ref), per problem.
-
-    beta is one number; vmap over a grid, or jax.lax.map, which is faster on CPU. inf gives ref; 0 gives the arg max,
-    tied candidates sharing in proportion to ref. ref_PN: any weights >= 0, default uniform; masked candidates leave
-    ref, which is normalised over the others. A score of -inf has weight 0 at every beta, inf included, but stays in
-    ref. KL = reward / beta - log Z. At beta = 0 log Z is its limit: ±inf, or log ref(arg max) where the maximum is 0.
-    Where no candidate can win: weights and KL 0, log Z and reward -inf.
-    """
-    score_PN = mask_scores(score_PN, mask_PN)
-    ref_PN = _reference(score_PN, ref_PN, mask_PN)
-    eligible_PN = (ref_PN > 0) & (score_PN != -jnp.inf)
-    compared_PN = jnp.where(beta == 0, round_score(score_PN), score_PN)
-    best_P1 = jnp.max(compared_PN, -1, keepdims=True, where=eligible_PN, initial=-jnp.inf)
-    best_P1 = jnp.where(best_P1 == -jnp.inf, 0.0, best_P1)
-    gap_PN = jnp.where(eligible_PN, compared_PN - best_P1, 0.0)
-    tilt_PN = jnp.where(gap_PN == 0, 0.0, gap_PN / beta)  # the best keep exp(0) where 0 / 0 would be nan
-    mass_PN = jnp.where(eligible_PN, ref_PN * jnp.exp(tilt_PN), 0.0)
-    mass_P1 = mass_PN.sum(-1, keepdims=True)
-    weight_PN = mass_PN / jnp.where(mass_P1 > 0, mass_P1, 1.0)
-    kl_P = jnp.maximum(expectation(weight_PN, tilt_PN - jnp.log(mass_P1)), 0.0)
-    log_z_P = jnp.squeeze(jnp.where(best_P1 == 0, 0.0, best_P1 / beta) + jnp.log(mass_P1), -1)
-    reward_P = jnp.where(mass_P1[..., 0] > 0, expectation(weight_PN, score_PN), -jnp.inf)
-    return Reweighted(weight_PN, kl_P, log_z_P, reward_P)
+def mean_score(law_PN, score_PN, eligible_PN=None):
+    """The mean score under a law, over the eligible candidates with a finite score; nan where it gives these no weight."""
+    counts_PN = jnp.isfinite(score_PN) if eligible_PN is None else jnp.isfinite(score_PN) & eligible_PN
+    law_PN = jnp.where(counts_PN, law_PN, 0.0)
+    return expectation(law_PN, score_PN) / law_PN.sum(-1)
 
 
 @jax.jit
-def best_of_n_law(score_PN, n, ref_PN=None, mask_PN=None):
-    """Law of the best of n independent draws from the finite law ref, law_PN; ties share in proportion to ref.
+def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Reweighted:
+    """pi*_i = ref_i exp(score_i / beta) / Z: the law that maximises E[score] - beta KL(pi || ref), per problem.
 
-    A block of equal scores of mass b, below a mass a of better ones, wins with (1 - a)^n - (1 - a - b)^n. Masked
-    candidates leave ref. Its exact KL is `kl_divergence(law, ref)`; see `best_of_n_kl_bound`.
+    beta is one number; vmap over a grid, or jax.lax.map, which is faster on CPU. inf gives ref itself; 0 gives the arg
+    max, tied candidates sharing in proportion to ref. ref_PN: any weights >= 0, default uniform, normalised over the
+    candidates that exist. Scores of -inf and ineligible candidates have weight only at beta = inf, or where no other
+    candidate is in ref. KL = reward / beta - log Z where all scores are finite. At beta = 0 log Z is its limit: ±inf, or
+    log ref(arg max) where the maximum is 0. A nan score makes its problem nan.
     """
-    score_PN = round_score(mask_scores(score_PN, mask_PN))
-
-    def one(score_N, ref_N):
-        order_N = _best_first(score_N)
-        sorted_N, block_N = ref_N[order_N], _blocks(score_N[order_N])
-        mass_N = jax.ops.segment_sum(sorted_N, block_N, len(ref_N))
-        upto_N = jnp.minimum(jnp.cumsum(mass_N), 1.0)  # from the best down: precise where it is small
-        keep_N, lose_N = jnp.log1p(-jnp.roll(upto_N, 1).at[0].set(0.0)), jnp.log1p(-upto_N)
-        win_N = jnp.exp(n * keep_N) * -jnp.expm1(n * jnp.where(keep_N > -jnp.inf, lose_N - keep_N, 0.0))
-        share_N = win_N / jnp.where(mass_N > 0, mass_N, 1.0)
-        return jnp.zeros_like(ref_N).at[order_N].set(share_N[block_N] * sorted_N)
-
-    law_PN = jax.vmap(one)(score_PN, _reference(score_PN, ref_PN, mask_PN))
-    return jnp.where(score_PN != -jnp.inf, law_PN, 0.0)
-
-
-def best_of_n_kl_bound(n):
-    """log n - (n - 1) / n nats: at least KL(best-of-n || ref), equal for a law without atoms (Beirami 2401.01879)."""
-    return jnp.log(n) - (n - 1) / n
+    given_PN, exists_PN = as_float(score_PN), _all_or(mask_PN, score_PN)
+    score_PN = rank_scores(given_PN, eligible_PN, mask_PN, rounded=False)
+    ref_PN = jnp.where(exists_PN, 1.0 if ref_PN is None else as_float(ref_PN), 0.0).astype(score_PN.dtype)
+    total_P1 = ref_PN.sum(-1, keepdims=True)
+    ref_PN = ref_PN / jnp.where(total_P1 > 0, total_P1, 1.0)
+    compared_PN = jnp.where(beta == 0, round_score(score_PN), score_PN)
+    best_P1 = jnp.max(compared_PN, -1, keepdims=True, where=ref_PN > 0, initial=-jnp.inf)
+    gap_PN = jnp.where(ref_PN > 0, compared_PN - best_P1, 0.0)
+    tilt_PN = jnp.where(gap_PN == 0, 0.0, gap_PN / beta)  # the best keep exp(0) where 0 / 0 would be nan
+    mass_PN = ref_PN * jnp.exp(tilt_PN)
+    mass_P1 = mass_PN.sum(-1, keepdims=True)
+    weight_PN = mass_PN / jnp.where(mass_P1 > 0, mass_P1, 1.0)
+    kl_P = jnp.maximum(expectation(weight_PN, tilt_PN - jnp.log(mass_P1)), 0.0)
+    best_P1 = jnp.where(best_P1 <= ZERO, -jnp.inf, best_P1)
+    log_z_P = jnp.squeeze(jnp.where(best_P1 == 0, 0.0, best_P1 / beta) + jnp.log(mass_P1), -1)
+    return Reweighted(weight_PN, kl_P, log_z_P, mean_score(weight_PN, given_PN, eligible_PN))
 
 
-# Best-of-n: exact expectations over all n-subsets of the N candidates
+# Best-of-n: exact expectations over all n-subsets of the candidates
 
 
 @functools.partial(jax.jit, static_argnames=("ties",))
-def best_of_n(score_PN, gold_PN, mask_PN=None, size_n=None, *, ties: str = "share"):
+def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *, ties: str = "share"):
     """Expected gold of the best-scored of n candidates, curve_Pn, the mean over all C(N, n) subsets.
 
     E_n = sum_i C(N - i, n - 1) / C(N, n) gold_(i), sorted from the best, i = 1..N (Nakano et al. 2021, appendix I).
     Tied candidates share: each counts with the mean of its block. size_n: sizes within 1..N, default all; another
     size gives nan. A subset in which none can win counts 0. A nan score makes its problem nan.
     """
-    hidden_PN = mask_scores(score_PN, mask_PN)
-    gold_PN = jnp.where(hidden_PN == -jnp.inf, 0.0, jnp.where(jnp.isnan(hidden_PN), jnp.nan, as_float(gold_PN)))
-    score_PN = round_score(hidden_PN)
-    order_PN = _best_first(score_PN)
+    score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
+    gold_PN = jnp.where(score_PN <= UNABLE, 0.0, jnp.where(jnp.isnan(score_PN), jnp.nan, as_float(gold_PN)))
+    order_PN = best_first(score_PN)
     gold_PN = jnp.take_along_axis(gold_PN, order_PN, -1)
-    match ties:
-        case "share":
-            gold_PN = jax.vmap(_share)(gold_PN, jnp.take_along_axis(score_PN, order_PN, -1))
-        case "first":
-            pass  # of equal scores the lower index stands first
-        case _:
-            raise ValueError(f'ties is {ties!r}, expected "share" or "first"')
-    weight_nN = rank_weights(size_n, gold_PN.shape[-1], gold_PN.dtype)
-    return jnp.einsum("nN,PN->Pn", weight_nN, gold_PN, precision=HIGHEST)
+    if _shares(ties):
+        gold_PN = jax.vmap(_share)(gold_PN, jnp.take_along_axis(score_PN, order_PN, -1))
+    N, dtype = gold_PN.shape[-1], gold_PN.dtype
+    if mask_PN is None:
+        return jnp.einsum("nN,PN->Pn", rank_weights(size_n, N, dtype), gold_PN, precision=HIGHEST)
+    of = lambda pair: jnp.dot(rank_weights(size_n, N, dtype, pair[1]), pair[0], precision=HIGHEST)
+    return jax.lax.map(of, (gold_PN, mask_PN.sum(-1)))
 
 
-def rank_weights(size_n, N: int, dtype=jnp.float32):
+@functools.partial(jax.jit, static_argnames=("ties",))
+def best_of_n_law(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "share"):
+    """Law of the winner of a random n-subset, law_PN: `best_of_n` is its expectation of gold.
+
+    Where no candidate of a subset is eligible the ineligible ones of it tie, so that the law sums to 1 and is uniform at
+    n = 1. Its KL from the uniform law tends to log n - (n - 1) / n nats as N grows (Beirami 2401.01879).
+    """
+    score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
+    weights = functools.partial(rank_weights, jnp.reshape(n, 1), score_PN.shape[-1], score_PN.dtype)
+    full_N = weights()[0]
+
+    def one(problem):
+        score_N, order_N, count = problem
+        weight_N, sorted_N = full_N if mask_PN is None else weights(count)[0], score_N[order_N]
+        weight_N = jnp.where(_shares(ties) | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
+        return jnp.zeros_like(score_N).at[order_N].set(weight_N)
+
+    return jax.lax.map(one, (score_PN, best_first(score_PN), _all_or(mask_PN, score_PN).sum(-1)), batch_size=64)
+
+
+def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
     """weight_nN: chance that the best of a random n-subset has rank 0..N-1, 0 the best of all.
 
+    count: only the first so many of the N ranks exist, and sizes beyond it take all of them; default N.
     If none of the r better ones was drawn, rank r is drawn with chance n / (N - r). That none was has chance
     prod_{k<r} (N - n - k) / (N - k), symmetric in n and r; of the two products the shorter is taken. Rows are right
     to 2e-7 in float32 at N = 1,860, where binomials by `gammaln` are off by 8e-3.
     """
     size_n = subset_sizes(size_n, N)
+    count = jnp.asarray(N if count is None else count)
     # all_N: n in rows, r or k in columns. Not a numpy constant: XLA would fold the product while compiling, for minutes.
-    all_N, left_N = jnp.arange(N + 1), N - jnp.arange(N)
-    miss_NN = (jnp.maximum(left_N - all_N[:, None], 0) / left_N).astype(dtype)
+    all_N, left_N = jnp.arange(N + 1), count - jnp.arange(N)
+    miss_NN = (jnp.maximum(left_N - all_N[:, None], 0) / jnp.maximum(left_N, 1)).astype(dtype)
     none_drawn_NN = jnp.pad(jnp.cumprod(miss_NN, -1), ((0, 0), (1, 0)), constant_values=1)
     none_drawn_NN = jnp.where(all_N <= all_N[:, None], none_drawn_NN, none_drawn_NN.T)
-    drawn_nN = jnp.minimum(size_n[:, None] / left_N, 1.0).astype(dtype)
-    weight_nN = none_drawn_NN[jnp.clip(size_n, 0, N), :-1] * drawn_nN
+    taken_n = jnp.clip(size_n, 0, count)
+    drawn_nN = jnp.where(left_N > 0, jnp.minimum(taken_n[:, None] / jnp.maximum(left_N, 1), 1.0), 0.0).astype(dtype)
+    weight_nN = none_drawn_NN[taken_n, :-1] * drawn_nN
     return jnp.where(((size_n >= 1) & (size_n <= N))[:, None], weight_nN, jnp.nan)
 
 
 @jax.jit
-def pass_at_n(right_PN, mask_PN=None, size_n=None):
+def pass_at_n(right_PN, eligible_PN=None, mask_PN=None, size_n=None):
     """pass@n = 1 - C(N - c, n) / C(N, n), curve_Pn, c of the N candidates right (Chen et al. 2021).
 
     Best-of-n whose score is right_PN itself, 0 or 1: a sum of positive terms, precise where it is small.
     """
-    return best_of_n(right_PN, right_PN, mask_PN, size_n)
+    return best_of_n(right_PN, right_PN, eligible_PN, mask_PN, size_n)
 
 
 @jax.jit
 def subset_band(curve_Pn):
     """Standard deviation of a curve's mean over problems if each draws one n-subset: sqrt(sum_p e (1 - e)) / P.
 
-    For 0/1 gold; the shading of Lightman et al.'s figure 3. Problem sampling is another thing: `bootstrap`.
+    For 0/1 gold; the shading of Lightman et al.'s figure 3. Problem sampling is another thing: stats.py.
     """
     return jnp.sqrt(jnp.maximum(jnp.sum(curve_Pn * (1 - curve_Pn), 0), 0.0)) / curve_Pn.shape[0]
 
 
-@functools.partial(jax.jit, static_argnames=("draws",))
-def soft_best_of_n(key, score_PN, gold_PN, beta, mask_PN=None, size_n=None, *, draws: int = 400):
-    """Soft best-of-n (2505.03156), curve_Pn: of n drawn candidates i wins with chance ∝ exp(score_i / beta).
-
-    The mean of `draws` random n-subsets. beta = 0 is best-of-n; inf takes any that can win, each as likely.
-    """
-    score_PN = mask_scores(score_PN, mask_PN)
-    return over_subsets(
-        key, lambda drawn_PN: reweight(score_PN, beta, None, drawn_PN).weight_PN, gold_PN, size_n, draws
-    )
-
-
-def over_subsets(key, law, gold_PN, size_n, draws):
-    """Mean of expectation(law(drawn_PN), gold_PN) over draws, each a shuffle of every problem cut at each size n."""
-    gold_PN = as_float(gold_PN)
+def over_subsets(key, law, gold_PN, mask_PN, size_n, draws):
+    """Mean of expectation(law(drawn_PN), gold_PN) over draws of n of a problem's candidates, for each size n."""
+    gold_PN, exists_PN = as_float(gold_PN), _all_or(mask_PN, gold_PN)
     P, N = gold_PN.shape
-    size_n, mark = subset_sizes(size_n, N), jnp.uint32((1 << (N - 1).bit_length()) - 1)
+    size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
+    index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
+    valid_n = (size_n >= 1) & (size_n <= N)
 
     def one_draw(total_nP, k_draw):
-        # Random bits above the index in one integer: a shuffle by one bare sort (see `_best_first`).
-        bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32) & ~mark | jnp.arange(N, dtype=jnp.uint32)
-        place_PN = (jnp.sort(bits_PN, -1) & mark).astype(jnp.int32)
-        return total_nP + jax.lax.map(lambda n: expectation(law(place_PN < n), gold_PN), size_n), None
+        # Random bits above the index in one integer: no two are equal, and XLA sorts bare integers fastest.
+        bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
+        bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
+        sorted_PN = jnp.sort(bits_PN, -1)
+        drawn = lambda n: (bits_PN <= sorted_PN[:, jnp.clip(n - 1, 0, N - 1), None]) & exists_PN
+        return total_nP + jax.lax.map(lambda n: expectation(law(drawn(n)), gold_PN), size_n), None
 
-    start_nP = jnp.where((size_n >= 1) & (size_n <= N), 0.0, jnp.nan)[:, None] * jnp.ones(P, gold_PN.dtype)
+    start_nP = jnp.where(valid_n, 0.0, jnp.nan)[:, None] * jnp.ones(P, gold_PN.dtype)
     return jax.lax.scan(one_draw, start_nP, jax.random.split(key, draws))[0].T / draws
-
-
-# Intervals
-
-
-@functools.partial(jax.jit, static_argnames=("draws",))
-def bootstrap(key, value_PX, *, draws: int = 2000, level=0.95) -> Interval:
-    """Interval of the mean of value_PX over problems, the unit of resampling (Miller 2411.00640), for each of X.
-
-    For a paired comparison give differences on the same problems. p = 2 min(share of resampled means <= 0, share
-    >= 0), the sample itself counted as one more, at most 1.
-    """
-    value_PX = as_float(value_PX)
-    P = value_PX.shape[0]
-    pick_SP = jax.random.randint(key, (draws, P), 0, P)
-    count_SP = jax.vmap(lambda pick_P: jnp.bincount(pick_P, length=P))(pick_SP).astype(value_PX.dtype)
-    mean_SX = jnp.einsum("SP,P...->S...", count_SP, value_PX, precision=HIGHEST) / P
-    low_X, high_X = jnp.quantile(mean_SX, jnp.array([1 - level, 1 + level]) / 2, axis=0)
-    side_X = 1 + jnp.minimum((mean_SX <= 0).sum(0), (mean_SX >= 0).sum(0))
-    return Interval(value_PX.mean(0), low_X, high_X, jnp.minimum(2 * side_X / (draws + 1), 1.0))
 
 
 # Ranks, ties and arguments; votes.py takes them too
@@ -321,38 +316,23 @@ def round_score(score_PN):
     return jnp.where(score_PN == 0, 0.0, score_PN)
 
 
-def _best_first(score_PN):
-    """Indices of rounded scores from best to worst; of equal scores the lower index first.
-
-    A radix sort in two passes, half of the key above the index in one integer: XLA sorts bare integers on CPU three
-    times faster than scores with indices, and sorting is most of a best-of-n curve.
-    """
-    N = score_PN.shape[-1]
-    index_bits, half_bits = max(N - 1, 1).bit_length(), 13
-    if index_bits + half_bits > 32:
-        raise ValueError(f"{N} candidates, expected at most {2 ** (32 - half_bits)}")
-    bits_PN = jax.lax.bitcast_convert_type(score_PN.astype(jnp.float32), jnp.int32)
-    # These integers order as the floats do; rounding left the 7 lowest bits empty, so 25 remain. ~ puts the best first.
-    key_PN = ~(jnp.where(bits_PN < 0, bits_PN ^ 0x7FFFFFFF, bits_PN) >> 7) + (1 << 24)
-    key_PN = key_PN.astype(jnp.uint32)
-    index_N = jnp.arange(N, dtype=jnp.uint32)
-
-    def sort_by(half_PN):
-        return (jnp.sort(half_PN << index_bits | index_N, -1) & ((1 << index_bits) - 1)).astype(jnp.int32)
-
-    by_low_PN = sort_by(key_PN & ((1 << half_bits) - 1))
-    by_high_PN = sort_by(jnp.take_along_axis(key_PN >> half_bits, by_low_PN, -1))
-    return jnp.take_along_axis(by_low_PN, by_high_PN, -1)
+def rank_scores(score_PN, eligible_PN=None, mask_PN=None, rounded=True):
+    """Finite scores in the order of the conventions: the eligible, of them -inf last; the ineligible; the missing."""
+    score_PN = jnp.maximum(as_float(score_PN), ZERO)
+    score_PN = round_score(score_PN) if rounded else score_PN
+    score_PN = score_PN if eligible_PN is None else jnp.where(eligible_PN, score_PN, UNABLE)
+    return score_PN if mask_PN is None else jnp.where(mask_PN, score_PN, MISSING)
 
 
-def _blocks(score_N):
-    """The number, from 0, of the block of equal scores to which each of the sorted scores belongs."""
-    return jnp.cumsum(jnp.pad((score_N[1:] != score_N[:-1]).astype(jnp.int32), (1, 0)))
+def _shares(ties: str) -> bool:
+    if ties not in ("share", "first"):
+        raise ValueError(f'ties is {ties!r}, expected "share" or "first"')
+    return ties == "share"
 
 
 def _share(gold_N, score_N):
     """Mean of gold within each block of equal, sorted scores."""
-    block_N = _blocks(score_N)
+    block_N = jnp.cumsum(jnp.pad((score_N[1:] != score_N[:-1]).astype(jnp.int32), (1, 0)))
     total_N2 = jnp.stack([gold_N, jnp.ones_like(gold_N)], -1)
     total_N2 = jax.ops.segment_sum(total_N2, block_N, len(gold_N), indices_are_sorted=True)
     return (total_N2[:, 0] / jnp.maximum(total_N2[:, 1], 1.0))[block_N]
@@ -364,17 +344,8 @@ def as_float(x):
     return x.astype(jnp.promote_types(jnp.result_type(x, float), jnp.float32))
 
 
-def mask_scores(score_PN, mask_PN):
-    """Scores as floats, -inf where masked."""
-    return as_float(score_PN) if mask_PN is None else jnp.where(mask_PN, as_float(score_PN), -jnp.inf)
-
-
-def _reference(score_PN, ref_PN, mask_PN):
-    """The reference law: ref_PN, or equal weights, normalised over the real candidates."""
-    ref_PN = jnp.ones_like(score_PN) if ref_PN is None else jnp.broadcast_to(as_float(ref_PN), score_PN.shape)
-    ref_PN = ref_PN if mask_PN is None else jnp.where(mask_PN, ref_PN, 0.0)
-    total_P1 = ref_PN.sum(-1, keepdims=True)
-    return ref_PN / jnp.where(total_P1 > 0, total_P1, 1.0)
+def _all_or(mask_PN, like_PN):
+    return jnp.ones(like_PN.shape, bool) if mask_PN is None else jnp.asarray(mask_PN)
 
 
 def subset_sizes(size_n, N):

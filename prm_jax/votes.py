@@ -1,6 +1,8 @@
-"""Votes: the majority vote, weighted votes, the vote among the k best, and their curves over the number of candidates.
+"""Votes: the majority vote, weighted votes, and their curves over the number of candidates.
 
 Scores, masks, laws, gold and ties are as rerank.py says on top; every function is jitted, and works in a jit or vmap.
+answer_PN holds group ids within 0..N-1, equal where answers are; -1 is a candidate that cannot win (no answer, or cut).
+counts says what a winning group counts: "mean", the mean of its members' gold, or "first", that of its first member.
 
 Dimension key
   P problems, N candidates of a problem
@@ -14,61 +16,46 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.rerank import HIGHEST, as_float, mask_scores, over_subsets, round_score, subset_sizes
+from prm_jax.rerank import HIGHEST, as_float, over_subsets, rank_scores, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
+COUNTS = ("mean", "first")
 
 
-@functools.partial(jax.jit, static_argnames=("ties",))
-def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share"):
-    """Law of the vote's winner over all N candidates, law_PN; `expectation(law_PN, gold_PN)` is its accuracy.
+@functools.partial(jax.jit, static_argnames=("ties", "counts"))
+def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", counts: str = "mean"):
+    """Law of the vote's winner over the candidates in mask, law_PN; `expectation(law_PN, gold_PN)` is its accuracy.
 
-    answer_PN: group ids within 0..N-1, equal where answers are; -1 is no answer, which never wins. A candidate votes
-    with exp(log_weight): nothing for the majority, a score for the weighted vote (probabilities add up, Uesato et al.
-    2022), `top_k(score, k)` for the k best.
-    ties "share": tied groups split the win, members of a group share it (their gold may differ); "first": of tied
-    groups the one whose first member has the lowest index, represented by that member.
+    A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (probabilities add
+    up, Uesato et al. 2022). ties "share": tied groups split the win; "first": the one whose first member has the lowest
+    index has it. A group's members share its win, or its first member has it (counts).
     """
+    for name, x, expected in (("ties", ties, ("share", "first")), ("counts", counts, COUNTS)):
+        if x not in expected:
+            raise ValueError(f'{name} is {x!r}, expected "{expected[0]}" or "{expected[1]}"')
     N = answer_PN.shape[-1]
-    log_weight_PN = mask_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
-    log_weight_PN = jnp.where(answer_PN >= 0, log_weight_PN, -jnp.inf)
+    log_weight_PN = rank_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, rounded=False)
+    answer_PN = answer_PN if mask_PN is None else jnp.where(mask_PN, answer_PN, -1)
 
     def one(answer_N, log_weight_N):
-        can_win_N = log_weight_N != -jnp.inf
-        top = jnp.max(log_weight_N, initial=jnp.finfo(log_weight_N.dtype).min)
-        total = lambda x_N: jax.ops.segment_sum(x_N, jnp.where(can_win_N, answer_N, N), N + 1)[answer_N]
-        total_N = jnp.where(can_win_N, round_score(total(jnp.exp(log_weight_N - top))), 0.0)
-        wins_N = can_win_N & (total_N == total_N.max())
-        match ties:
-            case "share":
-                law_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)), 0.0)
-                return law_N / jnp.maximum(law_N.sum(), 1.0)
-            case "first":
-                return jnp.where(wins_N & (jnp.arange(N) == jnp.argmax(wins_N)), 1.0, 0.0)
-            case _:
-                raise ValueError(f'ties is {ties!r}, expected "share" or "first"')
+        votes_N, index_N = answer_N >= 0, jnp.arange(N)
+        group_N = jnp.where(votes_N, answer_N, N)
+        top = jnp.max(log_weight_N, where=votes_N, initial=jnp.finfo(log_weight_N.dtype).min)
+        weight_N = jnp.where(votes_N, jnp.exp(log_weight_N - top), 0.0)
+        total = lambda x_N: jax.ops.segment_sum(x_N, group_N, N + 1)[group_N]
+        total_N, first_N = round_score(total(weight_N)), jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
+        wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
+        if ties == "first":
+            wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
+        law_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0)
+        return law_N / jnp.maximum(law_N.sum(), 1.0)
 
     return jax.vmap(one)(answer_PN, log_weight_PN)
 
 
-@jax.jit
-def top_k(score_PN, k, mask_PN=None):
-    """Log vote weights of the k best: 0 for them, -inf for the rest; add a score for a weighted vote among them.
-
-    Candidates tied for the last places share these evenly, so that k votes are cast (or as many as can win).
-    """
-    score_PN = round_score(mask_scores(score_PN, mask_PN))
-    k = jnp.minimum(k, score_PN.shape[-1])
-    last_P1 = jnp.sort(score_PN, -1, descending=True)[..., k - 1][..., None]
-    above_P1 = jnp.sum(score_PN > last_P1, -1, keepdims=True)
-    tied_P1 = jnp.sum(score_PN == last_P1, -1, keepdims=True)
-    log_weight_PN = jnp.where(score_PN == last_P1, jnp.log((k - above_P1) / tied_P1), 0.0)
-    return jnp.where((score_PN >= last_P1) & (score_PN != -jnp.inf), log_weight_PN, -jnp.inf)
-
-
-@jax.jit
-def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
-    """Expected gold of the majority vote among n candidates, curve_Pn, exact over all n-subsets; ties share.
+@functools.partial(jax.jit, static_argnames=("counts",))
+def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str = "mean"):
+    """Expected gold of the majority vote among n candidates, curve_Pn, exact over all n-subsets; tied groups share.
 
     Group g of m_g members wins with c of them where no other group has more and t others have as many, with chance
     1 / (t + 1) = ∫_0^1 u^t du. With z counting the places taken, the ways to do so are
@@ -80,12 +67,13 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
     one. So a scan over candidates by rising c does it all: free_uk holds the product, won_uk the sum over g of gold_g
     times the product in which g wins. Gauss-Legendre nodes make the integral exact. N^4 operations per problem.
 
-    answer_PN as in `vote`; a group's gold is the mean over its members. N <= 128; beyond, `vote_curve`.
+    gold_g is the mean over the group, or of counts="first" the expectation over which of its members is the first of
+    the c drawn, the best of a c-subset by index. N <= 128; beyond, `vote_curve`.
     """
     N = answer_PN.shape[-1]
     if N > EXACT_VOTE_SIZE:
         raise ValueError(f"{N} candidates, expected at most {EXACT_VOTE_SIZE}: use vote_curve")
-    gold_PN = as_float(gold_PN)
+    gold_PN, size_n = as_float(gold_PN), subset_sizes(size_n, N)
     dtype = gold_PN.dtype
     # Row m of Pascal's triangle over 2^(m/2): both ends of a row and all products stay within float32's range.
     choose_kk = np.array([[math.comb(m, j) * 2.0 ** (-m / 2) for j in range(N + 1)] for m in range(N + 1)])
@@ -96,13 +84,19 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
     u_u1, quad_u = jnp.asarray((node_u[:, None] + 1) / 2, dtype), jnp.asarray(quad_u / 2, dtype)
 
     def one(problem):
-        answer_N, gold_N, valid_N = problem
+        answer_N, gold_N, valid_N, count = problem
         same_NN = (answer_N[:, None] == answer_N) & valid_N[:, None] & valid_N
         m_N = same_NN.sum(-1)
-        gold_N = jnp.sum(jnp.where(same_NN, gold_N, 0.0), -1) / jnp.maximum(m_N, 1)
         # Without an answer N + 1: reached by no group, so without effect.
         c_N = jnp.where(valid_N, jnp.tril(same_NN).sum(-1), N + 1)
-        rest_N = N - jnp.sum(m_N >= c_N[:, None], -1)
+        if counts == "mean":
+            ways_NN, all_N = jnp.ones_like(same_NN, dtype), m_N
+        else:  # of the C(m, c) draws of c members C(m - j, c - 1) have the j-th as their first; scaled as above
+            scale_N = 2.0 ** (-c_N / 2)
+            ways_NN = choose_kk[jnp.maximum(m_N[:, None] - c_N, 0), c_N[:, None] - 1] * scale_N
+            all_N = choose_kk[m_N, jnp.minimum(c_N, N)]
+        gold_N = jnp.sum(jnp.where(same_NN, ways_NN * gold_N, 0.0), -1) / jnp.where(all_N > 0, all_N, 1)
+        rest_N = count - jnp.sum(m_N >= c_N[:, None], -1)
 
         def add_group(carry, pair):
             both_xuk, total_k, c_before = carry  # x: free, won
@@ -119,23 +113,31 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None):
         zero_xuk = jnp.zeros((2, len(node_u), N + 1), dtype)
         pairs = jax.tree.map(lambda x_N: x_N[jnp.argsort(c_N)], (c_N, m_N, gold_N, rest_N))
         (both_xuk, total_k, _), _ = jax.lax.scan(add_group, (zero_xuk, zero_xuk[0, 0], 0), pairs)
-        return (total_k + quad_u @ both_xuk[1]) / choose_kk[N]
+        curve_k = (total_k + quad_u @ both_xuk[1]) / choose_kk[count]
+        return jnp.where((size_n >= 1) & (size_n <= N), curve_k[jnp.clip(size_n, 0, count)], jnp.nan)
 
-    valid_PN = (answer_PN >= 0) if mask_PN is None else (answer_PN >= 0) & mask_PN
-    curve_Pk = jax.lax.map(one, (answer_PN, gold_PN, valid_PN), batch_size=16)
-    size_n = subset_sizes(size_n, N)
-    return jnp.where((size_n >= 1) & (size_n <= N), curve_Pk[:, jnp.clip(size_n, 0, N)], jnp.nan)
+    mask_PN = jnp.ones(answer_PN.shape, bool) if mask_PN is None else mask_PN
+    problems = answer_PN, gold_PN, (answer_PN >= 0) & mask_PN, mask_PN.sum(-1)
+    return jax.lax.map(one, problems, batch_size=16)
 
 
-@functools.partial(jax.jit, static_argnames=("draws", "ties"))
+@functools.partial(jax.jit, static_argnames=("draws", "ties", "counts"))
 def vote_curve(
-    key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws: int = 400, ties: str = "share"
+    key,
+    answer_PN,
+    gold_PN,
+    log_weight_PN=None,
+    mask_PN=None,
+    size_n=None,
+    *,
+    draws: int = 400,
+    ties: str = "share",
+    counts: str = "mean",
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets.
 
     A subset keeps the candidates' order, on which ties="first" rests. The standard error of the curve's mean over
     problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
     """
-    log_weight_PN = mask_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, mask_PN)
-    law = lambda drawn_PN: vote(answer_PN, log_weight_PN, drawn_PN, ties=ties)
-    return over_subsets(key, law, gold_PN, size_n, draws)
+    law = lambda drawn_PN: vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts)
+    return over_subsets(key, law, gold_PN, mask_PN, size_n, draws)

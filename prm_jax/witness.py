@@ -93,7 +93,7 @@ def results(how: str = "sum_logit", beta=BETA) -> dict:
 
 
 @functools.partial(jax.jit, static_argnames=("hows", "trace"))
-def plane(beta_b, error_e, hows: tuple[str, ...] = rerank.AGGREGATORS, trace: int = HACKED_TRACE) -> Plane:
+def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS), trace: int = HACKED_TRACE) -> Plane:
     """Every aggregator x beta x size of the error that the process verifier makes on one trace.
 
     beta_b: any betas, 0 and inf included. error_e: 0 honest to 1 fully fooled (`process_logits`).
@@ -125,7 +125,7 @@ def grids(how: str, betas: int, errors: int) -> dict:
     score_vN = jnp.stack([score(verifier, how) for verifier in VERIFIERS])
     over_b = jax.vmap(functools.partial(rerank.reweight, ref_PN=jnp.asarray(REF_N)), in_axes=(None, 0))
     weight_vbN = jnp.swapaxes(over_b(score_vN, beta_b).weight_PN, 0, 1)
-    whole = plane(beta_b, error_e)
+    whole = plane(beta_b, error_e, tuple(rerank.AGGREGATORS))
 
     def rounded(x):
         return np.round(np.asarray(x).astype(float if x.dtype.kind == "f" else int), 6).tolist()

@@ -1,18 +1,20 @@
 """The embedded task: the checker against an independent one, exact value labels against simulation, rates, splits."""
 
 import dataclasses
+import hashlib
 import re
 
 import numpy as np
 import pytest
 
 from prm_jax import InputError
+from prm_jax.tasks import TASKS, chain
 from prm_jax.tasks.chain import (
     ERRORS,
     SPLITS,
     WORDS,
-    ArithmeticConfig,
     Chain,
+    Config,
     correctness_labels,
     lucky_share,
     make_solutions,
@@ -26,7 +28,7 @@ from prm_jax.tasks.chain import (
 )
 
 OPERATIONS = {"+": 2, "-": 2, "*": 2, "max": 1, "min": 1}
-CFG = ArithmeticConfig(3, 5, 0.2, 0.0, OPERATIONS, {"near": 0.4, "operation": 0.2, "operand": 0.2, "random": 0.2}, 4)
+CFG = Config(3, 5, 0.2, 0.0, OPERATIONS, {"near": 0.4, "operation": 0.2, "operand": 0.2, "random": 0.2}, 4)
 CHAIN = Chain(4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)))  # any operand is legal, drawn or not
 
 
@@ -61,6 +63,24 @@ RIGHT = ["4+5=2", "2*4=1", "max(1,3)=3", "3-6=4"]
 )
 def test_correctness_labels(steps, labels):
     assert correctness_labels(CHAIN, steps) == labels
+
+
+def test_steps_and_answers_are_checked_from_texts_alone():
+    assert TASKS["arithmetic"] is chain
+    problem = str(CHAIN)
+    assert chain.step_labels(problem, RIGHT) == [1, 1, 1, 1] and chain.answer(problem) == "4"
+    assert chain.step_labels(problem, ["4 + 5 = 2", "2*4=2", "so it is 2", "", "5"]) == [1, 0, 0, 0, 0]
+    assert chain.step_labels(problem, []) == []
+    for call in (lambda: chain.step_labels("What is 2 + 3?", ["5"]), lambda: chain.answer("")):
+        with pytest.raises(InputError, match="not an arithmetic problem"):
+            call()
+
+
+def test_samples_are_those_behind_the_published_numbers():
+    texts = repr(
+        [(s.problem, s.steps, s.labels, s.outcome, s.answer, s.id) for s in make_solutions(CFG, 500, "test", 0)]
+    )
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "c7b0d433db798696"
 
 
 def independent_check(problem: str, steps: list[str]) -> list[float]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,18 @@ def test_processbench_literally(predicted, accuracy_error, accuracy_clean, f1):
     assert split["f1"] == found["mean_f1"] == pytest.approx(f1)
     here = found["curve"]["threshold"].index(0.5)
     assert found["curve"]["f1"]["a"][here] == pytest.approx(f1)
+
+
+def test_long_problems_cost_no_memory_a_step():
+    """An array of texts is as wide as its longest: 3,000 characters would be 12 kB a step."""
+    rows = [processbench_row("a", -1, 2, "q" * 3000 + str(i % 20)) for i in range(2000)]
+    scores = [np.ones(2)] * len(rows)
+    tracemalloc.start()
+    benchmarks.prmbench(rows, scores, 0.5)
+    benchmarks.processbench(rows, scores, 0.5)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e7  # 48 MB as texts
 
 
 def test_the_mean_is_plain_and_undefined_where_a_split_is(tmp_path):
@@ -250,8 +263,14 @@ def test_scores_come_back_in_the_order_of_the_rows(tmp_path):
     assert stored_scores(write(tmp_path / "d.jsonl", {"id": "a", "scores": [-1, 0.5]}), {"a": 2}, "difference")[
         0
     ].tolist() == [0.0, 0.75]
-    plain = write(tmp_path / "p.jsonl", {"id": "a", "scores": [0.0, 1.0]})
-    assert stored_scores(plain, {"a": 2}, "probability")[0].tolist() == [0.0, 1.0]
+    plain = write(
+        tmp_path / "p.jsonl", {"id": "a", "scores": [0.0, 1.0, 0.3]}
+    )  # .3 is at a threshold of .3, to the bit
+    assert stored_scores(plain, {"a": 3}, "probability")[0].tolist() == [0.0, 1.0, 0.3]
+    # A row's own unit goes before the caller's; log-odds of 17 and 30 are told apart.
+    said = write(tmp_path / "u.jsonl", {"id": "a", "unit": "logit", "scores": [17, 30]}, {"id": "b", "scores": [0.5]})
+    (a, b) = stored_scores(said, {"a": 2, "b": 1}, "probability")
+    assert a[0] < a[1] < 1 and b.tolist() == [0.5]
 
 
 GOOD = {"id": "a", "scores": [0.1, 0.2]}
@@ -268,6 +287,10 @@ GOOD = {"id": "a", "scores": [0.1, 0.2]}
         ([{"id": "b", "scores": [0.1, 0.2]}], "{path} line 2: id 'b': scores: found 2, expected 1, one a step"),
         ([{"id": "b", "scores": [float("nan")]}], "{path} line 2: id 'b': scores[0]: found nan, expected a finite"),
         ([{"id": "b", "scores": [None]}], "{path} line 2: id 'b': scores[0]: found null, expected a finite number"),
+        (
+            [{"id": "b", "unit": "nats", "scores": [1]}],
+            "{path} line 2: id 'b': unit: found 'nats', expected logit, prob",
+        ),
         (
             [{"id": "b", "scores": [1.5]}],
             "{path} line 2: id 'b': scores[0]: found 1.5, expected a probability in [0, 1]; scores_unit=logit",
@@ -302,9 +325,9 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     assert (split["n"], split["n_error"], split["n_clean"]) == (12, 8, 4) and results["mean_f1"] == split["f1"]
     # The scores it wrote give the same numbers without the model.
     read, _ = benchmarks.read("processbench", Source(path, None, "train"))
-    scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "difference")
-    assert np.ptp(scores) > 0.05 and results["score"] == {"kind": "difference", "range": [-1, 1]}
-    assert any(min(json.loads(line)["scores"]) < 0 for line in (tmp_path / "out/scores.jsonl").open())
+    scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "probability")
+    assert np.ptp(scores) > 0.05
+    assert {json.loads(line)["unit"] for line in (tmp_path / "out/scores.jsonl").open()} == {"logit"}
     again = benchmarks.processbench(read, scores, 0.5, "gsm8k")
     assert again["threshold"] == results["threshold"] and again["curve"] == results["curve"]
     for name in ("processbench", "processbench_threshold"):

@@ -323,43 +323,6 @@ def test_step_metrics_bad_input_raises():
         metrics.step_metrics([[0.5]], [[1]], ["a", "b"])
 
 
-# Intervals
-
-
-def test_bootstrap_of_a_mean_has_the_clustered_standard_error():
-    rng = np.random.default_rng(0)
-    n_problems, n_rows = 300, 4
-    value = np.repeat(rng.normal(size=n_problems), n_rows)  # rows of one problem say the same thing
-    ids = np.repeat([f"p{i}" for i in range(n_problems)], n_rows)
-    rows = rng.permutation(len(value))
-    value, ids = value[rows], ids[rows]
-    low, high = metrics.bootstrap_interval(lambda r: value[r].mean(), ids, n_resamples=2000)
-    standard_error = value.std() / np.sqrt(n_problems)
-    assert (high - low) / (2 * 1.96) == pytest.approx(standard_error, rel=0.1)
-    assert (high + low) / 2 == pytest.approx(value.mean(), abs=0.2 * standard_error)
-    narrow = metrics.bootstrap_interval(lambda r: value[r].mean(), ids, n_resamples=2000, level=0.5)
-    assert low < narrow[0] < narrow[1] < high
-
-
-def test_bootstrap_draws_whole_problems():
-    ids, drawn = ["b", "a", "b", "c", "b", "c"], []
-    metrics.bootstrap_interval(lambda r: drawn.append(np.bincount(r, minlength=6)) or 0.0, ids, n_resamples=50)
-    for count in drawn:
-        assert count[0] == count[2] == count[4] and count[3] == count[5]
-        assert count[0] + count[1] + count[3] == 3
-    assert len({tuple(count) for count in drawn}) > 5
-
-
-def test_bootstrap_is_seeded_and_states_when_it_knows_nothing():
-    value, ids = np.random.default_rng(0).normal(size=10), list("aabbccddee")
-    intervals = [metrics.bootstrap_interval(lambda r: value[r].mean(), ids, seed=s) for s in (0, 0, 1)]
-    assert intervals[0] == intervals[1] != intervals[2]
-    assert np.isnan(metrics.bootstrap_interval(lambda r: 1.0, ["a", "a"])).all()
-    assert np.isnan(metrics.bootstrap_interval(lambda r: NAN, ids, n_resamples=5)).all()
-    # A statistic undefined on some resamples keeps the others.
-    assert metrics.bootstrap_interval(lambda r: 3.0 if 0 in r else NAN, ids) == (3.0, 3.0)
-
-
 # Baselines that cannot read
 
 

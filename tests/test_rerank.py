@@ -4,7 +4,6 @@ Compiling is most of the time of these tests. So most share one shape and one wa
 compiled in a second way, that is mostly its vmap, held against the same truth.
 """
 
-import functools
 import itertools
 import math
 from fractions import Fraction
@@ -15,7 +14,8 @@ import pytest
 from conftest import real_gold
 
 from prm_jax import rerank
-from prm_jax.rerank import aggregate, best_of_n, bootstrap, expectation, reweight
+from prm_jax.kernels.sort import best_first
+from prm_jax.rerank import aggregate, best_of_n, expectation, reweight
 
 INF = np.inf
 P, N, T = 8, 9, 6
@@ -30,21 +30,30 @@ def corner(x, shape=(P, N)):
     return out, mask
 
 
-def brute_best_of_n(score_N, gold_N, n):
-    """Mean over all n-subsets of the mean gold of the subset's best; nothing to choose counts 0."""
-    total = 0.0
-    for drawn in itertools.combinations(range(len(score_N)), n):
-        top = max(score_N[i] for i in drawn)
-        if top > -INF:
-            total += np.mean([gold_N[i] for i in drawn if score_N[i] == top])
-    return total / math.comb(len(score_N), n)
+def brute_best_of_n(score_N, gold_N, eligible_N, mask_N, n, ties="share"):
+    """Mean over all n-subsets of the candidates that exist of the (mean, or first) gold of the best eligible; else 0."""
+    golds, there = [], np.flatnonzero(mask_N)
+    for drawn in itertools.combinations(there, min(n, len(there))):
+        able = [i for i in drawn if eligible_N[i]]
+        best = [i for i in able if score_N[i] == max(score_N[j] for j in able)]
+        golds.append(np.mean(gold_N[best[: 1 if ties == "first" else None]]) if best else 0.0)
+    return np.mean(golds)
+
+
+def brute_curves(*pool, ties="share"):
+    """curve_Pn of a pool score_PN, gold_PN, eligible_PN, mask_PN."""
+    return [[brute_best_of_n(*problem, n, ties) for n in range(1, N + 1)] for problem in zip(*pool)]
 
 
 def some_pool(rng, dtype=np.float64):
-    """Integer scores with ties and -inf, gold of any value, a mask."""
+    """Integer scores with ties and -inf, gold of any value, who is eligible, who exists: of all kinds in one problem."""
     score_PN = rng.integers(0, 4, (P, N)).astype(dtype)
     score_PN[rng.random((P, N)) < 0.2] = -INF
-    return score_PN, rng.random((P, N)).astype(dtype), rng.random((P, N)) < 0.8
+    score_PN[1] = -INF  # all of probability 0: a tie
+    eligible_PN, mask_PN = rng.random((P, N)) < 0.8, rng.random((P, N)) < 0.8
+    eligible_PN[2] = False
+    mask_PN[:, 3], mask_PN[3] = True, np.arange(N) == 3
+    return score_PN, rng.random((P, N)).astype(dtype), eligible_PN, mask_PN
 
 
 # Aggregators
@@ -225,7 +234,7 @@ def test_reweight_matches_the_definition(precision):
     rng = np.random.default_rng(3)
     score_PN, ref_PN = rng.normal(0, 2, (P, N)).astype(dtype), rng.random((P, N)).astype(dtype)
     mask_PN = rng.random((P, N)) < 0.7
-    got = jax.device_get(reweight(score_PN, 0.7, ref_PN, mask_PN))
+    got = jax.device_get(reweight(score_PN, 0.7, ref_PN, None, mask_PN))
     law_PN = np.where(mask_PN, ref_PN.astype(float), 0)
     law_PN /= law_PN.sum(-1, keepdims=True)
     tilted_PN = law_PN * np.exp(score_PN.astype(float) / 0.7)
@@ -260,15 +269,17 @@ def test_reweight_at_the_ends_of_beta():
     score_PN, mask_PN = corner(score_N[None])
     ref_PN = corner(np.array([[1.0, 2.0, 3.0, 2.0, 2.0]], np.float32))[0]
     law = lambda score_PN, beta, ref_PN=ref_PN: jax.tree.map(
-        lambda x: np.asarray(x)[0], reweight(score_PN, beta, ref_PN, mask_PN)
+        lambda x: np.asarray(x)[0], reweight(score_PN, beta, ref_PN, ALL_PN, mask_PN)
     )
     cold, hot = law(score_PN, 0.0), law(score_PN, INF)
     # beta 0: the two maxima in proportion 1 : 3 of ref, KL = log(total ref / theirs), log Z -> -1 / 0
     np.testing.assert_allclose(cold.weight_PN[:5], [0.25, 0, 0.75, 0, 0], rtol=1e-6)
     np.testing.assert_allclose([cold.kl_P, cold.log_z_P, cold.reward_P], [math.log(10 / 4), -INF, -1], rtol=1e-6)
-    # beta inf: ref, but for the candidate of probability 0, which has weight 0 at every finite beta
-    np.testing.assert_allclose(hot.weight_PN[:5], [1 / 8, 2 / 8, 3 / 8, 0, 2 / 8], rtol=1e-6)
-    np.testing.assert_allclose([hot.kl_P, hot.log_z_P], [math.log(10 / 8), math.log(8 / 10)], rtol=1e-6)
+    # beta inf: ref itself, with the candidate of probability 0, which has weight 0 at every finite beta; its mean score
+    # is over the others
+    np.testing.assert_allclose(hot.weight_PN[:5], [0.1, 0.2, 0.3, 0.2, 0.2], rtol=1e-6)
+    np.testing.assert_allclose([hot.kl_P, hot.log_z_P, hot.reward_P], [0, 0, -1.75], atol=1e-6)
+    assert law(score_PN, 1e30).weight_PN[3] == 0
     assert law(score_PN, 1e-6).weight_PN[2] == pytest.approx(0.75)
     np.testing.assert_allclose(law(score_PN + 1, 0.0).log_z_P, math.log(4 / 10), rtol=1e-6)
     # equal up to float32's rounding: a tie at 0, compared after rounding, reported before
@@ -279,19 +290,41 @@ def test_reweight_at_the_ends_of_beta():
     assert law(score_PN, 0.0).reward_P == np.float32(-0.3)
 
 
-def test_reweight_where_nothing_can_win():
-    """Rows: all masked, all -inf, ref 0 on the only real candidate, one candidate left."""
-    score_PN = corner(np.array([[1.0, 2.0], [-INF, -INF], [3.0, -INF], [-5000.0, np.nan]], np.float32))[0]
-    mask_PN = corner(np.array([[False, False], [True, True], [True, True], [True, False]]))[0]
-    ref_PN = corner(np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]], np.float32))[0]
+def test_laws_where_little_can_win():
+    """Rows: no candidate, all of probability 0, ref 0 on the only finite score, one candidate, none and one eligible."""
+    score_PN = corner(np.array([[1.0, 2], [-INF, -INF], [3, -INF], [-5000, np.nan], [1, 2], [1, np.nan]], np.float32))[
+        0
+    ]
+    mask_PN = corner(np.array([[False, False], *[[True, True]] * 2, [True, False], *[[True, True]] * 2]))[0]
+    ref_PN = corner(np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0], *[[1.0, 1.0]] * 3], np.float32))[0]
+    eligible_PN = corner(np.array([*[[True, True]] * 4, [False, False], [True, False]]))[0]
+    half = [0.5, 0.5]
     for beta in (0.0, 0.3, INF):
-        law = jax.tree.map(lambda x: np.asarray(x)[:4], reweight(score_PN, beta, ref_PN, mask_PN))
-        np.testing.assert_array_equal(law.weight_PN[:, :2], [[0, 0], [0, 0], [0, 0], [1, 0]])
+        law = jax.tree.map(lambda x: np.asarray(x)[:6], reweight(score_PN, beta, ref_PN, eligible_PN, mask_PN))
+        last = half if beta == INF else [1, 0]
+        np.testing.assert_array_equal(law.weight_PN[:, :2], [[0, 0], half, [0, 1], [1, 0], half, last])
         np.testing.assert_array_equal(law.weight_PN[:, 2:], 0)
-        np.testing.assert_array_equal(law.kl_P, [0, 0, 0, 0])
-        np.testing.assert_array_equal(law.reward_P, [-INF, -INF, -INF, -5000])
-        assert (law.log_z_P[:3] == -INF).all()
-        np.testing.assert_array_equal(expectation(law.weight_PN, np.ones((4, N))), [0, 0, 0, 1])
+        np.testing.assert_allclose(law.kl_P, [0, 0, 0, 0, 0, 0 if beta == INF else math.log(2)], rtol=1e-6)
+        np.testing.assert_array_equal(law.reward_P, [np.nan, np.nan, np.nan, -5000, np.nan, 1])
+        # nor does a subset in which none is eligible leave mass out of the law, though it has no gold
+        np.testing.assert_array_equal(expectation(law.weight_PN, np.ones((6, N))), [0, 1, 1, 1, 1, 1])
+    law_PN = np.asarray(rerank.best_of_n_law(score_PN, 2, eligible_PN, mask_PN))[:6]
+    np.testing.assert_array_equal(law_PN[:, :2], [[0, 0], half, [1, 0], [1, 0], half, [1, 0]])
+
+
+def test_both_families_have_one_reference():
+    """Scores 0, -1, -2 and of probability 0: without pressure both laws are the reference, a quarter each and KL 0."""
+    score_PN = np.array([[0.0, -1, -2, -INF]])
+    tilted = reweight(score_PN, INF)
+    drawn_PN = rerank.best_of_n_law(score_PN, 1)
+    for law_PN in (tilted.weight_PN, drawn_PN):
+        np.testing.assert_allclose(law_PN, [[0.25] * 4], rtol=1e-6)
+        np.testing.assert_allclose(rerank.kl_divergence(law_PN, np.full((1, 4), 0.25)), [0], atol=1e-6)
+    np.testing.assert_array_equal(tilted.kl_P, [0])
+    np.testing.assert_allclose(rerank.mean_score(drawn_PN, score_PN), [-1], rtol=1e-6)
+    # all the pressure there is: the arg max in both, log 4 nats away
+    np.testing.assert_array_equal(reweight(score_PN, 0).weight_PN, rerank.best_of_n_law(score_PN, 4))
+    np.testing.assert_allclose(reweight(score_PN, 0).kl_P, math.log(4), rtol=1e-6)
 
 
 def test_reweight_over_a_beta_grid_is_a_loop_and_huge_scores_do_not_overflow():
@@ -313,21 +346,56 @@ def test_reweight_over_a_beta_grid_is_a_loop_and_huge_scores_do_not_overflow():
 # Best-of-n
 
 
-def curve(score_PN, gold_PN, mask_PN=ALL_PN):
+def curve(score_PN, gold_PN, eligible_PN=ALL_PN, mask_PN=ALL_PN, ties="share"):
     """best_of_n at every size; the sizes next to 1..N are nan."""
-    curve_Pn = np.asarray(best_of_n(score_PN, gold_PN, mask_PN, np.arange(N + 2)))
+    curve_Pn = np.asarray(best_of_n(score_PN, gold_PN, eligible_PN, mask_PN, np.arange(N + 2), ties=ties))
     assert np.isnan(curve_Pn[:, [0, -1]]).all()
     return curve_Pn[:, 1:-1]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_e1_best_of_n_equals_the_mean_over_all_subsets(seed, precision):
+@pytest.mark.parametrize("ties", ["share", "first"])
+def test_e1_best_of_n_equals_the_mean_over_all_subsets(seed, ties, precision):
+    """Ragged pools, scores of -inf, ineligible and tied candidates together."""
     dtype, tol = precision
-    score_PN, gold_PN, mask_PN = some_pool(np.random.default_rng(seed), dtype)
-    curve_Pn = curve(score_PN, gold_PN, mask_PN)
-    hidden_PN = np.where(mask_PN, score_PN, -INF)
-    expected = [[brute_best_of_n(s, g, n) for n in range(1, N + 1)] for s, g in zip(hidden_PN, gold_PN)]
-    np.testing.assert_allclose(curve_Pn, expected, rtol=0, atol=tol)
+    pool = some_pool(np.random.default_rng(seed), dtype)
+    np.testing.assert_allclose(curve(*pool, ties=ties), brute_curves(*pool, ties=ties), rtol=0, atol=tol)
+
+
+def test_the_law_of_best_of_n_is_behind_its_curve(precision):
+    _, tol = precision
+    score_PN, gold_PN, eligible_PN, mask_PN = some_pool(np.random.default_rng(4))
+    for ties in ("share", "first"):
+        law = lambda n, ties=ties: rerank.best_of_n_law(score_PN, n, eligible_PN, mask_PN, ties=ties)
+        law_nPN = np.asarray(jax.vmap(law)(np.arange(1, N + 1)))
+        np.testing.assert_allclose(law_nPN.sum(-1), 1, atol=tol)
+        assert (law_nPN[:, ~mask_PN] == 0).all()
+        np.testing.assert_allclose(law_nPN[0], mask_PN / mask_PN.sum(-1, keepdims=True), atol=tol)
+        gold_nP = (law_nPN * np.where(eligible_PN, gold_PN, 0)).sum(-1)
+        np.testing.assert_allclose(gold_nP.T, curve(score_PN, gold_PN, eligible_PN, mask_PN, ties), atol=tol)
+
+
+def test_a_problem_with_fewer_candidates_has_subsets_of_its_own():
+    """p: 1 of 3 right; q has one candidate, which is right."""
+    right_PN, mask_PN = np.array([[1.0, 0, 0], [1, 0, 0]]), np.array([[True] * 3, [True, False, False]])
+    score_PN = np.array([[2.0, 1, 0], [0, 9, 9]])
+    curve_Pn = np.asarray(best_of_n(score_PN, right_PN, None, mask_PN))
+    np.testing.assert_allclose(curve_Pn, [[1 / 3, 2 / 3, 1], [1, 1, 1]], rtol=1e-6)
+    assert curve_Pn[:, 0].mean() == pytest.approx(2 / 3)
+    np.testing.assert_allclose(rerank.pass_at_n(right_PN, None, mask_PN), curve_Pn, rtol=1e-6)
+    # no mask: all exist
+    np.testing.assert_allclose(best_of_n(score_PN, right_PN)[1], [1 / 3, 0, 0], atol=1e-6)
+
+
+def test_a_score_of_probability_zero_is_the_worst_and_no_loss():
+    gold_PN = np.ones((2, 2))
+    np.testing.assert_allclose(best_of_n(np.full((2, 2), -INF), gold_PN), gold_PN)
+    curve_Pn = best_of_n(np.array([[-INF, -1e30], [-INF, -INF]]), np.array([[1.0, 0], [1, 0]]))
+    np.testing.assert_allclose(curve_Pn, [[0.5, 0], [0.5, 0.5]])
+    # who cannot win is worse still
+    np.testing.assert_allclose(
+        best_of_n(np.array([[-INF, 0.0]]), np.ones((1, 2)), np.array([[True, False]])), [[0.5, 1]]
+    )
 
 
 def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
@@ -351,9 +419,7 @@ def test_e2_proxy_equal_to_gold_is_pass_at_n(precision):
 def test_e3_ends_of_the_curve_and_permutations(precision):
     _, tol = precision
     rng = np.random.default_rng(6)
-    score_PN, gold_PN, _ = some_pool(rng)
-    score_PN[:, 0] = 1.0  # at least one that can win
-    gold_PN = np.where(score_PN > -INF, gold_PN, 0.0)
+    score_PN, gold_PN, *_ = some_pool(rng)
     curve_Pn = curve(score_PN, gold_PN)
     np.testing.assert_allclose(curve_Pn[:, 0], gold_PN.mean(-1), atol=tol)
     top_PN = score_PN == score_PN.max(-1, keepdims=True)
@@ -361,15 +427,6 @@ def test_e3_ends_of_the_curve_and_permutations(precision):
     shuffle_N = rng.permutation(N)
     shuffled_Pn = curve(score_PN[:, shuffle_N], gold_PN[:, shuffle_N])
     np.testing.assert_allclose(shuffled_Pn, curve_Pn, atol=tol)
-
-
-def test_ties_first_is_the_lowest_index_in_every_subset():
-    score_PN, gold_PN, _ = some_pool(np.random.default_rng(7))
-    unique_PN = score_PN - 1e-3 * np.arange(N)  # the same order, ties broken by index
-    expected = [[brute_best_of_n(s, g, n) for n in range(1, N + 1)] for s, g in zip(unique_PN, gold_PN)]
-    pools = (score_PN.reshape(2, P // 2, N), gold_PN.reshape(2, P // 2, N))
-    curve_XPn = jax.vmap(functools.partial(best_of_n, ties="first"))(*pools)
-    np.testing.assert_allclose(np.reshape(curve_XPn, (P, N)), expected, atol=1e-6)
 
 
 def test_what_ties_and_what_does_not():
@@ -387,7 +444,7 @@ def test_what_ties_and_what_does_not():
     }
     score_PN, mask_PN = corner(np.array([scores for scores, _ in pairs.values()], np.float32))
     first_PN = np.broadcast_to(np.arange(N) == 0, (P, N)).astype(float)
-    share_P = curve(score_PN, first_PN, mask_PN)[:, -1]
+    share_P = curve(score_PN, first_PN, ALL_PN, mask_PN)[:, -1]
     for share, (name, (_, ties)) in zip(share_P, pairs.items()):
         assert (share == 0.5) == ties, name
 
@@ -399,15 +456,15 @@ def test_order_is_a_stable_sort_of_any_float():
     score_PN = np.asarray(rerank.round_score(score_PN))
     for size in (1, 2, 300):
         expected = np.argsort(-score_PN[:, :size], -1, kind="stable")
-        np.testing.assert_array_equal(jax.jit(rerank._best_first)(score_PN[:, :size]), expected)
+        np.testing.assert_array_equal(jax.jit(best_first)(score_PN[:, :size]), expected)
 
 
 def test_nan_scores_single_candidates_and_half_precision():
-    score_PN, mask_PN = corner(np.array([[2.0, 1.0], [np.nan, 1.0], [-INF, -INF]]))
-    curve_Pn = curve(score_PN, EVEN_PN, mask_PN)
-    np.testing.assert_allclose(curve_Pn[0, [0, 1, -2, -1]], [2 / 9, 1 - 7 / 9 * 6 / 8, 1, 1], rtol=1e-6)
-    assert np.isnan(curve_Pn[1]).all()
-    np.testing.assert_array_equal(curve_Pn[2], np.zeros(N))
+    score_PN, eligible_PN = corner(np.array([[2.0, 1.0], [np.nan, 1.0], [-INF, -INF]]))
+    curve_Pn = curve(score_PN, EVEN_PN, eligible_PN)
+    for row in (0, 2):  # two of nine can win
+        np.testing.assert_allclose(curve_Pn[row, [0, 1, -2, -1]], [2 / 9, 1 - 7 / 9 * 6 / 8, 1, 1], rtol=1e-6)
+    assert np.isnan(curve_Pn[1]).all() and (curve_Pn[3:] == 0).all()
     np.testing.assert_array_equal(best_of_n(np.ones((1, 1)), np.ones((1, 1))), [[1]])
     half = jax.ShapeDtypeStruct((1, 1), np.float16)
     assert jax.eval_shape(best_of_n, half, half).dtype == np.float32
@@ -487,50 +544,22 @@ def test_e7_band_is_the_standard_deviation_of_shuffles():
     np.testing.assert_allclose(by_hand_n, [0, math.sqrt(0.5) / 2], rtol=1e-6)
 
 
-def laws(score_PN, size_n, ref_PN, mask_PN):
-    """law_nPN of best_of_n_law in the corner of one shape."""
-    shape = (3, 1000)
-    score, ref, mask = (corner(x, shape)[0] for x in (score_PN, ref_PN, mask_PN))
-    law = lambda n: rerank.best_of_n_law(score, n, ref, mask)
-    return np.asarray(jax.vmap(law)(np.array(size_n)))[:, :, : score_PN.shape[1]]
-
-
-def test_e8_exact_kl_of_best_of_n(precision):
-    _, tol = precision
-    cases = ((2, 256, 0.6931, 4.549), (10, 16, 1.733, 1.835), (1000, 256, 4.546, 4.549))
-    score_PN, outcomes_P1 = np.tile(np.arange(1000.0), (3, 1)), np.array([[k] for k, *_ in cases])
-    mask_PN, size_n = score_PN < outcomes_P1, np.array([n for _, n, *_ in cases])
-    law_nPN = laws(score_PN, size_n, np.ones_like(score_PN), mask_PN)
-    kl_nP = np.asarray(rerank.kl_divergence(law_nPN, mask_PN / outcomes_P1))
-    bound_n = np.asarray(rerank.best_of_n_kl_bound(size_n))
-    for i, (outcomes, n, kl, bound) in enumerate(cases):
-        exact_N = (np.arange(1, outcomes + 1) / outcomes) ** n - (np.arange(outcomes) / outcomes) ** n
-        np.testing.assert_allclose(law_nPN[i, i, :outcomes], exact_N, atol=tol)
-        assert kl_nP[i, i] == pytest.approx(kl, abs=6e-4) and kl_nP[i, i] <= bound_n[i] + tol
-        assert bound_n[i] == pytest.approx(bound, abs=6e-4)
-
-
-def test_best_of_n_law_against_all_draws_with_ties(precision):
-    """Rows: a law of six, the same unnormalised with one masked, all masked."""
-    dtype, tol = precision
-    score_N = np.array([1.0, 3.0, 1.0, -INF, 3.0, 2.0], dtype)
-    ref_N = np.array([0.1, 0.2, 0.1, 0.2, 0.1, 0.3], dtype)
-    law_N = np.zeros(6)
-    for drawn in itertools.product(range(6), repeat=3):
-        top = max(score_N[i] for i in drawn)
-        if top > -INF:
-            tied = score_N == top  # shared in proportion to ref over all outcomes of that score
-            law_N += np.prod(ref_N[list(drawn)].astype(float)) * tied * ref_N / ref_N[tied].sum()
-    mask_PN = np.stack([np.ones(6, bool), np.arange(6) != 3, np.zeros(6, bool)])
-    law_nPN = laws(np.tile(score_N, (3, 1)), [1, 2, 3], np.stack([ref_N, 7 * ref_N, ref_N]), mask_PN)
-    np.testing.assert_allclose(law_nPN[0, 0], np.where(score_N > -INF, ref_N, 0), atol=tol)
-    np.testing.assert_allclose(law_nPN[2, 0], law_N, atol=tol)
-    assert law_nPN[2, 1].sum() == pytest.approx(1, abs=tol) and law_nPN[2, 1, 3] == 0
-    np.testing.assert_array_equal(law_nPN[:, 2], np.zeros((3, 6)))
-
-
-def test_best_of_n_law_is_even_by_default():
-    np.testing.assert_allclose(rerank.best_of_n_law(np.array([[0.0, 1.0]]), 3), [[1 / 8, 7 / 8]], rtol=1e-6)
+def test_e8_exact_kl_of_best_of_n():
+    """Draws from K equally likely outcomes: as a pool of many copies of each, so that drawing takes nothing away."""
+    bound = lambda n: math.log(n) - (n - 1) / n  # nats, of a law without atoms
+    for K, copies, n, kl, below in (
+        (2, 1000, 256, 0.6931, 4.549),
+        (10, 200, 16, 1.733, 1.835),
+        (2000, 1, 16, 1.835, 1.835),
+    ):
+        law_PN = rerank.best_of_n_law(np.repeat(np.arange(1.0 * K), copies)[None], n)
+        got = float(rerank.kl_divergence(law_PN, np.full((1, K * copies), 1 / (K * copies)))[0])
+        assert got == pytest.approx(kl, abs=6e-3) and bound(n) == pytest.approx(below, abs=6e-4)
+        if K < 2000:
+            outcome_K = np.asarray(law_PN).reshape(K, copies).sum(-1)
+            exact_K = np.diff((np.arange(K + 1) / K) ** n)
+            np.testing.assert_allclose(outcome_K, exact_K, atol=2e-3)
+            assert got <= bound(n)
 
 
 def test_within_problem_auroc_from_the_curve():
@@ -545,61 +574,6 @@ def test_within_problem_auroc_from_the_curve():
         one, two = curve(score_PN, 1.0 * right_PN).mean(0)[:2]
         pass_two = np.mean([1 - math.comb(N - c, 2) / math.comb(N, 2) for c in right_PN.sum(-1).tolist()])
         assert 0.5 + (two - one) / (2 * (pass_two - one)) == pytest.approx(auroc, abs=1e-12)
-
-
-def test_soft_best_of_n():
-    """beta 0 is best-of-n; all N candidates give the reweighted law; the key decides; sizes outside 1..N are nan."""
-    rng = np.random.default_rng(14)
-    draws, size_n = 1000, np.array([1, 4, N, 0, N + 1])
-    score_PN, gold_PN = rng.normal(size=(P, N)).astype(np.float32), 1.0 * (rng.random((P, N)) < 0.4)
-    mask_PN = rng.random((P, N)) < 0.9
-
-    def sample(seed):
-        """Curves at beta 0 and 0.5."""
-        key = jax.random.key(seed)
-        run = lambda beta: rerank.soft_best_of_n(key, score_PN, gold_PN, beta, mask_PN, size_n, draws=draws)
-        curve_bPn = np.asarray(jax.vmap(run)(np.array([0.0, 0.5])))
-        assert np.isnan(curve_bPn[..., 3:]).all()
-        return curve_bPn[..., :3]
-
-    (cold_Pn, soft_Pn), again_bPn, other_bPn = sample(0), sample(0), sample(1)
-    exact_Pn = curve(score_PN, gold_PN, mask_PN)[:, size_n[:3] - 1]
-    error_n = np.asarray(rerank.subset_band(exact_Pn)) / math.sqrt(draws)
-    assert (np.abs(cold_Pn.mean(0) - exact_Pn.mean(0)) <= 4 * error_n + 1e-6).all()
-    law_PN = np.asarray(reweight(score_PN, 0.5, EVEN_PN, mask_PN).weight_PN)
-    np.testing.assert_allclose(soft_Pn[:, -1], (law_PN * gold_PN).sum(-1), atol=1e-5)
-    np.testing.assert_array_equal(soft_Pn, again_bPn[1])
-    assert (soft_Pn != other_bPn[1]).any()
-
-
-# Intervals
-
-
-def test_bootstrap_intervals_and_paired_differences():
-    rng = np.random.default_rng(15)
-    a_P = rng.random(400) < 0.7
-    b_P = a_P & (rng.random(400) < 0.95)  # b fails on a few more
-    columns = [rng.normal(0.3, 1, 400), np.zeros(400), rng.random(400) < 0.5, a_P, b_P, a_P * 1.0 - b_P]
-    value_PX = np.stack(columns, -1)
-    run = lambda seed: jax.device_get(bootstrap(jax.random.key(seed), value_PX, draws=4000))
-    got, other = run(0), run(1)
-    np.testing.assert_allclose(got.mean_X, value_PX.mean(0), rtol=1e-5, atol=1e-7)
-    half_X = 1.96 * value_PX.std(0)[:3] / 20
-    np.testing.assert_allclose((got.high_X - got.mean_X)[:3], half_X, rtol=0.1)
-    np.testing.assert_allclose((got.mean_X - got.low_X)[:3], half_X, rtol=0.1)
-    assert got.p_X[1] == 1 and got.p_X[0] < 0.01 and got.p_X[2] == pytest.approx(2 / 4001)
-    assert other.low_X[0] != got.low_X[0] and (run(0).low_X == got.low_X).all()  # the key decides
-    # the difference on the same problems is sharper than two intervals
-    assert got.low_X[5] > 0 and got.p_X[5] < 0.01
-    width_X = got.high_X - got.low_X
-    assert width_X[5] < 0.6 * width_X[3] and width_X[5] < 0.6 * width_X[4]
-    # values without further axes; other levels
-    run = lambda level: bootstrap(jax.random.key(0), value_PX[:, 0], draws=4000, level=level)
-    alone_l = jax.device_get(jax.vmap(run)(np.array([0.5, 0.95])))
-    np.testing.assert_allclose(alone_l.low_X[1], got.low_X[0], rtol=1e-5)
-    np.testing.assert_allclose(alone_l.high_X[1], got.high_X[0], rtol=1e-5)
-    width = alone_l.high_X[0] - alone_l.low_X[0]
-    np.testing.assert_allclose(width, 2 * 0.6745 * value_PX[:, 0].std() / 20, rtol=0.1)
 
 
 # Real pools: two of the PRMs' public best-of-32 pools, counted once by a plain loop over stored scores

@@ -10,12 +10,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from prm_jax import InputError
+from prm_jax.data import sources
 from prm_jax.data.rows import read_rows
 from prm_jax.data.solutions import Solution, first_error, write_jsonl
 from prm_jax.data.sources import load, prm800k, prmbench
-from prm_jax.data.splits import assign_fold, split_by_problem
+from prm_jax.data.splits import (
+    assign_fold,
+    count_known,
+    data_config,
+    load_evaluation,
+    load_splits,
+    problem_hashes,
+    split_by_problem,
+)
+from prm_jax.launch.config import CONF
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
 OPTIONS = {
@@ -404,10 +415,10 @@ def test_real_prm800k_folds_never_share_a_problem():
     solutions, _ = read(data_file("prm800k_val1818/prm800k_val1818.jsonl"), "prm800k", duplicates="drop")
     tested = []
     for fold in range(5):
-        sides = split_by_problem(solutions, 5, fold)
+        sides = split_by_problem(solutions, 5, fold).values()
         problems = [{s.problem for s in side} for side in sides]
         assert sum(map(len, problems)) == 110 and sum(map(len, sides)) == 729
-        tested += sides[2]
+        tested += list(sides)[1]
     assert collections.Counter(tested) == collections.Counter(solutions)
 
 
@@ -686,19 +697,19 @@ def test_folds_are_stable_and_ignore_white_space():
 
 def test_split_by_problem_literally():
     rows = [Solution(f"problem {i}", (step,)) for i in range(10) for step in "ab"]
-    train, validation, test = split_by_problem(rows, 5, 4)
-    names = [[s.problem for s in side if s.steps == ("a",)] for side in (train, validation, test)]
+    sides = split_by_problem(rows, 5, 4)
+    names = {name: [s.problem for s in side if s.steps == ("a",)] for name, side in sides.items()}
     fold_of = dict(zip((f"problem {i}" for i in range(10)), FOLDS))
-    assert names[2] == [name for name, fold in fold_of.items() if fold == 4]
-    assert names[1] == [name for name, fold in fold_of.items() if fold == 0]
-    assert names[0] == [name for name, fold in fold_of.items() if fold in (1, 2, 3)]
-    assert len(train) + len(validation) + len(test) == 20
+    assert names["test"] == [name for name, fold in fold_of.items() if fold == 4]
+    assert names["validation"] == [name for name, fold in fold_of.items() if fold == 0]
+    assert names["train"] == [name for name, fold in fold_of.items() if fold in (1, 2, 3)]
+    assert sum(map(len, sides.values())) == 20
 
 
 def test_split_errors():
     rows = [Solution("problem 0", ("a",))]
     for arguments, message in [
-        ((2, 0), "folds: found 2, expected at least 3, for train, validation and test"),
+        ((2, 0), "folds: found 2, expected at least 3, for train, test and validation"),
         ((5, 5), "fold: found 5, expected 0 to 4"),
         ((5, -1), "fold: found -1, expected 0 to 4"),
         ((5, (FOLDS[0] + 2) % 5), "folds: 5 with fold"),
@@ -708,3 +719,111 @@ def test_split_errors():
         assert str(error.value).startswith(message)
     with pytest.raises(InputError, match="leave no train solution of 1"):
         split_by_problem(rows, 5, FOLDS[0])
+
+
+def file_config(**changes):
+    """The data config of native rows, as `data=jsonl` with these overrides gives it."""
+    node = OmegaConf.merge(OmegaConf.load(CONF / "data" / "files.yaml"), {"name": "native"})
+    return data_config(OmegaConf.merge(node, changes))
+
+
+def labelled_rows(*problems):
+    return [native_row(prompt=problem) for problem in problems]
+
+
+PROBLEMS = [f"problem {i}" for i in range(10)]
+
+
+def test_a_file_named_for_an_evaluation_is_measured_whole(tmp_path):
+    path = str(jsonl(tmp_path, *labelled_rows(*PROBLEMS)))
+    whole = load_evaluation(file_config(path=path), 0, named=True)
+    assert [s.problem for s in whole.splits["test"]] == PROBLEMS and not whole.splits["train"]
+    fold_4 = [name for name, fold in zip(PROBLEMS, FOLDS) if fold == 4]
+    for named in (True, False):  # a fold that the config names is a fold; so is the data of a run
+        data = load_evaluation(file_config(path=path, folds=5, fold=4), 0, named)
+        assert [s.problem for s in data.splits["test"]] == fold_4
+    trained = load_splits(file_config(path=path, folds=5), 0).splits  # fold 0
+    assert load_evaluation(file_config(path=path, folds=5), 0, named=False).splits == trained
+    assert [len(trained[side]) for side in ("train", "validation", "test")] == [5, 2, 3]
+
+
+def test_a_test_file_beside_a_training_file(tmp_path):
+    train = str(jsonl(tmp_path, *labelled_rows(*PROBLEMS)))
+    test = str(jsonl(tmp_path, *labelled_rows("problem  3", "new", "new", "problem 4"), name="test.jsonl"))
+    data = load_splits(file_config(path=train, test_path=test, folds=5), 0)
+    assert [s.problem for s in data.splits["test"]] == ["problem  3", "new", "problem 4"]
+    assert [s.problem for s in data.splits["validation"]] == [p for p, f in zip(PROBLEMS, FOLDS) if f == 0]
+    assert len(data.splits["train"]) == 7
+    counts = {name: n for name, n in data.counts.items() if "problems" in name or "duplicates" in name}
+    assert counts == {
+        "duplicates_dropped": 0,
+        "test_duplicates_dropped": 1,
+        "validation_problems_in_training": 0,
+        "test_problems_in_training": 2,
+    }
+    assert load_evaluation(file_config(path=train, test_path=test, folds=5), 0, named=False) == data
+
+    held_out = str(jsonl(tmp_path, *labelled_rows("held out", "problem 1"), name="validation.jsonl"))
+    data = load_splits(file_config(path=train, test_path=[test], validation_path=held_out), 0)
+    assert [s.problem for s in data.splits["train"]] == PROBLEMS  # nothing is held back from the training file
+    assert [s.problem for s in data.splits["validation"]] == ["held out", "problem 1"]
+    assert data.counts["validation_problems_in_training"] == 1 and list(data.fingerprints) == [train, test, held_out]
+    data = load_splits(file_config(path=train, validation_path=held_out, folds=2), 0)
+    assert len(data.splits["train"]) + len(data.splits["test"]) == 10 and len(data.splits["validation"]) == 2
+
+
+def test_changed_data_have_another_fingerprint(tmp_path):
+    import hashlib
+
+    path = jsonl(tmp_path, *labelled_rows(*PROBLEMS))
+    config = file_config(path=str(path))
+    before = load_evaluation(config, 0, named=True).fingerprints
+    assert before == {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
+    path.write_text(path.read_text().replace("[1, 0]", "[0, 1]"))
+    assert load_evaluation(config, 0, named=True).fingerprints != before
+
+
+def test_known_problems_are_counted():
+    rows = [Solution(problem, ("a",)) for problem in ("1 + 1?", "1+1?", "2?", "2?")]
+    hashes = problem_hashes(rows)
+    assert len(hashes) == 2 and hashes == sorted(hashes) and all(len(text) == 16 for text in hashes)
+    assert count_known([Solution("1 +1 ?", ("b",)), Solution("3?", ("b",))], hashes) == 1
+
+
+def test_a_reader_is_one_entry(tmp_path, monkeypatch):
+    """A function and its name: its options are its keyword-only arguments, and configs know it."""
+
+    def lines(row, row_id, counts, *, neutral):
+        counts["rows_seen_by_the_reader"] += 1
+        return [Solution(row["q"], ("a", "b"), (0.0, 1.0), answer=neutral, id=row_id)]
+
+    monkeypatch.setitem(sources.READERS, "lines", lines)
+    path = str(jsonl(tmp_path, {"q": "p"}))
+    config = file_config(name="lines", path=path, neutral="mask", after_first_error="mask")
+    data = load_evaluation(config, 0, named=True)
+    assert data.splits["test"] == [Solution("p", ("a", "b"), (0.0, None), answer="mask", id="rows.jsonl:1")]
+    assert data.counts["rows_seen_by_the_reader"] == data.counts["labels_after_first_error_mask"] == 1
+    with pytest.raises(InputError, match="^data.name: got 'line', expected arithmetic, native, .*, lines$"):
+        file_config(name="line")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "data.path: expected a file (data.path=FILE), or a hub data set"),
+        ({"path": []}, "data.path: got [], expected a file or a list of files"),
+        ({"path": "x", "test_path": [5]}, "data.test_path: got [5], expected a file or a list of files"),
+        ({"path": "x", "neutral": "maybe"}, "data.neutral: got 'maybe', expected good, bad, mask"),
+        ({"path": "x", "label_kind": "soft"}, "data.label_kind: got 'soft', expected correctness or value"),
+    ],
+)
+def test_bad_data_configs(changes, message):
+    with pytest.raises(InputError) as error:
+        load_splits(file_config(**changes), 0)
+    assert str(error.value).startswith(message)
+
+
+def test_runs_from_before_there_were_test_files_still_read():
+    node = OmegaConf.merge(OmegaConf.load(CONF / "data" / "files.yaml"), {"name": "native", "path": "x", "fold": 0})
+    del node["test_path"], node["validation_path"]
+    assert data_config(node).test_path is None

@@ -17,41 +17,47 @@ INF = np.inf
 P, N = 4, 9  # one shape for most tests, so that a function compiles once a precision
 
 
-def brute_majority(answer_N, gold_N, n):
-    """Mean over all n-subsets of the mean gold of the largest answer groups; -1 is no answer."""
-    gold = {a: np.mean([g for b, g in zip(answer_N, gold_N) if a == b]) for a in set(answer_N)}
-    total = 0.0
-    for drawn in itertools.combinations(range(len(answer_N)), n):
-        count = collections.Counter(answer_N[i] for i in drawn if answer_N[i] >= 0)
-        if count:
-            total += np.mean([gold[a] for a in count if count[a] == max(count.values())])
-    return total / math.comb(len(answer_N), n)
+def brute_majority(answer_N, gold_N, mask_N, n, counts):
+    """Mean over all n-subsets of the candidates that exist of the largest groups' gold; -1 is no answer."""
+    golds, there = [], np.flatnonzero(mask_N)
+    for drawn in itertools.combinations(there, min(n, len(there))):
+        groups = collections.defaultdict(list)
+        for i in drawn:
+            if answer_N[i] >= 0:
+                groups[answer_N[i]].append(i)
+        top = [members for members in groups.values() if len(members) == max(map(len, groups.values()))]
+        value = lambda members: gold_N[members[0]] if counts == "first" else np.mean(gold_N[members])
+        golds.append(np.mean([value(members) for members in top]) if top else 0.0)
+    return np.mean(golds)
 
 
-def exact(answer_PN, gold_PN, mask_PN):
+def exact(answer_PN, gold_PN, mask_PN, counts="mean"):
     """majority_curve at every size; the sizes next to 1..N are nan."""
-    curve_Pn = np.asarray(majority_curve(answer_PN, gold_PN, mask_PN, np.arange(N + 2)))
+    curve_Pn = np.asarray(majority_curve(answer_PN, gold_PN, mask_PN, np.arange(N + 2), counts=counts))
     assert np.isnan(curve_Pn[:, [0, -1]]).all()
     return curve_Pn[:, 1:-1]
 
 
-def law(answer_PN, log_weight_PN, mask_PN, ties="share"):
-    return np.asarray(vote(answer_PN, log_weight_PN, mask_PN, ties=ties))
+def law(answer_PN, log_weight_PN, mask_PN, ties="share", counts="mean"):
+    return np.asarray(vote(answer_PN, log_weight_PN, mask_PN, ties=ties, counts=counts))
 
 
+@pytest.mark.parametrize("counts", votes.COUNTS)
 @pytest.mark.parametrize("seed", range(4))
-def test_e4_majority_equals_the_mean_over_all_subsets(seed, precision):
+def test_e4_majority_equals_the_mean_over_all_subsets(seed, counts, precision):
+    """Ragged problems: a candidate that does not exist fills no place, one without an answer does."""
     dtype, tol = precision
     rng = np.random.default_rng(seed)
     answer_PN = rng.integers(-1, (2, 3, 5, 9)[seed], (P, N))
     answer_PN[0] = np.arange(N)  # all different
     answer_PN[1] = -1 if seed % 2 else 0  # no answer at all; all the same
     gold_PN, mask_PN = rng.random((P, N)).astype(dtype), rng.random((P, N)) < 0.85
-    got = exact(answer_PN, gold_PN, mask_PN)
-    seen_PN = np.where(mask_PN, answer_PN, -1)
-    expected = [[brute_majority(a.tolist(), g.tolist(), n) for n in range(1, N + 1)] for a, g in zip(seen_PN, gold_PN)]
+    mask_PN[2] = np.arange(N) == 4
+    got = exact(answer_PN, gold_PN, mask_PN, counts)
+    pool = list(zip(answer_PN, gold_PN, mask_PN))
+    expected = [[brute_majority(*problem, n, counts) for n in range(1, N + 1)] for problem in pool]
     np.testing.assert_allclose(got, expected, rtol=0, atol=tol)
-    law_PN = law(answer_PN, np.zeros((P, N), dtype), mask_PN)
+    law_PN = law(answer_PN, np.zeros((P, N), dtype), mask_PN, counts=counts)
     np.testing.assert_allclose((law_PN * gold_PN).sum(-1), got[:, -1], atol=tol)
 
 
@@ -69,13 +75,13 @@ def test_majority_at_64_in_float32_equals_float64_and_starts_at_pass_at_1():
     np.testing.assert_allclose(double_XPn[1, :, :2], np.broadcast_to(whole_P1, (3, 2)), atol=1e-12)
 
 
-def by_hand(answer_N, log_weight_N, mask_N, ties="share"):
+def by_hand(answer_N, log_weight_N, mask_N, ties="share", counts="mean"):
     """law_N of one problem, which has fewer candidates than those beside it."""
     size = len(answer_N)
     answer_PN, log_weight_PN, mask_PN = np.zeros((P, N), int), np.zeros((P, N)), np.ones((P, N), bool)
     answer_PN[1, :size], log_weight_PN[1, :size], mask_PN[1] = answer_N, log_weight_N, False
     mask_PN[1, :size] = mask_N
-    law_PN = law(answer_PN, log_weight_PN, mask_PN, ties)
+    law_PN = law(answer_PN, log_weight_PN, mask_PN, ties, counts)
     np.testing.assert_allclose(np.delete(law_PN, 1, 0).sum(-1), 1, rtol=1e-6)
     assert (law_PN[1, size:] == 0).all()
     return law_PN[1, :size]
@@ -85,34 +91,24 @@ def test_votes_by_hand():
     """Answers a a b b c -, log weights such that b and c weigh the same."""
     vote_of = functools.partial(by_hand, [0, 0, 1, 1, 2, -1])
     np.testing.assert_allclose(vote_of(np.zeros(6), True), [0.25, 0.25, 0.25, 0.25, 0, 0])
-    np.testing.assert_array_equal(vote_of(np.zeros(6), True, "first"), [1, 0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(vote_of(np.zeros(6), True, "first"), [0.5, 0.5, 0, 0, 0, 0])
     weight_N = np.log([0.1, 0.2, 0.3, 0.3, 0.6, 0.9])  # .3, .6, .6, and .9 that may not vote
     np.testing.assert_allclose(vote_of(weight_N, True), [0, 0, 0.25, 0.25, 0.5, 0], rtol=1e-6)
-    np.testing.assert_array_equal(vote_of(weight_N, True, "first"), [0, 0, 1, 0, 0, 0])
+    np.testing.assert_array_equal(vote_of(weight_N, True, "first"), [0, 0, 0.5, 0.5, 0, 0])
     with jax.enable_x64(True):  # exp(-1000) is 0, its ratios are not
         np.testing.assert_allclose(vote_of(weight_N - 1000, True), [0, 0, 0.25, 0.25, 0.5, 0], rtol=1e-6)
     np.testing.assert_array_equal(vote_of(weight_N, np.arange(6) != 2), [0, 0, 0, 0, 1, 0])
     np.testing.assert_array_equal(vote_of(weight_N, False), np.zeros(6))
-    np.testing.assert_array_equal(vote_of(np.full(6, -INF), True, "first"), np.zeros(6))
+    # all of probability 0: no vote is lost, they weigh the same
+    np.testing.assert_allclose(vote_of(np.full(6, -INF), True), [0.25, 0.25, 0.25, 0.25, 0, 0])
+    np.testing.assert_array_equal(vote_of([-INF, -INF, -INF, -INF, -900, 0], True), [0, 0, 0, 0, 1, 0])
+    # what a group counts: all its members, or the first
+    first = lambda ties: by_hand([2, 0, 1, 1, 0], np.zeros(5), True, ties, "first")
+    np.testing.assert_allclose(first("share"), [0, 0.5, 0.5, 0, 0])
+    np.testing.assert_allclose(first("first"), [0, 1, 0, 0, 0])
+    np.testing.assert_allclose(by_hand([2, 0, 1, 1, 0], np.zeros(5), True, "first"), [0, 0.5, 0, 0, 0.5])
     # by default the majority, of all, sharing ties
     np.testing.assert_allclose(vote(np.array([[0, 1, 1, 0, -1]])), [[0.25, 0.25, 0.25, 0.25, 0]])
-
-
-def test_top_k_vote_by_hand():
-    score_PN = np.full((P, N), -INF)
-    score_PN[:, :5] = [-1.0, -2.0, -2.0, -2.0, -3.0]
-    score_PN[1] = -1.0  # as many can win as there are
-    log_weight_kPN = np.asarray(jax.vmap(lambda k: votes.top_k(score_PN, k))(np.array([1, 2, 3, 4, 5, 6, 20])))
-    weight_kN = np.exp(log_weight_kPN[:, 0])
-    np.testing.assert_allclose(weight_kN[0], [1, 0, 0, 0, 0, 0, 0, 0, 0])
-    # three share two places
-    np.testing.assert_allclose(weight_kN[2], [1, 2 / 3, 2 / 3, 2 / 3, 0, 0, 0, 0, 0], rtol=1e-6)
-    np.testing.assert_allclose(weight_kN[4:], np.tile([1, 1, 1, 1, 1, 0, 0, 0, 0], (3, 1)))
-    np.testing.assert_allclose(np.exp(log_weight_kPN[[0, -1], 1]), [[1 / 9] * 9, [1] * 9], rtol=1e-6)
-    answer_N = [0, 1, 1, 0, 2, 3, 3, 3, 3]
-    of_two_N, of_four_N = (by_hand(answer_N, log_weight_kPN[1, 0], True), by_hand(answer_N, log_weight_kPN[3, 0], True))
-    np.testing.assert_allclose(of_two_N, [0.5, 0, 0, 0.5, 0, 0, 0, 0, 0])  # 4/3 to 2/3
-    np.testing.assert_allclose(of_four_N, [0.25, 0.25, 0.25, 0.25, 0, 0, 0, 0, 0])
 
 
 def test_vote_curve():
@@ -137,6 +133,8 @@ def test_vote_curve():
 def test_wrong_arguments_raise():
     with pytest.raises(ValueError, match='expected "share" or "first"'):
         vote(np.zeros((1, 2), int), ties="last")
+    with pytest.raises(ValueError, match='counts is .all., expected "mean" or "first"'):
+        vote(np.zeros((1, 2), int), counts="all")
     with pytest.raises(ValueError, match="129 candidates, expected at most 128: use vote_curve"):
         majority_curve(np.zeros((1, 129), int), np.zeros((1, 129)))
 
@@ -150,8 +148,9 @@ def test_real_majority(best_of_32, name, majority):
     for p, row in enumerate(rows):
         ids = {}
         answer_PN[p] = [ids.setdefault(c["extracted_answer"], len(ids)) for c in row["candidates"]]
-    first_PN, share_PN = np.asarray(vote(answer_PN, ties="first")), np.asarray(vote(answer_PN))
+    first_PN = np.asarray(vote(answer_PN, ties="first", counts="first"))
     assert (first_PN * gold_PN).sum() == majority
+    share_PN = np.asarray(vote(answer_PN))
     curve_Pn = np.asarray(majority_curve(answer_PN, gold_PN))
     np.testing.assert_allclose(curve_Pn[:, -1], (share_PN * gold_PN).sum(-1), atol=1e-6)
     # E_maj(1) = E_maj(2) = pass@1

@@ -40,7 +40,7 @@ def test_scores_of_the_seed():
     np.testing.assert_allclose(witness.score("process"), [4.900, -2.811, 1.321, -2.005], atol=1e-3)
     np.testing.assert_allclose(witness.score("hacked"), [4.900, 7.368, 1.321, -2.005], atol=1e-3)
     np.testing.assert_allclose(witness.score("process", "prod"), [-0.167, -3.260, -1.587, -2.659], atol=1e-3)
-    for how in set(rerank.AGGREGATORS) - {"sum_logit"}:  # one step: every rule is its log probability
+    for how in [name for name, x in rerank.AGGREGATORS.items() if x.is_log_probability]:  # of one step: all alike
         np.testing.assert_allclose(witness.score("outcome", how), np.log(witness.OUTCOME_P_N), rtol=1e-5)
 
 
@@ -69,11 +69,11 @@ def test_plane_is_the_single_calls():
                 law = witness.policy(score_N, beta)
                 np.testing.assert_allclose(plane.weight_hbeN[h, b, e], law.weight_PN[0], atol=2e-6)
                 np.testing.assert_allclose(plane.kl_hbe[h, b, e], law.kl_P[0], atol=5e-6)
-    h = rerank.AGGREGATORS.index("sum_logit")
+    h = list(rerank.AGGREGATORS).index("sum_logit")
     got = witness.results()["policies"]
     np.testing.assert_allclose(plane.weight_hbeN[h, 2, 0], got["process"], atol=2e-6)
     np.testing.assert_allclose(plane.weight_hbeN[h, 2, 2], got["hacked"], atol=2e-6)
-    np.testing.assert_allclose(plane.weight_hbeN[:, 3], np.broadcast_to(witness.REF_N, (9, 3, 4)), rtol=1e-5)
+    np.testing.assert_allclose(plane.weight_hbeN[:, 3], np.broadcast_to(witness.REF_N, (sizes[0], 3, 4)), rtol=1e-5)
     np.testing.assert_allclose(plane.right_hbe, plane.weight_hbeN[..., :2].sum(-1), rtol=1e-5)
     np.testing.assert_allclose(plane.valid_hbe, plane.weight_hbeN[..., 0], rtol=1e-5)
     np.testing.assert_array_equal(plane.winner_hbe, plane.weight_hbeN.argmax(-1))
@@ -240,6 +240,38 @@ def test_page_is_one_file_without_addresses(page_path):
     assert "{{" not in source and not re.search(r"https?:|//[a-z]|@import|url\(", source)
     assert re.findall(r"<(?:link|script|img|iframe)\b[^>]*\b(?:src|href)=\"([^\"]*)", source) == ["data:,"]
     assert "default-src 'none'" in source
+
+
+# The least of a browser: elements that take everything, of which a script can ask what became of two.
+STUB = """
+const elements = {};
+const element = id => elements[id] ??= {id, children: [], dataset: {}, style: {}, classList: {}, append(...x) { this.children.push(...x); },
+  replaceChildren() {}, setAttribute(name, value) { this[name] = value; }, addEventListener() {}, querySelector: element};
+globalThis.document = {getElementById: element, querySelector: element, querySelectorAll: () => [],
+  createElement: tag => element(`new ${Math.random()}`)};
+element("data").textContent = DATA;
+"""
+
+
+@pytest.mark.parametrize("start", ["prod", "median"])
+def test_page_leaves_out_an_aggregator_without_a_formula(start, monkeypatch, tmp_path):
+    """In Node, where a browser is not needed: `median` is known to Python alone."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node on the path")
+    monkeypatch.setitem(rerank.AGGREGATORS, "median", rerank.AGGREGATORS["min"])
+    source = witness.page(tmp_path / "witness.html", witness.results(start)).read_text()
+    data, script = re.findall(r"<script[^>]*>(.*?)</script>", source, flags=re.DOTALL)
+    said = "console.log(JSON.stringify([element('how').children.map(x => x.value), state.how, element('check').textContent]))"
+    (tmp_path / "page.js").write_text(STUB.replace("DATA", json.dumps(data)) + script + said)
+    run = subprocess.run([node, tmp_path / "page.js"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    offered, how, check = json.loads(run.stdout)
+    assert offered == [name for name in rerank.AGGREGATORS if name != "median"]
+    assert (how, check.split(" (")[0]) == {
+        "prod": ("prod", "Its three presets agree with Python's"),
+        "median": ("min", "Python's median is none of this page's aggregations, so nothing was checked against it."),
+    }[start]
 
 
 def test_page_shows_the_policies_of_python(page):

@@ -2,17 +2,16 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data import solutions, sources
-from prm_jax.data.rows import field_error
-from prm_jax.data.solutions import Solution
+from prm_jax.data import sources
+from prm_jax.data.rows import field_error, file_fingerprint
+from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.launch.config import parse
-from prm_jax.tasks import chain as arithmetic
-from prm_jax.tasks.chain import ArithmeticConfig
+from prm_jax.tasks import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +29,15 @@ class FileData:
     duplicates: str
     quality_control: str
     folds: int
-    fold: int
+    fold: int | None
+    # Runs made before there were these keys lack them.
+    validation_path: str | list | None = None
+    test_path: str | list | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class ArithmeticData:
-    """The embedded task; conf/data/arithmetic.yaml says what each key means."""
+class TaskData:
+    """An embedded task; conf/data/arithmetic.yaml says what each key means."""
 
     name: str
     label_kind: str
@@ -43,18 +45,35 @@ class ArithmeticData:
     solutions: int
     test_solutions: int
     train_split: str
-    task: ArithmeticConfig
+    task: object = None  # the Config of TASKS[name]
 
 
-DataConfig = FileData | ArithmeticData
+DataConfig = FileData | TaskData
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What a data config names."""
+
+    splits: dict[str, list[Solution]]  # train, validation, test
+    counts: dict[str, float]  # everything read, masked, dropped or odd
+    fingerprints: dict[str, str]  # file -> sha256 of its bytes; data set of the hub -> sha256 of its solutions
 
 
 def data_config(node) -> DataConfig:
     """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
     name = node.get("name") if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, "name") else None
-    if name not in ("arithmetic", *sources.OPTIONS["kind"]):
-        raise InputError(f"data.name: got {name!r}, expected arithmetic, {', '.join(sources.OPTIONS['kind'])}")
-    cfg = parse(node, ArithmeticData if name == "arithmetic" else FileData, "data")
+    if name not in (*TASKS, *sources.READERS):
+        raise InputError(f"data.name: got {name!r}, expected {', '.join((*TASKS, *sources.READERS))}")
+    if name in TASKS:
+        cfg = parse(node, TaskData, "data", elsewhere=("task",))
+        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), TASKS[name].Config, "data.task"))
+    else:
+        cfg = parse(node, FileData, "data")
+        for key in ("path", "validation_path", "test_path"):
+            paths = getattr(cfg, key)
+            if isinstance(paths, list) and (not paths or not all(isinstance(path, str) for path in paths)):
+                raise InputError(f"data.{key}: got {paths!r}, expected a file or a list of files")
     for key in sources.OPTIONS.keys() & vars(cfg).keys():
         if getattr(cfg, key) not in sources.OPTIONS[key]:
             raise InputError(f"data.{key}: got {getattr(cfg, key)!r}, expected {', '.join(sources.OPTIONS[key])}")
@@ -67,44 +86,76 @@ def data_config(node) -> DataConfig:
     return cfg
 
 
-def load_splits(
-    cfg: DataConfig, seed: int, labels_required: bool = False
-) -> tuple[dict[str, list[Solution]], dict[str, int]]:
-    """{train, validation, test: solutions}, and counts of everything read, masked and dropped.
+def load_splits(cfg: DataConfig, seed: int, labels_required: bool = False) -> Data:
+    """The three splits to train on: the test split is `test_path`, or else the fold `fold` of the problems, the validation
+    split `validation_path`, or else the next fold; what is left trains.
 
     With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
     """
-    if isinstance(cfg, ArithmeticData):
-        return load_arithmetic(cfg, seed)
-    if (cfg.path is None) == (cfg.hub is None):
-        raise InputError(
-            "data.path: expected a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
-        )
-    options = {key: getattr(cfg, key) for key in ("neutral", "after_first_error", "alternatives", "duplicates")}
-    options["quality_control"] = cfg.quality_control
-    rows, counts = sources.load(
-        cfg.path or cfg.hub, cfg.name, split=cfg.hub and cfg.hub_split, labels_required=labels_required, **options
-    )
+    if isinstance(cfg, TaskData):
+        return _load_task(cfg, seed)
+    data = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
+    splits = dict(data.splits)
+    hashed = [side for side in ("test", "validation") if side not in splits]
     try:
-        train, validation, test = split_by_problem(rows, cfg.folds, cfg.fold)
+        parts = split_by_problem(splits["train"], cfg.folds, cfg.fold or 0, hashed)
     except InputError as error:
         raise InputError(f"data.{error}") from None
-    return {"train": train, "validation": validation, "test": test}, counts
+    splits |= parts
+    counts = dict(data.counts)
+    known = problem_hashes(splits["train"])
+    for side in ("validation", "test"):
+        counts[f"{side}_problems_in_training"] = count_known(splits[side], known)
+    return dataclasses.replace(data, splits=splits, counts=counts)
 
 
-def load_arithmetic(cfg: ArithmeticData, seed: int):
+def load_evaluation(cfg: DataConfig, seed: int, named: bool) -> Data:
+    """What to evaluate on, as the split `test`: all of a file that was `named` for it, unless the config names a fold or a
+    test file; else the test split of the run's own data, beside the splits that it was trained with."""
+    if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
+        data = _load(cfg, labels_required=True)
+        return dataclasses.replace(data, splits={"train": [], "validation": [], "test": data.splits["train"]})
+    return load_splits(cfg, seed, labels_required=True)
+
+
+def _load(cfg: FileData, labels_required: bool, **more) -> Data:
+    """The rows of `path` or `hub` as `train`, those of other files under the given names; all read by the same options."""
+    if (cfg.path is None) == (cfg.hub is None):
+        expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
+        raise InputError(f"data.path: expected {expected}")
+    options = {key: getattr(cfg, key) for key in sources.OPTIONS}
+    splits, counts, fingerprints = {}, {}, {}
+    for side, path in {"train": cfg.path or cfg.hub, **more}.items():
+        if path is None:
+            continue
+        split = cfg.hub_split if side == "train" and cfg.hub else None
+        splits[side], found = sources.load(path, cfg.name, split=split, labels_required=labels_required, **options)
+        totals = ("rows", "solutions", "steps", "labels")
+        counts |= found if side == "train" else {f"{side}_{k}": n for k, n in found.items() if k not in totals}
+        if split is None:
+            fingerprints |= {str(file): file_fingerprint(file) for file in ([path] if isinstance(path, str) else path)}
+        else:
+            rows = hashlib.sha256()
+            for solution in splits[side]:
+                rows.update(repr(solution).encode("utf-8", "surrogatepass"))
+            fingerprints[f"{path} split {split}"] = rows.hexdigest()
+    return Data(splits, counts, fingerprints)
+
+
+def _load_task(cfg: TaskData, seed: int) -> Data:
     """Training problems depend on the seed; validation and test are the same for every seed, so that runs compare."""
     if cfg.train_split not in ("train", "base"):
         raise InputError(f"data.train_split: got {cfg.train_split!r}, expected train or base")
-    sizes = {"train": cfg.solutions, "validation": cfg.test_solutions, "test": cfg.test_solutions}
     if min(cfg.solutions, cfg.test_solutions) < 1:
         raise InputError(f"data.solutions: got {cfg.solutions} and {cfg.test_solutions} to test, expected at least 1")
-    splits = {}
-    for name, n in sizes.items():
-        source = cfg.train_split if name == "train" else name
-        rows = arithmetic.make_solutions(cfg.task, n, source, seed if name == "train" else 0, cfg.label_kind)
-        splits[name] = [solutions.relabel_after_error(row, cfg.after_first_error) for row in rows]
-    return splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": arithmetic.lucky_share(splits["test"])}
+    task, splits = TASKS[cfg.name], {}
+    for name in ("train", "validation", "test"):
+        source = cfg.train_split, cfg.solutions, seed
+        split, n, own_seed = source if name == "train" else (name, cfg.test_solutions, 0)
+        rows = task.make_solutions(cfg.task, n, split, own_seed, cfg.label_kind)
+        splits[name] = [relabel_after_error(row, cfg.after_first_error) for row in rows]
+    share = task.lucky_share(splits["test"])
+    return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": share}, {})
 
 
 def assign_fold(problem: str, folds: int) -> int:
@@ -113,17 +164,28 @@ def assign_fold(problem: str, folds: int) -> int:
     return int.from_bytes(digest[:8], "big") % folds
 
 
-def split_by_problem(solutions: Sequence[Solution], folds: int, fold: int) -> tuple[list, list, list]:
-    """(train, validation, test): test is `fold`, validation the next fold; no problem is on two sides."""
-    if folds < 3:
-        raise field_error("folds", folds, "at least 3, for train, validation and test")
+def split_by_problem(solutions: Sequence[Solution], folds: int, fold: int, sides=("test", "validation")) -> dict:
+    """{train, *sides: solutions}: the first of `sides` is `fold`, the second the next one; no problem is on two sides."""
+    if folds < len(sides) + 1:
+        raise field_error("folds", folds, f"at least {len(sides) + 1}, for train, {' and '.join(sides)}")
     if not 0 <= fold < folds:
         raise field_error("fold", fold, f"0 to {folds - 1}")
-    sides = {"train": [], "validation": [], "test": []}
+    found = {"train": [], **{side: [] for side in sides}}
     for solution in solutions:
         offset = (assign_fold(solution.problem, folds) - fold) % folds
-        sides[{0: "test", 1: "validation"}.get(offset, "train")].append(solution)
-    for side, members in sides.items():
+        found[sides[offset] if offset < len(sides) else "train"].append(solution)
+    for side, members in found.items():
         if not members:
             raise InputError(f"folds: {folds} with fold {fold} leave no {side} solution of {len(solutions)}")
-    return sides["train"], sides["validation"], sides["test"]
+    return found
+
+
+def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
+    """Short hashes of the distinct problems, sorted: what a run keeps of what it was trained on. White space does not count."""
+    texts = {"".join(solution.problem.split()) for solution in solutions}
+    return sorted(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16] for text in texts)
+
+
+def count_known(solutions: Iterable[Solution], hashes: Iterable[str]) -> int:
+    """How many distinct problems of `solutions` are among `problem_hashes` of others."""
+    return len(set(problem_hashes(solutions)) & set(hashes))

@@ -39,3 +39,9 @@ UNITS = {
 def probability(log_odds) -> np.ndarray:
     """P(step good), float64, of log-odds."""
     return UNITS["probability"].of_log_odds(np.asarray(log_odds, np.float64))
+
+
+def as_probability(score, unit: str) -> np.ndarray:
+    """P(step good), float64, of scores in a unit; probabilities stay as stored, to the bit that a threshold compares."""
+    score = np.asarray(score, np.float64)
+    return score if unit == "probability" else probability(UNITS[unit].log_odds(score))

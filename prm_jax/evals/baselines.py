@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from prm_jax.metrics import auroc
 
 SMOOTHING_STEPS = 10.0  # pseudo-steps at the base rate: a length seen once in training must not rank first
 L2 = 1.0  # against the summed log loss: a unit Gaussian prior on each weight
-NEWTON_STEPS = 12
-CG_STEPS = 20
+LBFGS_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def bag_of_tokens_score(train: Steps, test: Steps) -> np.ndarray:
     seen, count = np.unique(_flat(train.token_ids), return_counts=True)
     vocabulary = seen[count >= 2]
     y = np.asarray(train.is_good, np.float64)
-    weight = fit_logistic(*_features(train, vocabulary), y, 1 + len(vocabulary))
+    weight = np.asarray(fit_logistic(*_features(train, vocabulary), y, 1 + len(vocabulary)), np.float64)
     start, column, value = _features(test, vocabulary)
     return np.add.reduceat(value * weight[column], start) if len(start) else np.zeros(0)
 
@@ -93,52 +95,28 @@ def _features(steps: Steps, vocabulary: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.searchsorted(key, np.arange(n_steps) * width), key % width, value
 
 
-def fit_logistic(start, column, value, y: np.ndarray, n_columns: int) -> np.ndarray:
-    """Weights minimising summed log loss + L2 / 2 |w|^2 over sparse rows (as _features gives them).
+@partial(jax.jit, static_argnames="n_columns")
+def fit_logistic(start, column, value, y, n_columns: int):
+    """Weights, float32, minimising summed log loss + L2 / 2 |w|^2 over sparse rows (as _features gives them)."""
+    value, y = jnp.asarray(value, jnp.float32), jnp.asarray(y, jnp.float32)
+    row = jnp.searchsorted(start, jnp.arange(len(column)), side="right") - 1
 
-    Newton steps, each solved by conjugate gradients and halved until the objective does not rise.
-    """
-    row = np.repeat(np.arange(len(y)), np.diff(start, append=len(column)))
+    def loss(w):  # a mean: a sum of many would lose the small differences in float32
+        logit = jax.ops.segment_sum(value * w[column], row, len(y), indices_are_sorted=True)
+        return jnp.mean(jax.nn.softplus(logit) - y * logit) + L2 / 2 / len(y) * w @ w
 
-    def logits(w):
-        return np.add.reduceat(value * w[column], start)
+    solver, value_and_grad = optax.lbfgs(), optax.value_and_grad_from_state(loss)
 
-    def transposed(x, power=1):
-        return np.bincount(column, weights=value**power * x[row], minlength=n_columns)
+    def step(carry):
+        n, w, state = carry
+        loss_now, gradient = value_and_grad(w, state=state)
+        change, state = solver.update(gradient, state, w, value=loss_now, grad=gradient, value_fn=loss)
+        return n + 1, w + change, state
 
-    def hessian_times(curvature, v):
-        return transposed(curvature * logits(v)) + L2 * v
+    def goes_on(carry):
+        n, _, state = carry
+        gradient = optax.tree.get(state, "grad")
+        return (n == 0) | ((n < LBFGS_STEPS) & (jnp.abs(gradient).max() > 1e-6))  # far below what could change a rank
 
-    def objective(w, z):
-        return np.sum(np.logaddexp(0, z) - y * z) + L2 / 2 * w @ w
-
-    w, z = np.zeros(n_columns), np.zeros(len(y))
-    for _ in range(NEWTON_STEPS):
-        p = (1 + np.tanh(z / 2)) / 2
-        gradient, curvature = transposed(p - y) + L2 * w, p * (1 - p)
-        if np.abs(gradient).max() < 1e-6 * len(y):  # far below what could change a rank
-            break
-        diagonal = transposed(curvature, power=2) + L2
-        step = _conjugate_gradients(partial(hessian_times, curvature), -gradient, diagonal)
-        z_step, before = logits(step), objective(w, z)
-        while objective(w + step, z + z_step) > before and np.abs(step).max() > 1e-8:
-            step, z_step = step / 2, z_step / 2
-        w, z = w + step, z + z_step
-    return w
-
-
-def _conjugate_gradients(product, target: np.ndarray, diagonal: np.ndarray) -> np.ndarray:
-    """Approximate x with product(x) = target (positive definite), preconditioned by the diagonal."""
-    x, residual = np.zeros_like(target), target
-    scaled = direction = residual / diagonal
-    norm = first_norm = residual @ scaled
-    for _ in range(CG_STEPS):
-        if norm <= 1e-6 * first_norm:
-            break
-        image = product(direction)
-        rate = norm / (direction @ image)
-        x, residual = x + rate * direction, residual - rate * image
-        scaled = residual / diagonal
-        norm, old_norm = residual @ scaled, norm
-        direction = scaled + norm / old_norm * direction
-    return x
+    w = jnp.zeros(n_columns, jnp.float32)
+    return jax.lax.while_loop(goes_on, step, (0, w, solver.init(w)))[1]

@@ -1,7 +1,7 @@
 """ProcessBench and PRMBench: their rows and a verifier's step scores in, the benchmarks' own numbers out.
 
-A score is P(step good) in [0, 1], other units are brought there first; a step scored below the threshold is predicted bad,
-one at it good. (PRMBench's own adapters call a step at the threshold bad.) Shares and F1 lie in [0, 1]; the published tables
+A score is P(step good) in [0, 1], other units are brought there first (data/units.py); a step scored below the threshold is
+predicted bad, one at it good. (PRMBench's own adapters call a step at the threshold bad.) Shares and F1 lie in [0, 1]; the published tables
 give them in per cent.
 """
 
@@ -17,6 +17,7 @@ from prm_jax import InputError
 from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place
 from prm_jax.data.solutions import Solution, first_error
 from prm_jax.data.sources import load
+from prm_jax.data.units import UNITS, as_probability
 from prm_jax.evals.published import (
     PRMBENCH_CLASSES,
     PRMBENCH_GROUPS,
@@ -26,7 +27,8 @@ from prm_jax.evals.published import (
     PROCESSBENCH_SOURCE,
     PROCESSBENCH_SPLITS,
 )
-from prm_jax.metrics import bootstrap_interval, f1, first_error_f1, predict_first_error, prm_score
+from prm_jax.metrics import f1, first_error_f1, predict_first_error, prm_score
+from prm_jax.stats import bootstrap_interval, problem_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,20 +92,12 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
     return rows, dict(counts)
 
 
-# What a score in each unit is as P(good); the threshold of 0.5 is PURE's 0, and ImplicitPRM's on the sigmoid.
-PROBABILITY_OF = {
-    "probability": lambda score: score,
-    "difference": lambda score: (score + 1) / 2,  # P(good) - P(bad)
-    "logit": lambda score: np.exp(-np.logaddexp(0, -score)),
-}
-
-
-def stored_scores(path, n_steps: dict[str, int], unit: str) -> list[np.ndarray]:
+def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.ndarray]:
     """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64, one array each.
 
-    The file has one row {id, scores} a solution, in any order. Raises InputError naming file, line and id.
+    The file has one row {id, scores, unit} a solution, in any order; where it says no unit the default is meant. Raises
+    InputError naming file, line and id.
     """
-    low, high = {"probability": (0, 1), "difference": (-1, 1), "logit": (-math.inf, math.inf)}[unit]
     scores, line_of = {}, {}
     for number, row in read_rows(path):
         where = row_place(path, number)
@@ -115,23 +109,26 @@ def stored_scores(path, n_steps: dict[str, int], unit: str) -> list[np.ndarray]:
             if i not in n_steps:
                 example = next(iter(n_steps))
                 raise InputError(f"no solution has it, expected one of {len(n_steps)} such as {example!r}")
-            found = field(row, "scores", list)
+            unit = optional(row, "unit", str) or default_unit
+            if unit not in UNITS:
+                raise field_error("unit", unit, ", ".join(UNITS))
+            found, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
             if len(found) != n_steps[i]:
                 raise InputError(f"scores: found {len(found)}, expected {n_steps[i]}, one a step")
             for t, score in enumerate(found):
                 if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
                     raise field_error(f"scores[{t}]", score, "a finite number")
                 if not low <= score <= high:
-                    expected = f"a {unit} in [{low}, {high}]; scores_unit=logit takes unbounded scores"
+                    expected = f"a {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores"
                     raise field_error(f"scores[{t}]", score, expected)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-        scores[i], line_of[i] = np.array(found, np.float64), number
+        scores[i], line_of[i] = as_probability(np.array(found, np.float64), unit), number
     if missing := [i for i in n_steps if i not in scores]:
         more = f" and {len(missing) - 1} more ids" if len(missing) > 1 else ""
         expected = f"expected one for each of {len(n_steps)} solutions"
         raise InputError(f"{path}: no row has the id {missing[0]!r}{more}, {expected}")
-    return [PROBABILITY_OF[unit](scores[i]) for i in n_steps]
+    return [scores[i] for i in n_steps]
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
@@ -177,8 +174,8 @@ def processbench(
     """
     scores = [np.asarray(score, np.float64) for score in scores]
     error = np.array([first_error(row.solution.labels) for row in rows])
-    problem, split = np.array([row.problem for row in rows]), np.array([row.group for row in rows])
-    members = {name: np.flatnonzero(split == name) for name in dict.fromkeys(split.tolist())}
+    problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
+    members = {name: np.flatnonzero(split == k) for k, name in enumerate(dict.fromkeys(row.group for row in rows))}
     of = lambda here: ([scores[i] for i in here], error[here])
     origin = "given"
     if threshold_split is not None:
@@ -206,12 +203,12 @@ def processbench(
             "n_error": int(is_wrong.sum()),
             "n_error_with_right_answer": int((is_wrong & right_answer[here]).sum()),
             "n_clean": int((~is_wrong).sum()),
-            "n_problems": len(set(problem[here])),
+            "n_problems": len(np.unique(problem[here])),
             "n_steps": sum(len(scores[i]) for i in here),
         }
 
     def mean_f1(drawn):
-        return np.mean([measure(drawn[split[drawn] == name])["f1"] for name in members])
+        return np.mean([measure(drawn[split[drawn] == k])["f1"] for k in range(len(members))])
 
     thresholds = np.linspace(0, 1, 401)
     curve = {name: f1_curve(*of(here), thresholds).tolist() for name, here in members.items()}
@@ -247,8 +244,8 @@ def prmbench(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, se
     if len(is_good) != len(predicted):
         raise ValueError(f"{len(predicted)} scores for {len(is_good)} steps")
     row_of_step = np.repeat(np.arange(len(rows)), n_steps)
-    problem = np.array([row.problem for row in rows])[row_of_step]
-    group = np.array([row.group for row in rows])[row_of_step]
+    names = list(dict.fromkeys(row.group for row in rows))
+    problem, group = (problem_numbers(getattr(row, name) for row in rows)[row_of_step] for name in ("problem", "group"))
 
     def measure(here, score_fn):
         good, says = is_good[here], predicted[here]
@@ -259,14 +256,14 @@ def prmbench(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, se
             "f1_good": f1(good, says),
             "f1_bad": float("nan") if good.all() else f1(~good, ~says),
             "step_accuracy": float(np.mean(good == says)),
-            "n_rows": len(set(row_of_step[here])),
+            "n_rows": len(np.unique(row_of_step[here])),
             "n_steps": len(good),
             "n_bad_steps": int((~good).sum()),
         }
 
-    present = sorted(set(group.tolist()), key=lambda name: [*PRMBENCH_CLASSES, name].index(name))
     classes = {
-        name: measure(np.flatnonzero(group == name), f1 if name == "multi_solutions" else prm_score) for name in present
+        name: measure(np.flatnonzero(group == names.index(name)), f1 if name == "multi_solutions" else prm_score)
+        for name in sorted(names, key=lambda name: [*PRMBENCH_CLASSES, name].index(name))
     }
     groups = {}
     for name, members in PRMBENCH_GROUPS.items():

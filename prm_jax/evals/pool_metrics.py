@@ -1,6 +1,8 @@
 """What a pool of candidates says about its verifiers: selection and vote curves, intervals, reward against KL, calibration.
 
-Arrays in, one JSON-ready dict out (`measure`); the mathematics is in rerank.py and votes.py.
+Arrays in, one JSON-ready dict out (`measure`); the mathematics is in rerank.py, votes.py and stats.py. One protocol for
+every number: means over problems of expectations over the n-subsets of a problem's own candidates (all of them where n is
+larger); who cannot win fills a place.
 
 Dimension key
   P problems, N candidates, T steps, n subset sizes, b betas
@@ -13,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax import InputError, metrics, rerank, votes
+from prm_jax import InputError, metrics, rerank, stats, votes
 from prm_jax.data.answers import is_blank
-from prm_jax.data.pools import Problem, as_arrays
+from prm_jax.data.pools import Problem, as_arrays, scores_unit
+from prm_jax.data.units import UNITS, as_probability
 
-UNITS = ("probability", "difference", "logit")  # difference: P(good) - P(bad) in [-1, 1], as PURE scores
 # From the arg max to the reference: solution scores are a few nats apart, seldom below a thousandth.
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
@@ -30,25 +32,25 @@ class Rules:
     aggregator: str
     ties: str
     vote_draws: int
+    vote_counts: str | None = None  # what a winning group of votes counts; None: "mean", under ties=first "first"
 
     def __post_init__(self):
-        for key, expected in {
-            "scores_unit": UNITS,
-            "aggregator": rerank.AGGREGATORS,
-            "ties": ("share", "first"),
-        }.items():
-            if getattr(self, key) not in expected:
-                raise InputError(f"{key}: got {getattr(self, key)!r}, expected {', '.join(expected)}")
+        if self.vote_counts is None:
+            object.__setattr__(self, "vote_counts", "first" if self.ties == "first" else "mean")
+        expected = {"scores_unit": UNITS, "aggregator": rerank.AGGREGATORS, "ties": ("share", "first")}
+        for key, names in (expected | {"vote_counts": votes.COUNTS}).items():
+            if getattr(self, key) not in names:
+                raise InputError(f"{key}: got {getattr(self, key)!r}, expected {', '.join(names)}")
         if self.vote_draws < 1:
             raise InputError(f"vote_draws: got {self.vote_draws}, expected at least 1")
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """The arrays of a pool: what a candidate is worth, whether it may win, and what it answers.
+    """The arrays of a pool: which candidates exist, which may win, whether they are right, and what they answer.
 
-    right_PN is 0 where candidates are missing. eligible_PN is False for the missing, the unfinished and those without an
-    answer (OpenAI's protocol: they fill a place of the n and count as wrong). answer_PN is None if no candidate has one.
+    eligible_PN is False for the unfinished and those without an answer: they fill a place of the n and never win (OpenAI's
+    protocol). answer_PN numbers the answers of a problem, -1 for who is not eligible; None if no candidate has one.
     """
 
     right_PN: np.ndarray
@@ -80,29 +82,31 @@ def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None =
                 )
             right_PN[p, n], present_PN[p, n] = candidate.correct, True
             eligible_PN[p, n] = candidate.finished and (texts[n] is not None or not has_answers)
-            answer_PN[p, n] = groups[n]
+            answer_PN[p, n] = groups[n] if eligible_PN[p, n] else -1
     cut = [not c.finished for problem in problems for c in problem.candidates]
     silent = [answer_of(c) is None for problem in problems for c in problem.candidates] if has_answers else []
     dropped = {"missing": P * N - len(cut), "unfinished": sum(cut), "without_answer": sum(silent)}
     return Pool(right_PN, present_PN, eligible_PN, answer_PN if has_answers else None, dropped)
 
 
-def log_scores(problems: list[Problem], name: str, unit: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """(step_PNT, mask_PNT, unit) as `rerank.aggregate` takes them, of the stored scores `name`."""
+def log_scores(problems: list[Problem], name: str, default_unit: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """(step_PNT, mask_PNT, unit) as `rerank.aggregate` takes them, of the stored scores `name`: log-odds as they are, of
+    other units the log-probability."""
     score_PNT, mask_PNT = as_arrays(problems, name)
-    if unit == "logit":
-        return score_PNT.astype(np.float32), mask_PNT, "logit"
-    if unit == "difference":
-        score_PNT = (score_PNT + 1) / 2
-    outside = (score_PNT < 0) | (score_PNT > 1)
+    unit = scores_unit(problems, name, default_unit)
+    low, high = UNITS[unit].low, UNITS[unit].high
+    outside = mask_PNT & ((score_PNT < low) | (score_PNT > high))
     if outside.any():
         p, n, t = np.argwhere(outside)[0]
         raise InputError(
-            f"pool: problem {problems[p].id}: candidates[{n}].step_scores.{name}[{t}]: got"
-            f" {problems[p].candidates[n].step_scores[name][t]:g}, expected a {unit}; scores_unit=logit takes unbounded scores"
+            f"pool: problem {problems[p].id}: candidates[{n}].step_scores.{name}[{t}]: got {score_PNT[p, n, t]:g}, expected a"
+            f" {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores"
         )
-    with np.errstate(divide="ignore"):
-        return (np.log(score_PNT, where=mask_PNT, out=np.zeros_like(score_PNT)).astype(np.float32), mask_PNT, "logp")
+    with np.errstate(over="ignore", divide="ignore"):  # log-odds beyond float32 are as certain as infinite ones
+        if np.isinf(low):
+            return score_PNT.astype(np.float32), mask_PNT, "logit"
+        logp_PNT = np.log(as_probability(score_PNT, unit), where=mask_PNT, out=np.zeros_like(score_PNT))
+        return logp_PNT.astype(np.float32), mask_PNT, "logp"
 
 
 def sizes_of(N: int) -> list[int]:
@@ -121,25 +125,32 @@ def measure(
     """
     P, N = pool.right_PN.shape
     trace_PN = right_traces(problems, pool, step_labels) if step_labels else None
-    sizes, (k_vote, k_interval) = sizes_of(N), jax.random.split(jax.random.key(seed))
+    mask_PN = None if pool.present_PN.all() else pool.present_PN
+    sizes, k_vote = sizes_of(N), jax.random.key(seed)
     value, curve = {}, {}  # a number's path in the results -> {n: its value_P}, its mean for every n = 1..N
 
     def exact(name, x_Pn):
+        x_Pn = np.asarray(x_Pn, float)
         value[name] = {n: x_Pn[:, n - 1] for n in sizes}
-        curve[name] = np.asarray(x_Pn.mean(0), float).tolist()
+        curve[name] = x_Pn.mean(0).tolist()
 
     def drawn(name, log_weight_PN=None):  # the votes without a closed form
-        given = pool.answer_PN, pool.right_PN, log_weight_PN, pool.eligible_PN, np.array(sizes)
-        x_Pn = votes.vote_curve(k_vote, *given, draws=rules.vote_draws, ties=rules.ties)
-        value[name] = dict(zip(sizes, x_Pn.T, strict=True))
+        given = pool.answer_PN, pool.right_PN, log_weight_PN, mask_PN, np.array(sizes)
+        x_Pn = votes.vote_curve(k_vote, *given, draws=rules.vote_draws, ties=rules.ties, counts=rules.vote_counts)
+        value[name] = dict(zip(sizes, np.asarray(x_Pn, float).T, strict=True))
 
-    exact(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN))
+    def best(score_PN, gold_PN):
+        return rerank.best_of_n(score_PN, gold_PN, pool.eligible_PN, mask_PN, ties=rules.ties)
+
+    exact(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, mask_PN))
     result = {
         "n_problems": P,
         "n_candidates": N,
-        "mean": float(pool.right_PN.sum() / pool.present_PN.sum()),
+        "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
         **dataclasses.asdict(rules),
         "dropped": pool.dropped,
+        "scores_units": {},
+        "zero_scores": {},
         "reward_kl": {},
         "calibration": {},
     }
@@ -147,32 +158,34 @@ def measure(
         result["majority_rule"] = "none: no candidate has an answer"
     elif rules.ties == "share" and N <= votes.EXACT_VOTE_SIZE:
         result["majority_rule"] = "exact over all subsets"
-        exact(("majority",), votes.majority_curve(pool.answer_PN, pool.right_PN, pool.eligible_PN))
+        given = pool.answer_PN, pool.right_PN, mask_PN
+        exact(("majority",), votes.majority_curve(*given, counts=rules.vote_counts))
     else:
         result["majority_rule"] = f"mean of {rules.vote_draws} random subsets"
         drawn(("majority",))
     for scorer in scorers:
         step_PNT, mask_PNT, unit = log_scores(problems, scorer, rules.scores_unit)
-        score_PN = rerank.aggregate_all(step_PNT, mask_PNT, unit=unit)
+        result["scores_units"][scorer] = scores_unit(problems, scorer, rules.scores_unit)
+        is_zero_PN = (step_PNT == -np.inf).any(-1) & pool.eligible_PN
+        result["zero_scores"][scorer] = int(is_zero_PN.any(-1).sum())
+        score_PN = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=unit)
         for how in rerank.AGGREGATORS:  # the jitted dict comes back in alphabetical order
             x_PN, name = score_PN[how], ("scorers", scorer, how)
-            exact((*name, "best_of_n"), rerank.best_of_n(x_PN, pool.right_PN, pool.eligible_PN, ties=rules.ties))
+            exact((*name, "best_of_n"), best(x_PN, pool.right_PN))
             if trace_PN is not None:
-                exact((*name, "trace"), rerank.best_of_n(x_PN, trace_PN, pool.eligible_PN, ties=rules.ties))
+                exact((*name, "trace"), best(x_PN, trace_PN))
             if pool.answer_PN is not None and how == rules.aggregator:
                 drawn((*name, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
-                law_PN = votes.vote(pool.answer_PN, x_PN, pool.eligible_PN, ties=rules.ties)
-                value[*name, "weighted_vote"] = {N: rerank.expectation(law_PN, pool.right_PN)}
-        result["reward_kl"][scorer] = reward_against_kl(score_PN[rules.aggregator], pool, sizes)
+                law_PN = votes.vote(pool.answer_PN, x_PN, ties=rules.ties, counts=rules.vote_counts)
+                value[*name, "weighted_vote"] = {N: np.asarray(rerank.expectation(law_PN, pool.right_PN), float)}
+        result["reward_kl"][scorer] = reward_against_kl(score_PN[rules.aggregator], pool, sizes, rules.ties)
         labels = None if scorer in value_scorers else step_labels
         result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)
 
-    # One bootstrap for every number: the same resampled problems everywhere, so that differences are paired.
-    difference = {(a, b): paired_difference(value[a][N], value[b][N]) for a, b in comparisons(list(value), rules)}
-    columns = [x_P for by_size in value.values() for x_P in by_size.values()] + list(difference.values())
-    interval = rerank.bootstrap(k_interval, jnp.stack(columns, -1))
-    rows = iter(zip(*(np.asarray(x, float).tolist() for x in interval), strict=True))
+    # The same resampled problems for every number, so that all differences are paired.
+    mean_P = np.stack([x_P for by_size in value.values() for x_P in by_size.values()], -1)
+    bounds = zip(*stats.mean_interval(mean_P, seed), strict=True)
     for name, by_size in value.items():
         *path, rule = name
         place = result
@@ -180,24 +193,19 @@ def measure(
             place = place.setdefault(part, {})
         # Beside best_of_n its siblings are `band`, `interval`, `curve`; beside other rules `RULE_band` and so on.
         before = "" if rule == "best_of_n" else f"{rule}_"
-        place[rule], place[f"{before}interval"] = {}, {}
-        for n, (mean, low, high, _) in zip(by_size, rows, strict=False):
-            place[rule][str(n)], place[f"{before}interval"][str(n)] = mean, [low, high]
+        place[rule] = {str(n): float(x_P.mean()) for n, x_P in by_size.items()}
+        place[f"{before}interval"] = {str(n): [float(x) for x in next(bounds)] for n in by_size}
         place[f"{before}band"] = {str(n): float(rerank.subset_band(x_P[:, None])[0]) for n, x_P in by_size.items()}
         if name in curve:
             place[f"{before}curve"] = curve[name]
     written = lambda name: ".".join(part for part in name if part != "scorers")
+    pairs = list(comparisons(list(value), rules))
+    a_PX, b_PX = ([value[pair[side]][N] for pair in pairs] for side in (0, 1))
+    tests = stats.paired_differences(np.stack(a_PX, -1), np.stack(b_PX, -1), seed) if pairs else []
     result["differences"] = [
-        {"a": written(a), "b": written(b), "n": N, "difference": mean, "interval": [low, high], "p": p}
-        for (a, b), (mean, low, high, p) in zip(difference, rows, strict=True)
+        {"a": written(a), "b": written(b), "n": N} | test for (a, b), test in zip(pairs, tests, strict=True)
     ]
     return result
-
-
-def paired_difference(a_P, b_P):
-    """a - b of expectations in float32; 0 where it is no more than their rounding, or a tie everywhere would have p = .001."""
-    difference_P = a_P - b_P
-    return jnp.where(jnp.abs(difference_P) < 1e-5, 0.0, difference_P)
 
 
 def right_traces(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray:
@@ -224,71 +232,60 @@ def comparisons(names, rules: Rules):
     yield from itertools.combinations(headline, 2)
 
 
-def reward_against_kl(score_PN, pool: Pool, sizes: list[int]) -> dict:
+def reward_against_kl(score_PN, pool: Pool, sizes: list[int], ties: str) -> dict:
     """Expected accuracy and mean score against KL from the uniform law, of KL-reweighting and of best-of-n.
 
-    Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; `score` is
-    the aggregated score that the laws climb, in nats.
+    Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; the reference
+    of both is uniform over a problem's candidates, eligible or not. `score` is the aggregated score that the laws climb, in
+    nats: the mean over what can win and has a finite score, of the problems where something does.
     """
-    ref_PN = pool.eligible_PN / np.maximum(pool.eligible_PN.sum(-1, keepdims=True), 1)
+    mask_PN = None if pool.present_PN.all() else pool.present_PN
+    x = jax.tree.map(jnp.asarray, (score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN))
 
-    @jax.jit
-    def means(law_PN, kl_P):
-        return (
-            kl_P.mean(),
-            rerank.expectation(law_PN, pool.right_PN).mean(),
-            rerank.expectation(law_PN, score_PN).mean(),
-        )
+    def best_of(n, score_PN, right_PN, present_PN, eligible_PN, mask_PN):
+        law_PN = rerank.best_of_n_law(score_PN, n, eligible_PN, mask_PN, ties=ties)
+        kl_P = rerank.kl_divergence(law_PN, present_PN / present_PN.sum(-1, keepdims=True))
+        return means(law_PN, kl_P, score_PN, right_PN, eligible_PN)
 
-    def tilted(beta):
-        law = rerank.reweight(score_PN, beta, None, pool.eligible_PN)
-        return means(law.weight_PN, law.kl_P)
+    def tilted(beta, score_PN, right_PN, _, eligible_PN, mask_PN):
+        law = rerank.reweight(score_PN, beta, None, eligible_PN, mask_PN)
+        return means(law.weight_PN, law.kl_P, score_PN, right_PN, eligible_PN)
 
-    def best_of(n):
-        law_PN = rerank.best_of_n_law(score_PN, n, None, pool.eligible_PN)
-        return means(law_PN, rerank.kl_divergence(law_PN, ref_PN))
+    def means(law_PN, kl_P, score_PN, right_PN, eligible_PN):
+        accuracy_P = rerank.expectation(law_PN, right_PN * eligible_PN)
+        return kl_P.mean(), accuracy_P.mean(), jnp.nanmean(rerank.mean_score(law_PN, score_PN, eligible_PN))
 
-    columns = {}
-    for name, grid, f in (("reweighted", BETA_b, tilted), ("best_of_n", np.array(sizes, np.float32), best_of)):
-        kl, accuracy, score = jax.jit(lambda x, f=f: jax.lax.map(f, x))(jnp.asarray(grid, jnp.float32))
-        x = {"beta": grid} if name == "reweighted" else {"n": np.array(sizes)}
-        columns[name] = x | {"kl": kl, "accuracy": accuracy, "score": score}
-    columns["best_of_n"]["kl_bound"] = rerank.best_of_n_kl_bound(np.array(sizes, float))
-    return {name: {k: np.asarray(x).tolist() for k, x in table.items()} for name, table in columns.items()}
+    tables = {}
+    for name, f, column in (("reweighted", tilted, {"beta": BETA_b}), ("best_of_n", best_of, {"n": np.array(sizes)})):
+        (grid,) = column.values()
+        over = jax.jit(lambda grid, *x, f=f: jax.lax.map(lambda value: f(value, *x), grid))
+        found = over(jnp.asarray(grid, jnp.float32 if name == "reweighted" else jnp.int32), *x)
+        column |= dict(zip(("kl", "accuracy", "score"), found, strict=True))
+        tables[name] = {key: np.asarray(values).tolist() for key, values in column.items()}
+    return tables
 
 
 def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_labels) -> dict:
-    """Reliability, ECE and Brier score of step scores, and of exp(solution score) against `correct`, by aggregator.
-
-    What is no probability (sum_logit; unbounded step scores) is left out.
-    """
+    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against `correct`, by
+    aggregator (of those whose score is the log of a probability)."""
     present_PN = pool.present_PN
     right = pool.right_PN[present_PN].astype(float)
-    out = {
-        "solutions": {
-            how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[present_PN]), right)
-            for how in rerank.AGGREGATORS
-            if how != "sum_logit"
-        }
+    solutions = {
+        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[present_PN]), right)
+        for how, aggregator in rerank.AGGREGATORS.items()
+        if aggregator.is_log_probability
     }
-    if rules.scores_unit != "probability":
-        return out
-    p, y = [], []
+    score, y = [], []
     for problem in problems:
         for candidate in problem.candidates:
             score_T = candidate.step_scores[scorer]
-            label_T = (
-                step_labels[problem.problem, candidate.steps]
-                if step_labels
-                else [float(candidate.correct)] * len(score_T)
-            )
+            label_T = step_labels[problem.problem, candidate.steps] if step_labels else None
             steps = metrics.labelled_steps(label_T)[0] if step_labels else range(len(score_T))
-            p.extend(score_T[t] for t in steps)
-            y.extend(label_T[t] for t in steps)
-    return out | {
-        "steps": calibration_numbers(np.array(p), np.array(y)),
-        "step_label": "exact" if step_labels else "outcome",
-    }
+            score.extend(score_T[t] for t in steps)
+            y.extend(label_T[t] if step_labels else float(candidate.correct) for t in steps)
+    p = as_probability(np.array(score, np.float64), scores_unit(problems, scorer, rules.scores_unit))
+    steps = calibration_numbers(p, np.array(y))
+    return {"solutions": solutions, "steps": steps, "step_label": "exact" if step_labels else "outcome"}
 
 
 def calibration_numbers(p, y) -> dict:

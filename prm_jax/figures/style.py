@@ -45,4 +45,6 @@ def line_style(i: int) -> dict:
 
 
 def commit(results: dict) -> str:
-    return f"Commit {results['versions']['commit'][:10]}."
+    """The commit that made the results, with a + where its tree was modified."""
+    name = results["versions"]["commit"]
+    return f"Commit {name[:10].rstrip('+')}{'+' if name.endswith('+') else ''}."

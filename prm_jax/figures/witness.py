@@ -69,8 +69,14 @@ def witness_phases(results: dict, path: Path) -> Path:
     plane, traces = results["plane"], results["traces"]
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
     winners = np.unique([panel["winner"] for panel in plane["by_aggregator"].values()])
-    figure, axes = plt.subplots(3, 3, figsize=(9, 6.6), sharex=True, sharey=True, layout="constrained")
-    for axis, (how, panel) in zip(axes.flat, plane["by_aggregator"].items(), strict=True):
+    panels = plane["by_aggregator"]
+    rows = -(-len(panels) // 3)
+    figure, axes = plt.subplots(
+        rows, 3, figsize=(9, 0.6 + 2 * rows), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, (how, panel) in zip(axes.flat, panels.items(), strict=False):
         names = ("winner", "lead", "valid")
         winner_eb, lead_eb, valid_eb = (np.transpose(panel[name]) for name in names)
         for i in winners:

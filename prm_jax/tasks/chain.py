@@ -12,6 +12,7 @@ import functools
 import itertools
 import re
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,7 +29,7 @@ SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (6
 
 
 @dataclasses.dataclass(frozen=True)
-class ArithmeticConfig:
+class Config:
     """The task and the solver; conf/data/arithmetic.yaml gives the defaults and their reasons."""
 
     min_operations: int
@@ -41,9 +42,8 @@ class ArithmeticConfig:
 
     def __post_init__(self):
         if not 1 <= self.min_operations <= self.max_operations:
-            raise InputError(
-                f"data.task.min_operations: got {self.min_operations}, expected 1 <= min <= max_operations ({self.max_operations})"
-            )
+            expected = f"1 <= min <= max_operations ({self.max_operations})"
+            raise InputError(f"data.task.min_operations: got {self.min_operations}, expected {expected}")
         for name in ("error_rate", "perfect_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"data.task.{name}: got {getattr(self, name)}, expected a number in [0, 1]")
@@ -64,11 +64,8 @@ class Chain:
     operations: tuple[tuple[str, int], ...]
 
     def __str__(self):
-        return (
-            f"Modulo {MODULUS}: start with {self.start}"
-            + "".join(f", {WORDS[o]} {n}" for o, n in self.operations)
-            + "."
-        )
+        asked = "".join(f", {WORDS[operation]} {operand}" for operation, operand in self.operations)
+        return f"Modulo {MODULUS}: start with {self.start}{asked}."
 
     def values(self):
         """The right value after each operation."""
@@ -137,7 +134,17 @@ def correctness_labels(chain: Chain, steps: list[str]) -> list[float]:
     return [float(ok) for ok in np.cumprod(right)]
 
 
-def value_labels(chain: Chain, steps: list[str], cfg: ArithmeticConfig) -> list[float]:
+def step_labels(problem: str, steps: Sequence[str]) -> list[float]:
+    """`correctness_labels` from texts alone."""
+    return correctness_labels(parse_problem(problem), steps)
+
+
+def answer(problem: str) -> str:
+    """The right final answer of a problem's text."""
+    return str(parse_problem(problem).values()[-1])
+
+
+def value_labels(chain: Chain, steps: list[str], cfg: Config) -> list[float]:
     """P(final answer right | prefix) when the noisy solver of `cfg` goes on from the value that the step wrote.
 
     Exact: the solver's next value depends on the last written one alone, so the chance is a product of 7 x 7 matrices.
@@ -154,12 +161,6 @@ def value_labels(chain: Chain, steps: list[str], cfg: ArithmeticConfig) -> list[
         float(after[t][step[3]]) if step and t < len(after) and step[3] < MODULUS else 0.0
         for t, step in enumerate(parsed)
     ]
-
-
-def shares(frequencies: dict[str, float]) -> np.ndarray:
-    """Relative frequencies as probabilities."""
-    weights = np.array(list(frequencies.values()), float)
-    return weights / weights.sum()
 
 
 def draw(frequencies: dict[str, float], rng) -> str:
@@ -184,7 +185,7 @@ def wrong_results(kind: str, operation: str, value: int, operand: int) -> list[i
     return [r for r in results if r != right] or [r for r in range(MODULUS) if r != right]
 
 
-def noisy_step(chain: Chain, t: int, value: int, cfg: ArithmeticConfig, rng) -> tuple[str, int]:
+def noisy_step(chain: Chain, t: int, value: int, cfg: Config, rng) -> tuple[str, int]:
     """The solver's line for operation t from `value`, and the result it wrote."""
     operation, operand = chain.operations[t]
     result = apply(operation, value, operand)
@@ -194,20 +195,20 @@ def noisy_step(chain: Chain, t: int, value: int, cfg: ArithmeticConfig, rng) -> 
     return write_step(value, operation, operand, result), result
 
 
-def transition(chain: Chain, t: int, cfg: ArithmeticConfig) -> np.ndarray:
+def transition(chain: Chain, t: int, cfg: Config) -> np.ndarray:
     """P(written result | value) of the noisy solver at operation t, [7, 7]: `noisy_step`, enumerated."""
     operation, operand = chain.operations[t]
     p = np.zeros((MODULUS, MODULUS))
     for value in range(MODULUS):
         p[value, apply(operation, value, operand)] = 1 - cfg.error_rate
-        for kind, share in zip(cfg.errors, shares(cfg.errors), strict=True):
+        for kind, frequency in cfg.errors.items():
             results = wrong_results(kind, operation, value, operand)
             for result in results:
-                p[value, result] += cfg.error_rate * share / len(results)
+                p[value, result] += cfg.error_rate * (frequency / sum(cfg.errors.values())) / len(results)
     return p
 
 
-def noisy_solution(chain: Chain, cfg: ArithmeticConfig, rng, label_kind: str) -> Solution:
+def noisy_solution(chain: Chain, cfg: Config, rng, label_kind: str) -> Solution:
     value, steps, noisy = chain.start, [], cfg
     if rng.random() < cfg.perfect_share:
         cfg = dataclasses.replace(cfg, error_rate=0.0)
@@ -219,14 +220,14 @@ def noisy_solution(chain: Chain, cfg: ArithmeticConfig, rng, label_kind: str) ->
     return Solution(problem=str(chain), steps=tuple(steps), labels=tuple(labels), outcome=outcome, answer=str(value))
 
 
-def sample_chain(cfg: ArithmeticConfig, rng) -> Chain:
+def sample_chain(cfg: Config, rng) -> Chain:
     size = int(rng.integers(cfg.min_operations, cfg.max_operations + 1))
     names = [draw(cfg.operations, rng) for _ in range(size)]
     operations = tuple((name, int(rng.integers(OPERANDS[name][0], OPERANDS[name][1] + 1))) for name in names)
     return Chain(int(rng.integers(0, MODULUS)), operations)
 
 
-def sample_problems(cfg: ArithmeticConfig, n: int, split: str, seed: int) -> list[Chain]:
+def sample_problems(cfg: Config, n: int, split: str, seed: int) -> list[Chain]:
     """n distinct problems of one split. A problem's split is a hash of its text, so no two splits ever share one."""
     rng = np.random.default_rng([seed, *split.encode()])
     low, high = SPLITS[split]
@@ -237,14 +238,11 @@ def sample_problems(cfg: ArithmeticConfig, n: int, split: str, seed: int) -> lis
         chain = sample_chain(cfg, rng)
         if low <= zlib.crc32(str(chain).encode()) % 100 < high:
             chains[str(chain)] = chain
-    raise InputError(
-        f"data: only {len(chains)} distinct problems of {n} found; raise data.task.max_operations or ask for fewer"
-    )
+    found = f"only {len(chains)} distinct problems of {n} found"
+    raise InputError(f"data: {found}; raise data.task.max_operations or ask for fewer")
 
 
-def make_solutions(
-    cfg: ArithmeticConfig, n: int, split: str, seed: int, label_kind: str = "correctness"
-) -> list[Solution]:
+def make_solutions(cfg: Config, n: int, split: str, seed: int, label_kind="correctness") -> list[Solution]:
     """n solutions by the noisy solver, `solutions_per_problem` to a problem, of one split's problems."""
     chains = sample_problems(cfg, -(-n // cfg.solutions_per_problem), split, seed)
     rng = np.random.default_rng([seed, 1, *split.encode()])
@@ -255,5 +253,5 @@ def make_solutions(
 def lucky_share(solutions: list[Solution]) -> float:
     """Share of the right-answer solutions that hold a wrong step."""
     right = [s for s in solutions if s.outcome == 1]
-    lucky = [s for s in right if 0 in correctness_labels(parse_problem(s.problem), s.steps)]
+    lucky = [s for s in right if 0 in step_labels(s.problem, s.steps)]
     return len(lucky) / max(len(right), 1)

@@ -1,0 +1,212 @@
+"""What the bench's jobs share: configuration, the table, timers, the matmul peak, the random model, the peer's process."""
+
+import dataclasses
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from prm_jax import InputError
+from prm_jax.checkpoints import hf, hf_config
+from prm_jax.kernels.products import matmul
+from prm_jax.launch.mesh import MeshConfig, check_divides, make_sharded
+from prm_jax.model import PRM, ModelConfig
+
+# The jobs that models do: their peers, each with what `pip install` gives its interpreter.
+PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}, "score": {"torch": "torch transformers"}}
+
+
+class Section:
+    def __post_init__(self):
+        for name, x in vars(self).items():
+            if isinstance(x, int | float) and x < 1:
+                raise InputError(f"{type(self).__name__.lower()}.{name}: got {x}, expected at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(Section):
+    solutions: int
+    rows: int
+    mean_tokens: float
+    longest: int
+    tokens_a_step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Score(Section):
+    problems: int
+    candidates: int
+    mean_tokens: float
+    longest: int
+    rows: int
+    tokens: int | None
+    repeats: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Rerank(Section):
+    problems: int
+    candidates: int
+    steps: int
+    betas: int
+    numpy_trials: int
+    python_trials: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory(Section):
+    target: str
+    models: dict[str, dict[str, int]]
+    cases: list
+    tokens: int
+    step_ends: int
+    rows: int
+    remat: str
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig:
+    """conf/bench.yaml says what each key means."""
+
+    what: str
+    dtypes: list
+    model: hf_config.ModelChoice
+    train: Train
+    score: Score
+    rerank: Rerank
+    memory: Memory
+    peer: str | None
+    peer_python: str | None
+    mesh: MeshConfig
+    warmup: int
+    repeats: int
+    seed: int
+
+    def __post_init__(self):
+        if self.warmup < 0 or self.repeats < 1:
+            raise InputError(f"warmup, repeats: got {self.warmup}, {self.repeats}, expected at least 0, 1")
+        if self.mesh.data is None:
+            raise InputError("mesh.data: got null, expected a number")
+        if self.dtypes not in (["float32"], ["bfloat16"], ["float32", "bfloat16"], ["bfloat16", "float32"]):
+            raise InputError(f"dtypes: got {self.dtypes}, expected float32, bfloat16 or both")
+        if self.model.dtype != "auto":
+            raise InputError(f"model.dtype: got {self.model.dtype!r}, expected auto: `dtypes` says what is measured")
+        peers = {None: ""} | PEERS.get(self.what, {})
+        if self.peer not in peers:
+            listed = ", ".join(peer or "null" for peer in peers)
+            raise InputError(f"peer: got {self.peer!r}, expected {listed} where what={self.what}")
+
+
+class Row(NamedTuple):
+    """A line of the table. In results.json the value stands under the name, which ends with its unit."""
+
+    name: str
+    value: float
+    note: str = ""
+
+
+def table(rows: list[Row]) -> str:
+    number = lambda x: f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    return "\n".join(f"{name:<36}{number(x):>12}  {note}".rstrip() for name, x, note in rows)
+
+
+def call_seconds(f, warmup: int, repeats: int) -> list[float]:
+    """Wall times of f(), which returns arrays that are waited for."""
+    times = []
+    for _ in range(warmup + repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(f())
+        times.append(time.perf_counter() - start)
+    return times[warmup:]
+
+
+def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
+    """FLOP/s of the fastest of repeated large matrix products, rows split over the devices of the mesh in use."""
+    mesh = jax.sharding.get_mesh()
+    size = 2048 if mesh.devices.flat[0].platform == "cpu" else 8192  # long enough to hide an accelerator's launch
+    rows = -(-size // mesh.size) * mesh.size
+    a, b = (jax.random.normal(jax.random.key(i), (n, size), dtype) for i, n in enumerate((rows, size)))
+    a, product = jax.device_put(a, NamedSharding(mesh, P(mesh.axis_names))), jax.jit(matmul)
+    return 2 * rows * size**2 / min(call_seconds(lambda: product(a, b), warmup, repeats))
+
+
+def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
+    """Of the matrix products of one forward pass: 2 a parameter and token (embeddings are look-ups), 4 K a head and visible
+    pair of tokens. A backward pass costs twice as many again."""
+    D, F, H, G, K = cfg.dim, cfg.ffn, cfg.heads, cfg.kv_heads, cfg.head_dim
+    return cfg.layers * (2 * tokens * (2 * D * (H + G) * K + 3 * D * F) + 4 * H * K * pairs)
+
+
+def random_model(cfg: BenchConfig, dtype: str) -> PRM:
+    """Random weights of the shape asked for; of one seed the same in each dtype."""
+    choice = dataclasses.replace(cfg.model, dtype=dtype)
+    model_cfg, _ = hf_config.resolve_model(choice, hf_config.read_config(hf.EMBEDDED), "model", head=choice.head)
+    check_divides(model_cfg, getattr(cfg, cfg.what).rows, f"{cfg.what}.rows")
+    return make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
+
+
+def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
+    """Token counts of solutions: log-normal with sigma 0.5, as on GSM8K and MATH, cut at `longest`."""
+    return np.clip(rng.lognormal(np.log(mean) - 0.125, 0.5, n), 8, longest).astype(int)
+
+
+def run_peer(cfg: BenchConfig, folder: Path, job: dict) -> dict[str, dict]:
+    """{dtype: result} of a job of peers.py on the model in `folder`; empty without a peer.
+
+    Its interpreter gets nothing of ours on its path, and no network.
+    """
+    if cfg.peer is None:
+        return {}
+    python, script = cfg.peer_python or sys.executable, Path(__file__).with_name("peers.py")
+    (folder / "job.json").write_text(json.dumps({"what": cfg.what, "peer": cfg.peer, "dtypes": cfg.dtypes} | job))
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    try:
+        done = subprocess.run([python, "-P", script, folder], capture_output=True, text=True, env=env, check=False)
+    except OSError as error:
+        raise InputError(f"peer_python: cannot be run: {error}") from error
+    if done.returncode:
+        error = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        needs = f"it needs an environment made by `pip install {PEERS[cfg.what][cfg.peer]}`, given as peer_python"
+        raise InputError(f"peer={cfg.peer}: {python} failed ({error}); {needs}=ENVIRONMENT/bin/python")
+    return json.loads((folder / "result.json").read_text())
+
+
+def largest_difference(ours: list, theirs: list) -> float:
+    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], theirs: dict[str, float]) -> list[Row]:
+    """From seconds by dtype, ours and the peer's: rates, shares of the machine's limit, the faster dtype, ratios.
+
+    `flops` are the solutions' own: padding and computing again earn nothing.
+    """
+    rows, best, slowest = [], min(ours, key=ours.get), max(ours, key=ours.get)
+    for dtype, seconds in ours.items():
+        peak = matmul_peak(dtype, cfg.warmup, cfg.repeats)
+        rows.append(Row(f"{dtype}_tokens_per_second", tokens / seconds, "ours, useful tokens"))
+        rows.append(Row(f"{dtype}_matmul_peak_gflops", peak / 1e9, "the fastest of repeated large matrix products"))
+        rows.append(Row(f"{dtype}_share_of_matmul_peak", flops / seconds / peak, "by useful FLOPs alone"))
+    lead = f", {ours[slowest] / ours[best]:.2f} times {slowest}" if len(ours) > 1 else ""
+    rows.append(Row("best_tokens_per_second", tokens / ours[best], f"faster on this machine: {best}{lead}"))
+    for dtype, seconds in theirs.items():
+        rows.append(Row(f"{cfg.peer}_{dtype}_tokens_per_second", tokens / seconds))
+        rows.append(Row(f"times_{cfg.peer}_{dtype}", seconds / ours[dtype], f"both in {dtype}"))
+    if theirs:
+        fastest = min(theirs, key=theirs.get)
+        note = f"ours in {best}, theirs in {fastest}"
+        rows.append(Row(f"times_{cfg.peer}_best", theirs[fastest] / ours[best], note))
+    device = jax.devices()[0].memory_stats() or {}  # None on CPU
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows.append(Row("process_peak_mib", peak, f"of {' and '.join(ours)}"))
+    return [*rows, Row("device_peak_mib", device.get("peak_bytes_in_use", math.nan) / 2**20)]

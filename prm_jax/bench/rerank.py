@@ -1,0 +1,120 @@
+"""Aggregation, exact best-of-n curves and reweighting of a synthetic pool, against shuffles of the same scores.
+
+Dimension key: P problems, N candidates, T steps, S trials, n subset sizes.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prm_jax import rerank
+from prm_jax.bench.measure import BenchConfig, Rerank, Row, call_seconds
+
+# Subset sizes of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, figure 3), eval/eval.py.
+PUBLISHED_SIZES = (10, 25, 50, 75, 100, 200, 300, 400, 500, 750, 1000, 1250, 1500, 1860)
+PUBLISHED_TRIALS = 400
+
+
+def synthetic_pool(cfg: Rerank, rng):
+    """(logit_PNT, mask_PNT, right_PN, answered_PN): problems of all difficulties; right solutions have better steps."""
+    P, N, T = cfg.problems, cfg.candidates, cfg.steps
+    quality_PN = rng.standard_normal((P, 1), np.float32) + rng.standard_normal((P, N), np.float32)
+    logit_PNT = 4 + 2 * quality_PN[..., None] + 5 * rng.standard_normal((P, N, T), np.float32)
+    mask_PNT = np.arange(T) < rng.integers(-(-T // 3), T + 1, (P, N, 1))
+    return logit_PNT, mask_PNT, rng.random((P, N)) < 1 / (1 + np.exp(-quality_PN)), rng.random((P, N)) < 0.95
+
+
+def bench_rerank(cfg: BenchConfig) -> list[Row]:
+    c, rng = cfg.rerank, np.random.default_rng(cfg.seed)
+    logit_PNT, mask_PNT, right_PN, answered_PN = map(jnp.asarray, synthetic_pool(c, rng))
+
+    @jax.jit  # one program for all, in which the rank weights are computed once
+    def curves(score):
+        return {how: rerank.best_of_n(score_PN, right_PN, answered_PN) for how, score_PN in score.items()}
+
+    @jax.jit
+    def reweight(score_PN):  # a vmap over betas is 8 times slower on CPU
+        law = lambda beta: rerank.reweight(score_PN, beta, None, answered_PN)
+        means = lambda law: (rerank.expectation(law.weight_PN, right_PN).mean(), law.kl_P.mean(), law.reward_P.mean())
+        return jax.lax.map(lambda beta: means(law(beta)), jnp.geomspace(1e-2, 1e2, c.betas))
+
+    def one_curve():
+        score_PN = rerank.aggregate(logit_PNT, mask_PNT, "prod", unit="logit")
+        return rerank.best_of_n(score_PN, right_PN, answered_PN)
+
+    aggregate_all = lambda: rerank.aggregate_all(logit_PNT, mask_PNT, unit="logit")
+    score = aggregate_all()
+    seconds = lambda f: statistics.median(call_seconds(f, cfg.warmup, cfg.repeats))
+    ours, shape = seconds(one_curve), f"{c.problems} x {c.candidates:,} candidates of up to {c.steps} steps"
+    out = [
+        Row("aggregate_seconds", seconds(aggregate_all), f"{len(score)} aggregators; {shape}"),
+        Row("curves_seconds", seconds(lambda: curves(score)), f"{len(score)} exact best-of-n curves at every n"),
+        Row("aggregate_and_curves_seconds", seconds(lambda: curves(aggregate_all())), "both, in one go"),
+        Row(
+            "reweight_seconds",
+            seconds(lambda: reweight(score["prod"])),
+            f"{c.betas} betas: accuracy, KL and score under each",
+        ),
+        Row("one_curve_seconds", ours, "the product of the step scores and its exact curve at every n"),
+    ]
+    # The shuffles get the product ready-made, rounded as ours compares it: so they see the same ties.
+    score_PN = np.asarray(jnp.where(answered_PN, rerank.round_score(score["prod"]), -jnp.inf))
+    pool, shuffle = (score_PN, np.asarray(right_PN), np.asarray(answered_PN)), random.Random(cfg.seed).shuffle
+    samples = [list(zip(*row, strict=True)) for row in zip(*(x_PN.tolist() for x_PN in pool), strict=True)]
+    sizes = [n for n in PUBLISHED_SIZES if n < c.candidates] + [c.candidates]
+    curve_Pn = np.asarray(one_curve())[:, np.array(sizes) - 1]
+    for name, trial, trials, how in (
+        ("numpy", lambda: numpy_trial(*pool[:2], sizes, rng), c.numpy_trials, "vectorised, one shuffle for all n"),
+        ("python", lambda: python_trial(samples, sizes, shuffle), c.python_trials, "as published, one for each n"),
+    ):
+        start = time.perf_counter()
+        rate_Sn = np.array([trial() for _ in range(trials)])
+        each = (time.perf_counter() - start) / trials
+        slower, error = PUBLISHED_TRIALS * each / ours, largest_error(rate_Sn, curve_Pn)
+        out += [
+            Row(f"{name}_trial_seconds", each, f"mean of {trials}; {len(sizes)} n; {how}"),
+            Row(
+                f"{name}_shuffles_times_slower", slower, f"{PUBLISHED_TRIALS} trials than one_curve, given the product"
+            ),
+            Row(f"{name}_shuffles_largest_error", error, "over n: their mean against one_curve, in standard errors"),
+        ]
+    return out
+
+
+def python_trial(samples: list[list[tuple]], sizes: list[int], shuffle: Callable) -> list[float]:
+    """Pass rate at each n in a trial of the published protocol: shuffle the candidates, the best answered of n wins.
+
+    samples: of each problem the candidates (score, is right, has an answer). A fresh shuffle of every problem for every n;
+    the first of equal scores wins; no answer among n counts as wrong.
+    """
+    rates = []
+    for n in sizes:
+        solved = 0
+        for candidates in map(list, samples):
+            shuffle(candidates)
+            drawn = [x for x in candidates[:n] if x[2]]
+            solved += bool(drawn) and max(drawn, key=lambda x: x[0])[1]
+        rates.append(solved / len(samples))
+    return rates
+
+
+def numpy_trial(score_PN, right_PN, sizes: list[int], rng) -> list[float]:
+    """The same without loops over problems and candidates, and one shuffle of each problem for all n."""
+    order_PN = rng.permuted(np.broadcast_to(np.arange(score_PN.shape[1]), score_PN.shape), axis=1)
+    drawn_PN = np.take_along_axis(score_PN, order_PN, 1)
+    right_PN = np.take_along_axis(right_PN, order_PN, 1) & (drawn_PN > -np.inf)
+    best = [drawn_PN[:, :n].argmax(1, keepdims=True) for n in sizes]
+    return [float(np.take_along_axis(right_PN, best_P1, 1).mean()) for best_P1 in best]
+
+
+def largest_error(rate_Sn, curve_Pn) -> float:
+    """Largest |mean of the trials - exact| over n, in standard errors of that mean (at least float32's 1e-6)."""
+    error_n = np.abs(rate_Sn.mean(0) - curve_Pn.mean(0))
+    standard_n = np.asarray(rerank.subset_band(curve_Pn)) / math.sqrt(len(rate_Sn))
+    return float((error_n / np.maximum(standard_n, 1e-6)).max())

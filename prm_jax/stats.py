@@ -1,0 +1,114 @@
+"""How sure is a number? The one bootstrap of the repository, and the exact paired sign-flip test.
+
+The problem is the unit of both (Miller 2411.00640): what one problem gave stays together. NumPy, float64.
+
+Dimension key: P problems, S resamples, X any trailing axes, m differences that are not 0
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
+ENUMERATED = 20  # differences of which all 2^m sign patterns are gone through
+SIGN_FLIPS = 20_000  # random ones beyond
+ROUNDING = 1e-5  # differences of float32 expectations that are this close are equal
+
+
+def problem_numbers(problems: Iterable[Hashable]) -> np.ndarray:
+    """0, 1, ... for each distinct problem in the order of its first row: arrays of texts would be as wide as the longest."""
+    number = {}
+    return np.fromiter((number.setdefault(problem, len(number)) for problem in problems), np.int64)
+
+
+def drawn_problems(P: int, draws: int, seed: int) -> np.ndarray:
+    """drawn_SP: in each row P problems drawn with replacement."""
+    return np.random.default_rng(seed).integers(P, size=(draws, P))
+
+
+def _percentiles(value_SX, level) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.quantile(value_SX, [(1 - level) / 2, (1 + level) / 2], axis=0))
+
+
+def mean_interval(value_PX, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
+    """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan of fewer than two problems.
+
+    All X share the resamples, so that their differences are paired.
+    """
+    value_PX = np.asarray(value_PX, np.float64)
+    if (P := len(value_PX)) < 2:
+        nan_X = np.full(value_PX.shape[1:], np.nan)
+        return nan_X, nan_X
+    count_SP = np.stack([np.bincount(drawn_P, minlength=P) for drawn_P in drawn_problems(P, draws, seed)])
+    return _percentiles(np.tensordot(count_SP, value_PX, 1) / P, level)
+
+
+def bootstrap_interval(
+    statistic: Callable[[np.ndarray], float],
+    problems: Sequence[Hashable],
+    seed: int = 0,
+    draws: int = RESAMPLES,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """(low, high) percentile interval of statistic(row indices); problems[row] says whose row it is.
+
+    All rows of a problem come or stay away together. For a paired difference let the statistic return it. A statistic
+    that itself groups by problem must take one row a problem: copies of a problem would merge into one group. Resamples
+    where the statistic is nan are left out. Fewer than two problems: (nan, nan).
+    """
+    problem = problem_numbers(problems)
+    count = np.bincount(problem)
+    if len(count) < 2:
+        return math.nan, math.nan
+    order, end, values = np.argsort(problem, kind="stable"), np.cumsum(count), []
+    for drawn in drawn_problems(len(count), draws, seed):
+        n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
+        values.append(statistic(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
+    values = np.array(values, np.float64)
+    values = values[~np.isnan(values)]
+    low, high = _percentiles(values, level) if len(values) else (math.nan, math.nan)
+    return float(low), float(high)
+
+
+def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
+    """(p, how it was found): two-sided paired test that the differences of problems lie evenly around 0.
+
+    p is the share of the 2^m sign patterns of the m nonzero differences whose sum is as far from 0 as the one seen or
+    farther. "exact": all patterns counted; where all magnitudes are equal that is the sign test, binomial for any m.
+    Else SIGN_FLIPS random patterns, the one seen counted as one more.
+    """
+    size_m = np.abs(difference_P := np.asarray(difference_P, np.float64))
+    difference_P, size_m = difference_P[size_m > ROUNDING], size_m[size_m > ROUNDING]
+    if not (m := len(size_m)):
+        return 1.0, "exact: no problem differs"
+    far = abs(difference_P.sum()) - ROUNDING
+    if np.ptp(size_m) <= ROUNDING:
+        fewer = min((difference_P > 0).sum(), (difference_P < 0).sum())
+        tail = 2 * sum(math.comb(m, k) for k in range(fewer + 1))
+        return min(tail / 2**m, 1.0), "exact: binomial"
+    if m <= ENUMERATED:
+        sums = size_m[:1]  # the first sign may stay: the other half are these, negated
+        for size in size_m[1:]:
+            sums = np.concatenate([sums + size, sums - size])
+        return float(np.mean(np.abs(sums) >= far)), "exact: all sign patterns"
+    rng, n_far = np.random.default_rng(seed), 0
+    for _ in range(0, SIGN_FLIPS, 1000):
+        n_far += int((np.abs(rng.choice([-1.0, 1.0], (1000, m)) @ size_m) >= far).sum())
+    return (n_far + 1) / (SIGN_FLIPS + 1), f"{SIGN_FLIPS} random sign flips"
+
+
+def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
+    """For each X the mean of a - b over problems: difference, interval, p, p_method, and how many problems differ.
+
+    Where few differ (n_differ below 6) no p can be small and the interval says little.
+    """
+    difference_PX = np.asarray(a_PX, np.float64) - np.asarray(b_PX, np.float64)
+    difference_PX = np.where(np.abs(difference_PX) <= ROUNDING, 0.0, difference_PX)
+    found = []
+    for column_P, low, high in zip(difference_PX.T, *mean_interval(difference_PX, seed), strict=True):
+        p, method = sign_flip_test(column_P, seed)
+        interval, n_differ = [float(low), float(high)], int(np.count_nonzero(column_P))
+        found.append({"difference": float(column_P.mean()), "interval": interval})
+        found[-1] |= {"p": p, "p_method": method, "n_differ": n_differ}
+    return found
