@@ -21,7 +21,7 @@ from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
-from prm_jax.data.splits import data_config, load_splits
+from prm_jax.data.splits import Data, data_config, load_splits, problem_hashes
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import init_distributed, max_over_processes, same_folder, set_cpu_devices, text_folder
@@ -127,6 +127,7 @@ def main(cfg):
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     """Data, model and optimiser from the configuration, the loop, and what the run folder says of them in `texts`."""
     data = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
+    record_data(texts / "data.json", data)
     splits, counts = data.splits, data.counts
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
@@ -175,6 +176,15 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     run_folder.write_json(texts / "summary.json", summary)
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     print(f"next        python evaluate.py checkpoint={run}")
+
+
+def record_data(path: Path, data: Data):
+    """What a run learns from: its files' hashes, which a resumed run must find again, and hashes of its problems, by which
+    an evaluation tells which of its own the run has seen."""
+    if path.exists() and (old := run_folder.read_json(path)["files"]) != data.fingerprints:
+        changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
+        raise InputError(f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead")
+    run_folder.write_json(path, {"files": data.fingerprints, "problems": problem_hashes(data.splits["train"])})
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place
 from prm_jax.data.solutions import Solution, first_error
 from prm_jax.data.sources import load
-from prm_jax.data.units import UNITS, as_probability
+from prm_jax.data.units import UNITS, as_probability, probability
+from prm_jax.evals.common import Setup, describe, one_scorer, scored
 from prm_jax.evals.published import (
     PRMBENCH_CLASSES,
     PRMBENCH_GROUPS,
@@ -27,8 +29,54 @@ from prm_jax.evals.published import (
     PROCESSBENCH_SOURCE,
     PROCESSBENCH_SPLITS,
 )
+from prm_jax.launch import cli
+from prm_jax.launch.config import parse
 from prm_jax.metrics import f1, first_error_f1, predict_first_error, prm_score
 from prm_jax.stats import bootstrap_interval, problem_numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The keys that both benchmarks have; conf/task/processbench.yaml and prmbench.yaml say what each means."""
+
+    threshold: float
+    scores_file: str | None
+    scores_unit: str
+
+    def __post_init__(self):
+        if self.scores_unit not in UNITS:
+            raise InputError(f"scores_unit: got {self.scores_unit!r}, expected {', '.join(UNITS)}")
+
+
+def needs_checkpoint(cfg: Config) -> bool:
+    return cfg.scores_file is None
+
+
+def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list["Row"], list[np.ndarray], dict]:
+    """(rows of the benchmark, P(good) of their steps, what gave them): scored now, or stored."""
+    if cfg.scores_file and setup.checkpoints:
+        raise InputError("scores_file: stored scores need no verifier, expected no checkpoint beside it")
+    if setup.data.name not in ("of_run", kind):
+        raise InputError(f"data: got {setup.data.name!r}, expected data={kind} or only data.path=FILE")
+    keys = OmegaConf.to_container(setup.data)
+    source = {key: keys[key] for key in ("path", "hub", "hub_split") if key in keys}
+    rows, counts = read(kind, parse(source, Source, "data"))
+    cli.print_counts(counts)
+    if cfg.scores_file:
+        n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
+        scores = stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)
+        about = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
+    else:
+        scorer = one_scorer(setup, kind)
+        texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
+        found = scored(setup.folder / "scores.jsonl", scorer, texts, len(rows))
+        scores, about = [probability(logit_T) for logit_T in found], describe(scorer)
+    return rows, scores, about | {"data": source, "counts": counts}
+
+
+def show_verifier(results: dict):
+    print(f"verifier    {results['verifier']} ({results['label_kind'] or 'unknown'} labels)")
+    print(f"threshold   {results['threshold']:.4g} ({results['threshold_origin']})")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,10 +4,10 @@ import dataclasses
 
 from prm_jax import InputError
 from prm_jax.data import grading, pools
-from prm_jax.data.splits import ArithmeticData
+from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored
-from prm_jax.tasks import chain
+from prm_jax.tasks import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Config:
     aggregator: str
     ties: str
     checker: str | None
+    vote_counts: str | None
     vote_draws: int
     fresh: FreshPool
 
@@ -41,7 +42,7 @@ class Config:
         self.rules()
 
     def rules(self) -> pool_metrics.Rules:
-        return pool_metrics.Rules(self.scores_unit, self.aggregator, self.ties, self.vote_draws)
+        return pool_metrics.Rules(self.scores_unit, self.aggregator, self.ties, self.vote_draws, self.vote_counts)
 
 
 def needs_checkpoint(cfg: Config) -> bool:
@@ -88,25 +89,26 @@ def chosen_scores(asked, stored: list[str], scores_now: bool) -> list[str]:
 
 
 def draw_pool(setup: Setup, cfg: Config):
-    """A fresh pool of the noisy solver's solutions of unseen arithmetic problems, and the exact labels of their steps."""
+    """A fresh pool of the noisy solver's solutions of unseen problems of the embedded task, and the exact labels of their steps."""
     own = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
     data_cfg, _ = data_of(setup, own)
-    if not isinstance(data_cfg, ArithmeticData):
+    if not isinstance(data_cfg, TaskData):
         raise InputError(
             f"pool: the data {data_cfg.name} has no solver to draw candidates from; name a pool, pool=FILE"
         )
-    task = dataclasses.replace(data_cfg.task, solutions_per_problem=cfg.fresh.candidates)
+    task, task_cfg = TASKS[data_cfg.name], data_cfg.task
+    task_cfg = dataclasses.replace(task_cfg, solutions_per_problem=cfg.fresh.candidates)
     # Seed 0 draws the test split of the step metrics.
     n, seed = cfg.fresh.problems * cfg.fresh.candidates, setup.cfg.seed + 1
-    solutions = chain.make_solutions(task, n, "test", seed)
+    solutions = task.make_solutions(task_cfg, n, "test", seed)
     by_problem = {}
     for s in solutions:
         by_problem.setdefault(s.problem, []).append(s)
     problems = [
         pools.Problem(
-            f"arithmetic/{seed}/{p}",
+            f"{data_cfg.name}/{seed}/{p}",
             text,
-            str(chain.parse_problem(text).values()[-1]),
+            task.answer(text),
             tuple(pools.Candidate(s.steps, s.answer, s.outcome == 1) for s in found),
         )
         for p, (text, found) in enumerate(by_problem.items())

@@ -11,11 +11,11 @@ from omegaconf import DictConfig
 from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format
-from prm_jax.data.splits import DataConfig, data_config
+from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
 from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import CheckerScorer, ModelScorer, RandomScorer, score_into, stored_scores
-from prm_jax.tasks import chain
+from prm_jax.tasks.chain import step_labels
 
 # Scorers that need no folder: the exact checker of the embedded task, and noise.
 BUILT_IN = ("checker", "random")
@@ -81,7 +81,7 @@ def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
     if name == "checker":
-        return CheckerScorer(chain.step_labels)
+        return CheckerScorer(step_labels)
     if name == "random":
         return RandomScorer(cfg.seed)
     loaded = open_checkpoint(name, cfg.which, cfg.format, cfg.dtype, cfg.reference)
@@ -126,6 +126,19 @@ def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
     if own is None:
         raise InputError(f"data: {name} is no run of ours, so name the data set to evaluate on: data=NAME")
     return data_config(own.data), own.seed
+
+
+def trained_on(name: str, data: Data, test) -> int:
+    """How many distinct problems of `test` a run of ours was trained on; 0 for other verifiers, which do not say. Says which
+    files of its data have changed since."""
+    path = Path(name) / "data.json"
+    if not path.exists():
+        return 0
+    record = run_folder.read_json(path)
+    for file, found in data.fingerprints.items():
+        if record["files"].get(file, found) != found:
+            print(f"note        {file} has changed since {name} was trained")
+    return count_known(test, record["problems"])
 
 
 def of_training(name: str) -> dict:

@@ -8,10 +8,10 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.data.solutions import Solution
-from prm_jax.data.splits import load_splits
+from prm_jax.data.splits import load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals.baselines import Steps, baseline_aurocs
-from prm_jax.evals.common import Setup, data_of, describe, is_run, of_training, open_scorer, scored
+from prm_jax.evals.common import Setup, data_of, describe, is_run, of_training, open_scorer, scored, trained_on
 from prm_jax.launch import cli, run_folder
 from prm_jax.metrics import labelled_steps, reliability, step_metrics
 from prm_jax.scoring import ModelScorer
@@ -47,17 +47,20 @@ def run(setup: Setup, cfg: Config) -> dict:
                 f"checkpoint: {name}: task=steps compares verifiers of one kind, but this is {kinds[0]} on {kinds[1]} "
                 f"labels and the first {runs[0]['objective']} on {runs[0]['label_kind']}; task=best_of_n compares them"
             )
-        splits, counts = load_splits(data_cfg, seed, labels_required=True)
+        data = load_evaluation(data_cfg, seed, named=setup.data.name != "of_run")
+        test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
+        counts = data.counts | {"test_problems_the_run_was_trained_on": trained_on(name, data, test)}
         cli.print_counts(counts)
-        test = [s for s in splits["test"] if s.labels is not None][: cfg.max_solutions]
         if not test:
             raise InputError("data: the test split has no labelled solution")
         rows = ((s.id, s.problem, s.steps) for s in test)
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
         result = measure(cfg, data_cfg.label_kind, test, p, setup.cfg.seed)
-        if cfg.baselines and splits["train"]:
+        if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves nothing to fit them on
             tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
-            tables = [step_table(solutions, tokenizer, data_cfg.label_kind) for solutions in (splits["train"], test)]
+            tables = [
+                step_table(solutions, tokenizer, data_cfg.label_kind) for solutions in (data.splits["train"], test)
+            ]
             result["baselines"] = baseline_aurocs(*tables)
         trained = of_training(name)
         result |= describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts}
