@@ -154,7 +154,7 @@ def show(results: dict):
                 line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
             print(line)
     print(
-        f"differences at n = {N}, paired over problems, 95 % intervals, exact p-values of single tests (not adjusted):"
+        f"differences at n = {N}, paired over problems, 95 % intervals, sign-flip p-values of single tests (not adjusted):"
     )
     for d in results["differences"]:
         if d["b"] != "majority":
@@ -165,5 +165,6 @@ FEW = 6  # problems that differ: below, a sign test cannot reach .05, whatever a
 
 
 def difference(d: dict) -> str:
-    text = f"{d['difference']:+.4f} {plus_minus(d['interval'])} p={d['p']:.3f}"
-    return text + (f" ({d['n_differ']} problems differ)" if 0 < d["n_differ"] < FEW else "")
+    p = f"p={d['p']:.3f}" if d["p"] >= 0.0005 else "p<0.001"
+    few = f" (differs on {d['n_differ']} problems)" if 0 < d["n_differ"] < FEW else ""
+    return f"{d['difference']:+.4f} {plus_minus(d['interval'])} {p}{few}"
