@@ -144,12 +144,9 @@ def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, 
 
 
 @functools.partial(jax.jit, static_argnames=("hows", "unit"))
-def aggregate_all(
-    step_PNT, mask_PNT, hows=tuple(AGGREGATORS), *, unit: str, clip=1e-6, decay=0.9, temperature=0.1
-) -> dict[str, jax.Array]:
+def aggregate_all(step_PNT, mask_PNT, hows=tuple(AGGREGATORS), *, unit: str, **options) -> dict[str, jax.Array]:
     """{how: score_PN} of several aggregators, a few problems at a time: they stay in cache, twice as fast on CPU."""
-    options = {"unit": unit, "clip": clip, "decay": decay, "temperature": temperature}
-    some = lambda pair: {how: aggregate(*pair, how, **options) for how in hows}
+    some = lambda pair: {how: aggregate(*pair, how, unit=unit, **options) for how in hows}
     return jax.lax.map(some, (step_PNT, mask_PNT), batch_size=8)
 
 

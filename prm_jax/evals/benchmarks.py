@@ -20,15 +20,7 @@ from prm_jax.data.solutions import Solution, first_error
 from prm_jax.data.sources import load
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.evals.common import Setup, describe, one_scorer, scored
-from prm_jax.evals.published import (
-    PRMBENCH_CLASSES,
-    PRMBENCH_GROUPS,
-    PRMBENCH_SCORE,
-    PRMBENCH_SOURCE,
-    PROCESSBENCH_F1,
-    PROCESSBENCH_SOURCE,
-    PROCESSBENCH_SPLITS,
-)
+from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, PROCESSBENCH
 from prm_jax.launch import cli
 from prm_jax.launch.config import parse
 from prm_jax.metrics import f1, first_error_f1, predict_first_error, prm_score
@@ -268,13 +260,7 @@ def processbench(
         "threshold_origin": origin,
         "curve": {"threshold": thresholds.tolist(), "f1": curve},
         "n_rows": len(rows),
-        "published": {
-            "source": PROCESSBENCH_SOURCE,
-            "f1": {
-                system: {name: value / 100 for name, value in zip(PROCESSBENCH_SPLITS, values, strict=True)}
-                for system, values in PROCESSBENCH_F1.items()
-            },
-        },
+        "published": PROCESSBENCH,
     }
 
 
@@ -327,11 +313,5 @@ def prmbench(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, se
         **pooled,
         "threshold": float(threshold),
         "threshold_origin": "given",
-        "published": {
-            "source": PRMBENCH_SOURCE,
-            "prmscore": {
-                system: {name: value / 100 for name, value in zip(("overall", *PRMBENCH_CLASSES), values, strict=True)}
-                for system, values in PRMBENCH_SCORE.items()
-            },
-        },
+        "published": PRMBENCH,
     }

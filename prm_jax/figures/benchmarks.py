@@ -18,10 +18,8 @@ def benchmark_caption(figure, results: dict, n: str, text: str):
 
 def processbench_figures(results: dict, folder: Path) -> list[Path]:
     """F1 per split beside the published verifiers; F1 against the threshold."""
-    return [
-        processbench_bars(results, folder / "processbench.png"),
-        processbench_thresholds(results, folder / "processbench_threshold.png"),
-    ]
+    bars = processbench_bars(results, folder / "processbench.png")
+    return [bars, processbench_thresholds(results, folder / "processbench_threshold.png")]
 
 
 def processbench_bars(results: dict, path: Path) -> Path:
@@ -31,21 +29,13 @@ def processbench_bars(results: dict, path: Path) -> Path:
     mine, columns = "this verifier", [*splits, "mean"] if len(splits) > 1 else list(splits)
     tables = {mine: {name: x["f1"] for name, x in splits.items()}} | (published if shared else {})
     # The mean of the splits shown; a published mean over more is another number.
-    tables = {
-        system: table | {"mean": np.mean([table.get(name, np.nan) for name in splits])}
-        for system, table in tables.items()
-    }
+    mean = lambda table: np.mean([table.get(name, np.nan) for name in splits])
+    tables = {system: table | {"mean": mean(table)} for system, table in tables.items()}
     intervals = {name: x["f1_interval"] for name, x in splits.items()} | {"mean": results["mean_f1_interval"]}
     rank = {system: np.mean([table[name] for name in shared or splits]) for system, table in tables.items()}
     order = sorted(tables, key=lambda system: np.nan_to_num(rank[system]))
-    figure, all_axes = plt.subplots(
-        1,
-        len(columns),
-        figsize=(2.6 + 1.75 * len(columns), 1.1 + 0.21 * len(order)),
-        layout="constrained",
-        sharey=True,
-        squeeze=False,
-    )
+    size = 2.6 + 1.75 * len(columns), 1.1 + 0.21 * len(order)
+    figure, all_axes = plt.subplots(1, len(columns), figsize=size, layout="constrained", sharey=True, squeeze=False)
     for axes, column in zip(all_axes[0], columns, strict=True):
         for y, system in enumerate(order):
             is_mine, f1 = system == mine, 100 * tables[system].get(column, np.nan)

@@ -43,10 +43,8 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
     """
     how, sizes = results["aggregator"], [int(n) for n in results["oracle"]]
     every_n = np.arange(1, results["n_candidates"] + 1)
-    panels = [
-        ("best_of_n", "", "share of problems solved"),
-        ("trace", "trace_", "... by a solution without a wrong step"),
-    ]
+    panels = [("best_of_n", "", "share of problems solved")]
+    panels += [("trace", "trace_", "... by a solution without a wrong step")]
     panels = [panel for panel in panels if all(panel[0] in table[how] for table in results["scorers"].values())]
     figure, all_axes = plt.subplots(
         1, len(panels), figsize=(3.6 + 3.6 * len(panels), 4), layout="constrained", sharey=True, squeeze=False
@@ -99,25 +97,16 @@ def aggregator_dots(results: dict, folder: Path) -> Path:
     hows = list(next(iter(scorers.values())))
     rules = [("best_of_n", "", f"Best of {N}")]
     rules += [("weighted_vote", "weighted_vote_", f"Weighted vote of {N}")] if "majority" in results else []
-    figure, all_axes = plt.subplots(
-        1,
-        len(rules),
-        figsize=(1.6 + 3.4 * len(rules), 1.4 + len(hows) * (0.22 + 0.09 * len(scorers))),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    size = 1.6 + 3.4 * len(rules), 1.4 + len(hows) * (0.22 + 0.09 * len(scorers))
+    shared = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, all_axes = plt.subplots(1, len(rules), figsize=size, **shared)
     for axes, (rule, before, title) in zip(all_axes[0], rules, strict=True):
         for i, (scorer, table) in enumerate(scorers.items()):
             y = np.arange(len(hows)) + 0.7 * ((i + 0.5) / len(scorers) - 0.5)
             low, high = np.array([table[how][f"{before}interval"][N] for how in hows], float).T
-            style = line_style(i)
+            style = line_style(i) | {"linestyle": "none", "label": plain(scorer)}
             axes.hlines(y, low, high, color=style["color"], linewidth=1, alpha=0.5)
-            x = np.array([table[how][rule][N] for how in hows], float)
-            axes.plot(
-                x, y, linestyle="none", **{k: style[k] for k in ("color", "marker", "markersize")}, label=plain(scorer)
-            )
+            axes.plot(np.array([table[how][rule][N] for how in hows], float), y, **style)
         for name, dashes in (("majority", "--"), ("oracle", "-.")):
             if name in results:
                 axes.axvline(results[name][N], color=GREY, linewidth=0.8, linestyle=dashes, label=f"{name}", zorder=0)
@@ -138,20 +127,12 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
         for axes, value in ((left, "accuracy"), (right, "score")):
             x, y = np.array([best["kl"], best[value]], float)
             axes.plot(*np.array([tilt["kl"], tilt[value]], float), color=style["color"], linewidth=1.4)
-            axes.plot(
-                x,
-                y,
-                linestyle="none",
-                markerfacecolor="white",
-                markersize=4,
-                **{k: style[k] for k in ("color", "marker")},
-            )
+            axes.plot(x, y, **style | {"linestyle": "none", "markerfacecolor": "white"})
             if i == 0:
                 for n, *place in zip(best["n"], x, y, strict=True):
                     if np.isfinite(place).all():
                         axes.annotate(n, place, xytext=(2, -8), textcoords="offset points", fontsize=5.5, color=GREY)
-        handle = {k: style[k] for k in ("color", "marker", "linewidth")}
-        left.plot([], [], markersize=4, markerfacecolor="white", **handle, label=plain(scorer))
+        left.plot([], [], markerfacecolor="white", **style, label=plain(scorer))
     for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {results['aggregator']} (nats)")):
         axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         axes.set(xlabel="KL from the uniform reference (nats, square-root axis)", ylabel=name, xlim=(0, None))

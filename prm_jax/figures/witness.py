@@ -66,14 +66,12 @@ def witness_mass(results: dict, path: Path) -> Path:
 
 
 def witness_phases(results: dict, path: Path) -> Path:
-    plane, traces = results["plane"], results["traces"]
+    plane, traces, panels = results["plane"], results["traces"], results["plane"]["by_aggregator"]
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
-    winners = np.unique([panel["winner"] for panel in plane["by_aggregator"].values()])
-    panels = plane["by_aggregator"]
+    winners = np.unique([panel["winner"] for panel in panels.values()])
     rows = -(-len(panels) // 3)
-    figure, axes = plt.subplots(
-        rows, 3, figsize=(9, 0.6 + 2 * rows), sharex=True, sharey=True, squeeze=False, layout="constrained"
-    )
+    shared = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(rows, 3, figsize=(9, 0.6 + 2 * rows), **shared)
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     for axis, (how, panel) in zip(axes.flat, panels.items(), strict=False):
