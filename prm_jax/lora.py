@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.kernels.products import matmul
+from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.mesh import make_sharded
 
 

@@ -1,12 +1,13 @@
-"""A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral) and the heads that read its hidden states at step marks.
+"""A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral), the heads that read it at step ends, and its KV cache.
 
-Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size, V vocabulary,
-T step ends, C head outputs. Parameters of the blocks carry a leading layer axis.
+Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V vocabulary,
+T step ends, C head outputs; I layers, the leading axis of all parameters of the blocks; S keys that a query may see: the
+row's own L tokens, or the slots of a cache; n tokens of all rows together.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,20 +15,18 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.attention import attend
-from prm_jax.kernels.products import add_bias, matmul
+from prm_jax.kernels.cpu import add_bias, by_token, matmul
 from prm_jax.kernels.remat import remat, save_for_backward
 from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, embed_lookup, on_own_heads, split_rows
 from prm_jax.lora import LowRank
+from prm_jax.rope import RopeScaling, rotate, rotations
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A step head: what it reads out of a hidden state, and what its logits mean.
-
-    A Linear layer of C outputs, after a Linear layer of D outputs and a ReLU where it is `hidden`.
-    """
+    """A step head: a Linear layer of C outputs, after a Linear layer of D outputs and a ReLU where it is `hidden`."""
 
     labels: tuple[str, ...]  # what each of the C logits is of, as in `id2label` of a config.json
     log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good
@@ -43,44 +42,22 @@ class Head:
         return "score.2" if self.hidden else "score"
 
 
-def two_classes(logit_BTC):
-    """Class 1 is good, as in TRL and Qwen2.5-Math-PRM."""
-    return logit_BTC[..., 1] - logit_BTC[..., 0]
-
-
-def three_ratings(logit_BTC):
-    """Classes are the ratings -1, 0, +1; neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F)."""
-    return jnp.logaddexp(logit_BTC[..., 1], logit_BTC[..., 2]) - logit_BTC[..., 0]
-
-
 HEADS = {
     "scalar": Head(("good",), lambda logit_BTC: logit_BTC[..., 0]),
-    "binary": Head(("bad", "good"), two_classes),
-    "mlp": Head(("bad", "good"), two_classes, hidden=True),
-    "ternary": Head(("bad", "neutral", "good"), three_ratings),
+    # Class 1 is good, as in TRL and in Qwen2.5-Math-PRM.
+    "binary": Head(("bad", "good"), lambda logit_BTC: logit_BTC[..., 1] - logit_BTC[..., 0]),
+    "mlp": Head(("bad", "good"), lambda logit_BTC: logit_BTC[..., 1] - logit_BTC[..., 0], hidden=True),
+    # Classes are the ratings -1, 0, +1, and neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
+    "ternary": Head(
+        ("bad", "neutral", "good"),
+        lambda logit_BTC: jnp.logaddexp(logit_BTC[..., 1], logit_BTC[..., 2]) - logit_BTC[..., 0],
+    ),
 }
 
 
 def good_logit(logit_BTC, head: str):
     """The step head's C logits as one: the log-odds that the step is good, logit_BT."""
     return HEADS[head].log_odds(logit_BTC)
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are slowed for rows longer than the model was first trained at (`rope_frequencies`).
-
-    `slow` and `fast` count turns that a pair of features makes over that first length: below `slow` its frequency is
-    divided by `factor`, above `fast` it is kept, and between the two it is blended.
-    """
-
-    kind: str  # rope_type of a config.json: linear (all are divided), llama3, yarn
-    factor: float
-    length: int = 0  # tokens that the model was first trained at
-    slow: float = 1.0
-    fast: float = 32.0
-    attention: float = 1.0  # yarn: factor of cosine and sine, so that scores grow by its square
-    truncate: bool = True  # yarn: the bounds of the blend are whole pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,14 +101,73 @@ class ModelConfig:
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
 
 
-def choose_dtype(name: str) -> str:
-    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU, and float32 on CPU, where bfloat16 is faster only on
-    processors with instructions for it (AVX512-BF16, AMX), and short rows gain nothing."""
-    if name == "auto":
-        return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
-    if name not in ("float32", "bfloat16"):
-        raise InputError(f"dtype: got {name!r}, expected auto, float32 or bfloat16")
-    return name
+@by_token
+def linear(x_nD, w_DF, b_F=None, dtype=None):
+    """x @ w (+ b), computed in the dtype of x; the result is in `dtype`, or in that of x."""
+    y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_nD.dtype), dtype)
+    if b_F is not None:
+        y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
+    return save_for_backward(y_nF, "linear")
+
+
+@by_token
+def exact_linear(x_nD, w_DF, b_F):
+    """x @ w + b in float32, on an accelerator too, which else rounds the factors."""
+    return jnp.matmul(x_nD, w_DF[...], precision=jax.lax.Precision.HIGHEST) + b_F[...]
+
+
+@by_token
+def rms_norm(x_nD, gain_D, eps):
+    """Root-mean-square norm in float32, returned in the dtype of x."""
+    x32_nD = x_nD.astype(jnp.float32)
+    scale_n1 = jax.lax.rsqrt(jnp.mean(x32_nD * x32_nD, -1, keepdims=True) + eps)
+    return (x32_nD * scale_n1 * gain_D[...]).astype(x_nD.dtype)
+
+
+@by_token
+def swiglu(gate_nF, up_nF):
+    """silu(gate) * up in float32, returned in their dtype."""
+    return (jax.nn.silu(gate_nF.astype(jnp.float32)) * up_nF.astype(jnp.float32)).astype(up_nF.dtype)
+
+
+def at_step_ends(x_BLD, step_end_BT):
+    """The entries at the rows' step ends, x_BTD."""
+    return jnp.take_along_axis(x_BLD, step_end_BT[:, :, None], axis=1)
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens so far, for calls that go on with them. A row has S slots, filled from the first on."""
+
+    k_IBSGK: jax.Array
+    v_IBSGK: jax.Array
+    visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
+    length_B: jax.Array  # slots that are filled
+
+    def take(self, row_b):
+        """The cache of the rows numbered in row_b, copied: a prompt for each of its samples, the beams that survive."""
+        return Cache(self.k_IBSGK[:, row_b], self.v_IBSGK[:, row_b], self.visible_until_BS[row_b], self.length_B[row_b])
+
+    def next_slots(self, visible_until_BL):
+        """slot_BL of new tokens, the next ones of each row; -1 for padding."""
+        is_real_BL = visible_until_BL < self.visible_until_BS.shape[1]
+        return jnp.where(is_real_BL, self.length_B[:, None] + jnp.cumsum(is_real_BL, 1) - 1, -1)
+
+    def extend(self, new, slot_BL, visible_until_BS):
+        """The cache with the keys and values of new tokens, (k_IBLGK, v_IBLGK)."""
+        k_IBSGK, v_IBSGK = (jax.vmap(fill, (0, 0, None))(old, x, slot_BL) for old, x in zip(self[:2], new, strict=True))
+        return Cache(k_IBSGK, v_IBSGK, visible_until_BS, jnp.maximum(self.length_B, slot_BL.max(1) + 1))
+
+
+def fill(x_BSx, new_BLx, slot_BL):
+    """x with the new tokens' entries in their slots; one whose slot does not exist is dropped."""
+    put = lambda x_Sx, new_Lx, slot_L: x_Sx.at[slot_L].set(new_Lx, mode="drop", wrap_negative_indices=False)
+    return jax.vmap(put)(x_BSx, new_BLx, slot_BL)
+
+
+def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
+    """An empty one; memory is 2 I B S G K numbers of the compute dtype."""
+    zeros_IBSGK = jnp.zeros((cfg.layers, rows, slots, cfg.kv_heads, cfg.head_dim), cfg.dtype)
+    return Cache(zeros_IBSGK, zeros_IBSGK, jnp.full((rows, slots), -1), jnp.zeros(rows, jnp.int32))
 
 
 def normal(rngs, shape, scale):
@@ -141,59 +177,6 @@ def normal(rngs, shape, scale):
 def head_scale(key: str, dim: int) -> float:
     """Standard deviation that a matrix of the step head starts with."""
     return dim**-0.5 if key == "w_mlp_head" else 0.02
-
-
-def linear(x_BLD, w_DF, b_F=None):
-    """x @ w (+ b) over the last axis, computed in the dtype of x.
-
-    Flattened to two axes because XLA's CPU backend takes twice as long for the weight gradient of a 3-D product.
-    """
-    x_nD = x_BLD.reshape(-1, x_BLD.shape[-1])
-    y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_BLD.dtype))
-    if b_F is not None:
-        y_nF = add_bias(y_nF, b_F[...].astype(y_nF.dtype))
-    return save_for_backward(y_nF, "linear").reshape(*x_BLD.shape[:-1], -1)
-
-
-def rms_norm(x_BLD, gain_D, eps):
-    """Root-mean-square norm in float32, returned in the dtype of x."""
-    x32_BLD = x_BLD.astype(jnp.float32)
-    scale_BL1 = jax.lax.rsqrt(jnp.mean(x32_BLD * x32_BLD, -1, keepdims=True) + eps)
-    return (x32_BLD * scale_BL1 * gain_D[...]).astype(x_BLD.dtype)
-
-
-def rope_frequencies(cfg: ModelConfig):
-    """Radians a position for each pair of features, freq_k.
-
-    Where they are scaled: Llama 3.1 blends by the number of turns a pair makes over the first length, YaRN (Peng et al.
-    2023, section 3.2) by the number of the pair, between those that make `fast` and `slow` turns.
-    """
-    freq_k, how = cfg.rope_theta ** (-jnp.arange(0, cfg.head_dim, 2) / cfg.head_dim), cfg.rope_scaling
-    if how is None:
-        return freq_k
-    keep_k = 0.0
-    if how.kind == "llama3":
-        keep_k = jnp.clip((how.length * freq_k / (2 * jnp.pi) - how.slow) / (how.fast - how.slow), 0, 1)
-    if how.kind == "yarn":
-        pairs = cfg.head_dim / 2 / math.log(cfg.rope_theta)
-        low, high = (pairs * math.log(how.length / (2 * math.pi * turns)) for turns in (how.fast, how.slow))
-        if how.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, cfg.head_dim - 1)
-        keep_k = 1 - jnp.clip((jnp.arange(len(freq_k)) - low) / max(high - low, 0.001), 0, 1)
-    return freq_k * (keep_k + (1 - keep_k) / how.factor)
-
-
-def rotate(x_BLHK, cos_BL1k, sin_BL1k):
-    """Rotary position embedding; feature j pairs with feature j + K/2, as in the Hugging Face checkpoints."""
-    a_BLHk, b_BLHk = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
-    y_BLHK = jnp.concatenate([a_BLHk * cos_BL1k - b_BLHk * sin_BL1k, b_BLHk * cos_BL1k + a_BLHk * sin_BL1k], -1)
-    return y_BLHK.astype(x_BLHK.dtype)
-
-
-def at_marks(x_BLD, step_end_BT):
-    """The rows' entries at their step ends, x_BTD."""
-    return jnp.take_along_axis(x_BLD, step_end_BT[:, :, None], axis=1)
 
 
 class Block(nnx.Module):
@@ -221,29 +204,31 @@ class Block(nnx.Module):
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
 
-    def __call__(self, x_nD, cos_BL1k, sin_BL1k, visible_until_BL):
-        """The residual stream after this block, x_nD."""
+    def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
+        """The residual stream after this block, x_BLD, and the keys and values of its tokens.
+
+        `past`: those of the tokens before (k_BSGK, v_BSGK), among which the new ones take the slots slot_BL.
+        """
         cfg = self.cfg
-        B, L = visible_until_BL.shape
-        h_nD = rms_norm(x_nD, self.norm_attn, cfg.norm_eps)
-        q_BLHK = linear(h_nD, self.w_q, self.b_q).reshape(B, L, cfg.heads, cfg.head_dim)
-        k_BLGK = linear(h_nD, self.w_k, self.b_k).reshape(B, L, cfg.kv_heads, cfg.head_dim)
-        v_BLGK = linear(h_nD, self.w_v, self.b_v).reshape(B, L, cfg.kv_heads, cfg.head_dim)
+        heads = lambda y_BLx: y_BLx.reshape(*y_BLx.shape[:2], -1, cfg.head_dim)
+        h_BLD = rms_norm(x_BLD, self.norm_attn, cfg.norm_eps)
+        q_BLHK = heads(linear(h_BLD, self.w_q, self.b_q))
+        k_BLGK = heads(linear(h_BLD, self.w_k, self.b_k))
+        v_BLGK = heads(linear(h_BLD, self.w_v, self.b_v))
         if cfg.qk_norm:
             q_BLHK = rms_norm(q_BLHK, self.norm_q, cfg.norm_eps)
             k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
-        q_BLHK, k_BLGK = rotate(q_BLHK, cos_BL1k, sin_BL1k), rotate(k_BLGK, cos_BL1k, sin_BL1k)
+        q_BLHK, k_BLGK = rotate(q_BLHK, *rope), rotate(k_BLGK, *rope)
         if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
-        o_BLHK = on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, visible_until_BL)
-        x_nD += linear(o_BLHK.reshape(B * L, -1), self.w_o, self.b_o)
+        new = k_BLGK, v_BLGK
+        k_BSGK, v_BSGK = new if past is None else [fill(x_BSGK, y_BLGK, slot_BL) for x_BSGK, y_BLGK in zip(past, new)]
+        o_BLHK = on_own_heads(attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
+        x_BLD += linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
 
-        h_nD = rms_norm(x_nD, self.norm_ffn, cfg.norm_eps)
-        gate_nF, up_nF = linear(h_nD, self.w_gate, self.b_gate), linear(h_nD, self.w_up, self.b_up)
-        # In float32, which XLA's CPU backend computes twice as fast as bfloat16.
-        h_nF = (jax.nn.silu(gate_nF.astype(jnp.float32)) * up_nF.astype(jnp.float32)).astype(h_nD.dtype)
-        x_nD += linear(h_nF, self.w_down, self.b_down)
-        return x_nD
+        h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
+        h_BLF = swiglu(linear(h_BLD, self.w_gate, self.b_gate), linear(h_BLD, self.w_up, self.b_up))
+        return x_BLD + linear(h_BLF, self.w_down, self.b_down), new
 
 
 class PRM(nnx.Module):
@@ -261,31 +246,36 @@ class PRM(nnx.Module):
         self.w_head = normal(rngs, (cfg.dim, head.outputs), scale("w_head")) if head else None
         self.b_head = nnx.Param(jnp.zeros(head.outputs)) if head else None
 
-    def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None):
+    def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None):
         """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
 
-        `visible_until_BL`: last position that sees each token (attention.py).
+        `visible_until_BL`: last place in its row that sees each token (attention.py). With a `cache`, whose rows these tokens
+        go on, places are slots: S - 1 is seen by all that follows, S is padding and takes no slot. Returns (x, cache) then;
+        a token for which no slot is left gives NaN.
         """
-        cfg = self.cfg
-        slides, near_BL = jnp.array(cfg.sliding or [True] * cfg.layers), visible_until_BL
+        cfg, slot_BL, visible_until_BS, past = self.cfg, None, visible_until_BL, None
+        x_BLD = embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
+        if cache is not None:
+            slot_BL, past = cache.next_slots(visible_until_BL), (cache.k_IBSGK, cache.v_IBSGK)
+            visible_until_BS = fill(cache.visible_until_BS, visible_until_BL, slot_BL)
+            x_BLD = jnp.where((slot_BL < visible_until_BS.shape[1])[..., None], x_BLD, jnp.nan)  # no slot is left
+        near_BS = visible_until_BS
         if cfg.window is not None:
-            near_BL = jnp.minimum(visible_until_BL, jnp.arange(visible_until_BL.shape[1]) + cfg.window - 1)
-        angle_BL1k = pos_BL[:, :, None, None] * rope_frequencies(cfg)
-        attention = 1.0 if cfg.rope_scaling is None else cfg.rope_scaling.attention
-        cos_BL1k, sin_BL1k = attention * jnp.cos(angle_BL1k), attention * jnp.sin(angle_BL1k)
+            near_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
+        rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
 
-        def layer(x_nD, block_and_slides):
-            block, is_sliding = block_and_slides
-            seen_BL = jnp.where(is_sliding, near_BL, visible_until_BL)
-            return split_rows(block(x_nD, cos_BL1k, sin_BL1k, seen_BL)), None
+        def layer(x_BLD, xs):
+            block, is_sliding, past = xs
+            seen_BS = jnp.where(is_sliding, near_BS, visible_until_BS)
+            x_BLD, new = block(x_BLD, rope, seen_BS, slot_BL, past)
+            return split_rows(x_BLD), None if cache is None else new
 
-        layer = remat(layer, cfg.remat)
-        x_nD = embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype).reshape(-1, cfg.dim)
-        x_nD, _ = jax.lax.scan(layer, x_nD, (self.blocks, slides))
-        x_BLD = x_nD.reshape(*ids_BL.shape, cfg.dim)
+        slides_I = jnp.array(cfg.sliding or [True] * cfg.layers)
+        x_BLD, new = jax.lax.scan(remat(layer, cfg.remat), x_BLD, (self.blocks, slides_I, past))
         if step_end_BT is not None:
-            x_BLD = at_marks(x_BLD, step_end_BT)
-        return rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
+            x_BLD = at_step_ends(x_BLD, step_end_BT)
+        x_BLD = rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
+        return x_BLD if cache is None else (x_BLD, cache.extend(new, slot_BL, visible_until_BS))
 
     def step_logits(self, x_BTD, k_dropout=None):
         """Logits of the step head from hidden states at step ends, float32 logit_BTC."""
@@ -294,13 +284,13 @@ class PRM(nnx.Module):
             keep = 1 - self.cfg.head_dropout
             x_BTD = jnp.where(jax.random.bernoulli(k_dropout, keep, x_BTD.shape), x_BTD / keep, 0)
         if HEADS[self.cfg.head].hidden:
-            x_BTD = jax.nn.relu(linear(x_BTD, self.w_mlp_head, self.b_mlp_head))
-        return linear(x_BTD, self.w_head, self.b_head)
+            x_BTD = jax.nn.relu(exact_linear(x_BTD, self.w_mlp_head, self.b_mlp_head))
+        return exact_linear(x_BTD, self.w_head, self.b_head)
 
     def vocab_logits(self, x_BLD):
-        """Next-token logits, float32 logit_BLV."""
+        """Next-token logits, float32 logit_BLV: products of the compute dtype, summed in float32 and not rounded."""
         w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
-        return linear(x_BLD, w_DV.astype(x_BLD.dtype)).astype(jnp.float32)
+        return linear(x_BLD, w_DV, dtype=jnp.float32)
 
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each following token in nats, logp_BL; the last of a row has none and is meaningless.
@@ -317,6 +307,16 @@ class PRM(nnx.Module):
 
         places = x_BLD.swapaxes(0, 1), jnp.roll(ids_BL, -1, axis=1).T
         return jax.lax.map(one, places, batch_size=max(1, min(L, 256 // B))).T
+
+
+def choose_dtype(name: str) -> str:
+    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU, and float32 on CPU, where bfloat16 is faster only on
+    processors with instructions for it (AVX512-BF16, AMX), and short rows gain nothing."""
+    if name == "auto":
+        return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
+    if name not in ("float32", "bfloat16"):
+        raise InputError(f"dtype: got {name!r}, expected auto, float32 or bfloat16")
+    return name
 
 
 def cast_backbone(model: PRM) -> PRM:

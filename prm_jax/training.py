@@ -14,7 +14,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.launch.mesh import keep_layout, make_sharded
 from prm_jax.losses import next_token_loss, step_loss
-from prm_jax.model import PRM, at_marks, good_logit
+from prm_jax.model import PRM, at_step_ends, good_logit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +125,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
     step_sum = lm_sum = right = jnp.zeros(())
     if cfg.objective != "lm":
-        x_BTD = at_marks(x_BLD, batch["step_end"]) if all_tokens else x_BLD
+        x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
         logit_BTC = model.step_logits(x_BTD, k_dropout)
         loss_BT = step_loss(logit_BTC, batch["label"], batch["rating"], model.cfg.head, cfg.pos_weight)
         is_labelled_BT = batch["weight"] > 0

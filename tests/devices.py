@@ -18,7 +18,7 @@ from prm_jax.attention import SHORT
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import Checkpoints
 from prm_jax.data.formats import Encoded, Format
-from prm_jax.kernels.products import matmul
+from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, make_sharded, shard_batch
 from prm_jax.model import PRM
 from prm_jax.scoring import ModelScorer, step_log_odds

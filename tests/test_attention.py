@@ -1,5 +1,6 @@
 """Every formulation of attention against a naive einsum, gradients too: causal, packed, windowed, trees, padding."""
 
+import functools
 import math
 
 import jax
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from prm_jax import attention
-from prm_jax.attention import visible
-from prm_jax.kernels import flash
+from prm_jax.attention import QUERIES, SHORT, attend, dense
+from prm_jax.kernels import accelerator, cpu
+from prm_jax.kernels.mask import visible
 
 
 def test_visible_is_causal_within_each_solution():
@@ -31,18 +33,20 @@ LAST = {  # what keeps a key visible, by key: name -> visible_until_L of a row o
 @pytest.mark.parametrize(
     ("formulation", "L", "heads", "kv_heads", "dtype"),
     [
-        (attention.dense, 12, 4, 2, "float32"),
-        (attention.dense, 12, 3, 1, "float32"),
-        (attention.tiled, 64, 4, 4, "float32"),
-        (attention.tiled, 150, 4, 2, "float32"),  # not a multiple of the tile, and two tiles apart
-        (attention.tiled, 150, 3, 1, "bfloat16"),
-        (attention.dense, 40, 3, 1, "bfloat16"),
-        (flash.flash, 300, 4, 2, "float32"),  # interpreted
-        (flash.flash, 130, 3, 1, "bfloat16"),
+        (dense, 12, 4, 2, "float32"),
+        (dense, QUERIES + 9, 4, 2, "float32"),  # two blocks of queries
+        (dense, 40, 3, 1, "bfloat16"),
+        (cpu.one_product, 12, 4, 2, "float32"),
+        (cpu.one_product, 12, 3, 1, "float32"),
+        (cpu.one_product, 40, 3, 1, "bfloat16"),
+        (cpu.tiled, 64, 4, 4, "float32"),
+        (cpu.tiled, 150, 4, 2, "float32"),  # not a multiple of the tile, and two tiles apart
+        (cpu.tiled, 150, 3, 1, "bfloat16"),
+        (accelerator.splash, 300, 4, 2, "float32"),  # interpreted
+        (accelerator.splash, 130, 3, 1, "bfloat16"),
     ],
 )
-def test_equals_a_naive_einsum_with_gradients(monkeypatch, rng, formulation, L, heads, kv_heads, dtype):
-    monkeypatch.setattr(flash, "TILE", 128)
+def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_heads, dtype):
     K, rows = 8, list(LAST)
     q_BLHK = jnp.asarray(rng.standard_normal((len(rows), L, heads, K)), dtype)
     k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, len(rows), L, kv_heads, K)), dtype)
@@ -71,22 +75,66 @@ def test_equals_a_naive_einsum_with_gradients(monkeypatch, rng, formulation, L, 
 
 
 def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():
-    t = attention.TILE
+    t = cpu.TILE
     visible_until_BL = np.stack([LAST[name](4 * t) for name in ("causal", "packed", "window", "tree")])
     for visible_until_L in visible_until_BL:
-        last_N = attention._last_tile(jnp.asarray(visible_until_L).reshape(4, t))
+        last_N = cpu._last_tile(jnp.asarray(visible_until_L).reshape(4, t))
         visited_NN = [[j <= i <= last_N[j] for j in range(4)] for i in range(4)]
         by_tile_NN = np.asarray(visible(jnp.asarray(visible_until_L)[None])).reshape(4, t, 4, t).any((1, 3))
         np.testing.assert_array_equal(visited_NN, by_tile_NN)
 
 
-def test_long_rows_go_through_tiles_and_short_ones_are_a_dense_product(monkeypatch):
+def test_which_formulation_runs_where(monkeypatch):
     chosen = []
-    for module, name in ((attention, "dense"), (attention, "tiled"), (flash, "flash")):
-        monkeypatch.setattr(module, name, lambda *_, name=name: chosen.append(name))
-    for platform in ("cpu", "tpu"):
+    named = lambda name: lambda *_: chosen.append(name)
+    for module, name in ((attention, "dense"), (cpu, "one_product"), (cpu, "tiled"), (accelerator, "splash")):
+        monkeypatch.setattr(module, name, named(name))
+    monkeypatch.setattr(accelerator, "cudnn", named("cudnn"))
+    runs = []
+    for platform in ("cpu", "gpu", "tpu"):
         monkeypatch.setattr(attention, "platform", lambda platform=platform: platform)
-        for L in (attention.SHORT, attention.SHORT + 1):
-            x_BLHK = jnp.zeros((1, L, 1, 2))
-            attention.attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int))
-    assert chosen == ["dense", "tiled", "dense", "flash"]
+        for dtype, L, slots in (
+            ("float32", SHORT, False),
+            ("float32", SHORT + 1, False),
+            ("bfloat16", SHORT + 2, False),
+            ("bfloat16", 1, True),
+        ):
+            x_BLHK = jnp.zeros((1, L, 1, 8), dtype)
+            attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int), jnp.zeros((1, L), int) if slots else None)
+        runs.append(chosen[:])
+        chosen.clear()
+    assert runs == [
+        ["one_product", "tiled", "tiled", "dense"],
+        ["dense", "dense", "cudnn", "dense"],
+        ["dense", "splash", "splash", "dense"],
+    ]
+
+
+def test_a_long_row_takes_memory_by_the_row_and_not_by_its_square():
+    """Peak of a gradient in bytes, against the L x L scores of every head, which the definition written out holds."""
+    L, H, K = 4096, 8, 16
+    array = jax.ShapeDtypeStruct((1, L, H, K), jnp.float32)
+    arrays = array, array, array, jax.ShapeDtypeStruct((1, L), jnp.int32)
+
+    def peak(f):
+        gradient = jax.grad(lambda q, k, v, until: f(q, k, v, until).sum(), argnums=(0, 1, 2))
+        return jax.jit(gradient).lower(*arrays).compile().memory_analysis().temp_size_in_bytes
+
+    scores = 4 * H * L * L
+    assert peak(dense) < scores / 3
+    assert peak(functools.partial(_all_at_once)) > scores
+
+
+def _all_at_once(q_BLHK, k_BLHK, v_BLHK, visible_until_BL):
+    score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK)
+    p_BHLM = jax.nn.softmax(jnp.where(visible(visible_until_BL)[:, None], score_BHLM, -jnp.inf))
+    return jnp.einsum("BHLM,BMHK->BLHK", p_BHLM, v_BLHK)
+
+
+def test_splash_attention_lowers_for_a_tpu(monkeypatch):
+    monkeypatch.setattr(accelerator, "platform", lambda: "tpu")
+    q, kv = (jax.ShapeDtypeStruct((2, 300, heads, 64), jnp.bfloat16) for heads in (4, 2))
+    loss = lambda q, k, v, until: accelerator.splash(q, k, v, until).astype(jnp.float32).sum()
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    exported = jax.export.export(gradient, platforms=["tpu"])(q, kv, kv, jax.ShapeDtypeStruct((2, 300), jnp.int32))
+    assert [x.shape for x in exported.out_avals] == [q.shape, kv.shape, kv.shape]

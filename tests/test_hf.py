@@ -21,7 +21,7 @@ from prm_jax.checkpoints.hf_tensors import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.launch.config import parse
-from prm_jax.model import PRM, RopeScaling, at_marks, good_logit
+from prm_jax.model import PRM, RopeScaling, at_step_ends, good_logit
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
                 h_BTD = np.maximum(h_BTD @ v.numpy().T + new[k.replace("weight", "bias")].numpy(), 0)
             bias = new.get(w.replace("weight", "bias"), torch.zeros(1)).numpy()
             expected = h_BTD @ new[w].numpy().T + bias
-        found = ours.step_logits(at_marks(x_BLD, jnp.asarray(marks)))
+        found = ours.step_logits(at_step_ends(x_BLD, jnp.asarray(marks)))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
@@ -256,7 +256,7 @@ def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, 
     ids, marks = rng.integers(0, 96, (2, 9)), np.array([[2, 8], [4, 5]])
     with torch.no_grad():
         logit_BLC = theirs(torch.tensor(ids)).logits.numpy()
-    mine = ours.step_logits(at_marks(run(ours, ids), jnp.asarray(marks)))
+    mine = ours.step_logits(at_step_ends(run(ours, ids), jnp.asarray(marks)))
     expected = np.take_along_axis(logit_BLC, marks[..., None], axis=1)
     np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 

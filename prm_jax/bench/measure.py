@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.kernels.products import matmul
+from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_sharded
 from prm_jax.model import PRM, ModelConfig
 

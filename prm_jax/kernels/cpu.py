@@ -1,0 +1,284 @@
+"""What XLA's CPU backend computes fast only if it is written for it: linear layers, attention, functions of single tokens.
+
+`by_token`, `matmul` and `add_bias` are the plain operations on other backends; `one_product` and `tiled` are for CPU alone.
+
+Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G queries
+a group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times the tokens of one row or tile.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+
+from prm_jax.kernels.mask import MASKED, visible
+from prm_jax.kernels.remat import save_inside
+from prm_jax.launch.mesh import features_are_split, over_own_rows, platform
+
+TILE = 64  # tokens; a tile's scores stay in a core's cache (measured, with gradient: 128 takes 1.2 x as long)
+
+
+def by_token(f):
+    """f(x_nD, ...) of single tokens, to be called with any leading axes (x_BLD, x_BTD, x_BLHK), which come back.
+
+    XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long for
+    the weight gradient of a 3-D product.
+    """
+
+    @functools.wraps(f)
+    def call(x, *args, **options):
+        flat = [y.reshape(-1, y.shape[-1]) if getattr(y, "ndim", 0) > 2 else y for y in (x, *args)]
+        y_nF = f(*flat, **options)
+        return y_nF.reshape(*x.shape[:-1], y_nF.shape[-1])
+
+    return call
+
+
+# Linear layers
+
+
+def _multiply(x, w, over_x: int, over_w: int, sums=None):
+    """x and w multiplied and summed over one axis each, sums in `sums` (None: the dtype of x). On CPU they are always float32:
+    XLA multiplies bfloat16 at twice the speed of float32 if they may, and not at all faster if not."""
+    sums = jnp.float32 if platform() == "cpu" else sums
+    return jax.lax.dot_general(x, w, (((over_x,), (over_w,)), ((), ())), preferred_element_type=sums)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x_nD, w_DF, dtype=None):
+    """x @ w, in `dtype`: float32, or None: that of x."""
+    dtype = dtype or x_nD.dtype
+    return _multiply(x_nD, w_DF, 1, 0, dtype).astype(dtype)
+
+
+def _matmul_forward(x_nD, w_DF, dtype):
+    return matmul(x_nD, w_DF, dtype), (x_nD, w_DF)
+
+
+def _matmul_backward(_, saved, dy_nF):
+    (x_nD, w_DF), dy_nF = saved, dy_nF.astype(saved[0].dtype)
+    dx_nD = _multiply(dy_nF, w_DF, 1, 1)
+    if platform() == "cpu" and not features_are_split():
+        dw_DF = over_own_rows(_weight_gradient, x_nD, dy_nF)
+    else:
+        dw_DF = _multiply(x_nD.T, dy_nF, 1, 0)
+    return dx_nD.astype(x_nD.dtype), dw_DF.astype(w_DF.dtype)
+
+
+def _weight_gradient(x_nD, dy_nF):
+    """x^T dy. XLA's CPU backend takes twice as long where the sum is over the rows of the left factor, so that one is
+    transposed, and held to that layout lest XLA transpose it back. The narrower of the two, and then the result: XLA writes
+    transposes element by element, and what makes the wider one (SwiGLU) it would compute in that order too."""
+    if x_nD.shape[1] > dy_nF.shape[1]:
+        return _transpose(with_layout_constraint(_weight_gradient(dy_nF, x_nD), Layout((0, 1))))
+    return _multiply(_transpose(x_nD), dy_nF, 1, 0)
+
+
+def _transpose(x_nD):
+    return with_layout_constraint(x_nD.T, Layout((0, 1)))
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+@jax.custom_vjp
+def add_bias(y_nF, b_F):
+    """y + b. Its derivative is written out since XLA's CPU backend sums over rows six times slower than it multiplies; a
+    product elsewhere, or of the bias itself, would round to what an accelerator multiplies float32 in."""
+    return y_nF + b_F
+
+
+def _add_bias_backward(_, dy_nF):
+    if platform() != "cpu":
+        return dy_nF, dy_nF.sum(0)
+    return dy_nF, _multiply(jnp.ones((1, len(dy_nF)), dy_nF.dtype), dy_nF, 1, 0)[0].astype(dy_nF.dtype)
+
+
+add_bias.defvjp(lambda y_nF, b_F: (y_nF + b_F, None), _add_bias_backward)
+
+
+# Attention: all scores of a row at once
+
+
+def _batch_multiply(a, b, over_a: int, over_b: int):
+    """Matrix products of a and b summed over one axis each, axis 0 a batch, in float32."""
+    dimensions = (((over_a,), (over_b,)), ((0,), (0,)))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
+    """L x L scores of every row and head. One batch axis (row, group) and two matrix axes, the only layout that XLA's CPU
+    backend multiplies at full speed."""
+    B, L, H, K = q_BLHK.shape
+    G = k_BLGK.shape[2]
+    R = H // G
+    q_bmK = q_BLHK.reshape(B, L, G, R, K).transpose(0, 2, 3, 1, 4).reshape(B * G, R * L, K) * K**-0.5
+    k_bLK = k_BLGK.transpose(0, 2, 1, 3).reshape(B * G, L, K)
+    v_bLK = v_BLGK.transpose(0, 2, 1, 3).reshape(B * G, L, K)
+    o_bmK = _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL)
+    return o_bmK.reshape(B, G, R, L, K).transpose(0, 3, 1, 2, 4).reshape(B, L, H, K)
+
+
+def _scores(q_bmK, k_bLK, visible_until_BL):
+    """Masked attention scores in float32, [B * G, R * L, L]."""
+    b, m, _ = q_bmK.shape
+    B, L = visible_until_BL.shape
+    s_BGRLM = _batch_multiply(q_bmK, k_bLK, 2, 2).reshape(B, b // B, m // L, L, L)
+    return jnp.where(visible(visible_until_BL)[:, None, None], s_BGRLM, MASKED).reshape(b, m, L)
+
+
+# The derivative is written out because XLA's own recomputes and transposes the probabilities, several times slower on CPU.
+@jax.custom_vjp
+def _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL):
+    return _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL)[0]
+
+
+def _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL):
+    s_bmL = _scores(q_bmK, k_bLK, visible_until_BL)
+    top_bm1 = s_bmL.max(-1, keepdims=True)
+    p_bmL = jnp.exp(s_bmL - top_bm1)
+    sum_bm1 = p_bmL.sum(-1, keepdims=True)
+    # Dividing after the product touches K columns in place of L.
+    o_bmK = (_batch_multiply(p_bmL.astype(v_bLK.dtype), v_bLK, 2, 1) / sum_bm1).astype(q_bmK.dtype)
+    o_bmK, lse_bm1 = (save_inside(x, "attention") for x in (o_bmK, top_bm1 + jnp.log(sum_bm1)))
+    return o_bmK, (q_bmK, k_bLK, v_bLK, visible_until_BL, o_bmK, lse_bm1)
+
+
+def _one_product_backward(saved, do_bmK):
+    q_bmK, k_bLK, v_bLK, visible_until_BL, o_bmK, lse_bm1 = saved
+    p_bmL = jnp.exp(_scores(q_bmK, k_bLK, visible_until_BL) - lse_bm1)
+    dp_bmL = _batch_multiply(do_bmK, v_bLK, 2, 2)
+    delta_bm1 = (do_bmK.astype(jnp.float32) * o_bmK.astype(jnp.float32)).sum(-1, keepdims=True)
+    dtype = q_bmK.dtype
+    ds_bmL, p_bmL = (p_bmL * (dp_bmL - delta_bm1)).astype(dtype), p_bmL.astype(dtype)
+    gradients = (
+        _batch_multiply(ds_bmL, k_bLK, 2, 1),
+        _batch_multiply(ds_bmL, q_bmK, 1, 1),
+        _batch_multiply(p_bmL, do_bmK, 1, 1),
+    )
+    return *(x.astype(dtype) for x in gradients), None
+
+
+_one_product.defvjp(_one_product_forward, _one_product_backward)
+
+
+# Only the tiles that hold a visible pair (FlashAttention's loop, with its online softmax: 2205.14135, 2307.08691)
+
+
+def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
+    """A loop over the pairs (query tile, key tile) in which some query sees some key: cost and memory grow with what is
+    visible and not with L x L, so the length of a row is free. All rows are tiles of one long row, in which no token sees
+    one of another row."""
+    B, L, H, K = q_BLHK.shape
+    G, t = k_BLGK.shape[2], TILE
+    R, n = H // G, -(-L // t)
+    N = B * n
+    own_L = jnp.arange(n * t)
+    visible_until_BL = jnp.pad(visible_until_BL, ((0, 0), (0, n * t - L)), constant_values=L)
+    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, own_L)  # padding sees itself alone
+    visible_until_Nt = (visible_until_BL + n * t * jnp.arange(B)[:, None]).reshape(N, t)
+    cut = lambda x_BLGx: jnp.pad(x_BLGx, ((0, 0), (0, n * t - L), (0, 0), (0, 0)))
+    q_NGmK = cut(q_BLHK * K**-0.5).reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
+    k_NGtK, v_NGtK = (cut(x).reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
+    o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt)
+    return o_NGmK.reshape(N, G, R, t, K).transpose(0, 3, 1, 2, 4).reshape(B, n * t, H, K)[:, :L]
+
+
+def _last_tile(visible_until_Nt):
+    """The last query tile that reads each key tile, last_N; all from the key's own to that one do."""
+    return visible_until_Nt.max(-1) // visible_until_Nt.shape[1]
+
+
+def _read(x_N, i):
+    return jax.lax.dynamic_index_in_dim(x_N, i, keepdims=False)
+
+
+def _write(x_N, value, i):
+    return jax.lax.dynamic_update_index_in_dim(x_N, value, i, axis=0)
+
+
+def _is_visible(visible_until_Nt, i, j):
+    """Which queries of tile i see which keys of tile j, mask_tt[query, key]."""
+    t = visible_until_Nt.shape[1]
+    query_t1, key_t = (i * t + jnp.arange(t))[:, None], j * t + jnp.arange(t)
+    return (key_t <= query_t1) & (query_t1 <= _read(visible_until_Nt, j))
+
+
+@jax.custom_vjp
+def _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt):
+    return _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt)[0]
+
+
+def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt):
+    R = q_NGmK.shape[2] // visible_until_Nt.shape[1]
+    i_N, last_N = jnp.arange(len(visible_until_Nt)), _last_tile(visible_until_Nt)
+
+    def query_tile(i, carry):
+        q_GmK = _read(q_NGmK, i)
+        is_needed_N = (i_N <= i) & (i <= last_N)
+        key_N = jnp.argsort(~is_needed_N)  # the needed key tiles first
+
+        def key_tile(at, carry):
+            o_GmK, sum_Gm1, top_Gm1 = carry
+            j = key_N[at]
+            mask_mt = jnp.tile(_is_visible(visible_until_Nt, i, j), (R, 1))
+            s_Gmt = jnp.where(mask_mt, _batch_multiply(q_GmK, _read(k_NGtK, j), 2, 2), MASKED)
+            new_Gm1 = jnp.maximum(top_Gm1, s_Gmt.max(-1, keepdims=True))
+            p_Gmt, shrink_Gm1 = jnp.exp(s_Gmt - new_Gm1), jnp.exp(top_Gm1 - new_Gm1)
+            o_GmK = o_GmK * shrink_Gm1 + _batch_multiply(p_Gmt.astype(q_GmK.dtype), _read(v_NGtK, j), 2, 1)
+            return o_GmK, sum_Gm1 * shrink_Gm1 + p_Gmt.sum(-1, keepdims=True), new_Gm1
+
+        o_GmK, zeros_Gm1 = jnp.zeros(q_GmK.shape), jnp.zeros((*q_GmK.shape[:-1], 1))
+        # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds exp(-huge) = 0.
+        start = o_GmK, zeros_Gm1, zeros_Gm1 + MASKED / 2
+        own = jax.lax.fori_loop(0, is_needed_N.sum(), key_tile, start)
+        return tuple(_write(x_N, x, i) for x_N, x in zip(carry, own, strict=True))
+
+    zeros_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
+    start = jnp.zeros(q_NGmK.shape), zeros_NGm1, zeros_NGm1
+    o_NGmK, sum_NGm1, top_NGm1 = jax.lax.fori_loop(0, len(last_N), query_tile, start)
+    o_NGmK = save_inside((o_NGmK / sum_NGm1).astype(q_NGmK.dtype), "attention")
+    lse_NGm = save_inside((top_NGm1 + jnp.log(sum_NGm1))[..., 0], "attention")
+    return o_NGmK, (q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm)
+
+
+def _tiled_backward(saved, do_NGmK):
+    """Scores stand transposed, keys first: then no product has its sum over the rows of its left factor, which XLA's CPU
+    backend multiplies at half speed."""
+    q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
+    delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
+    dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // visible_until_Nt.shape[1]
+    last_N = _last_tile(visible_until_Nt)
+
+    def key_tile(j, carry):
+        k_GtK, v_GtK = _read(k_NGtK, j), _read(v_NGtK, j)
+        k_GKt = k_GtK.swapaxes(1, 2)
+
+        def query_tile(i, carry):
+            dq_NGKm, dk_GtK, dv_GtK = carry
+            q_GmK, do_GmK = _read(q_NGmK, i), _read(do_NGmK, i)
+            mask_tm = jnp.tile(_is_visible(visible_until_Nt, i, j).T, (1, R))
+            s_Gtm = jnp.where(mask_tm, _batch_multiply(k_GtK, q_GmK, 2, 2), MASKED)
+            p_Gtm = jnp.exp(s_Gtm - _read(lse_NGm, i)[:, None])
+            ds_Gtm = p_Gtm * (_batch_multiply(v_GtK, do_GmK, 2, 2) - _read(delta_NGm, i)[:, None])
+            p_Gtm, ds_Gtm = p_Gtm.astype(dtype), ds_Gtm.astype(dtype)
+            dq_GKm = _read(dq_NGKm, i) + _batch_multiply(k_GKt, ds_Gtm, 2, 1)
+            dk_GtK, dv_GtK = (
+                dk_GtK + _batch_multiply(ds_Gtm, q_GmK, 2, 1),
+                dv_GtK + _batch_multiply(p_Gtm, do_GmK, 2, 1),
+            )
+            return _write(dq_NGKm, dq_GKm, i), dk_GtK, dv_GtK
+
+        dq_NGKm, dk_NGtK, dv_NGtK = carry
+        zeros_GtK = jnp.zeros(k_GtK.shape)
+        dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK))
+        return dq_NGKm, _write(dk_NGtK, dk_GtK.astype(dtype), j), _write(dv_NGtK, dv_GtK.astype(dtype), j)
+
+    dq_NGKm = jnp.zeros(q_NGmK.swapaxes(2, 3).shape)
+    start = dq_NGKm, jnp.zeros_like(k_NGtK), jnp.zeros_like(v_NGtK)
+    dq_NGKm, dk_NGtK, dv_NGtK = jax.lax.fori_loop(0, len(last_N), key_tile, start)
+    return dq_NGKm.swapaxes(2, 3).astype(dtype), dk_NGtK, dv_NGtK, None
+
+
+_tiled.defvjp(_tiled_forward, _tiled_backward)
