@@ -15,9 +15,7 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.orbax import explained
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
 from prm_jax.data.solutions import Solution, write_jsonl
@@ -310,11 +308,6 @@ def test_means_over_runs_are_of_metrics_alone():
     runs = [{"brier": x, "train_seed": seed, "train_seconds": None} for x, seed in ((0.1, 0), (0.3, 3))]
     mean = evaluate.average(runs)
     assert mean["brier"] == pytest.approx(0.2) and mean.keys() == {"brier", "std"}
-
-
-def test_a_checkpoint_of_other_parameters_is_one_line():
-    with pytest.raises(InputError, match="^runs/x: its parameters are not those"), explained("runs/x"):
-        raise ValueError("pages\nof trees")
 
 
 def test_exit_code_and_streams_of_an_error(tmp_path):

@@ -210,8 +210,8 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of a model of ours, inverse of `model_config`."""
     family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}[cfg.family]
     # Qwen's own PRM class is code beside its checkpoints; its tensor names and this config are what loads there.
-    kind = {"none": "CausalLM", "mlp": "ProcessRewardModel"}.get(cfg.head, "TokenClassification")
-    labels = HEADS[cfg.head].labels if cfg.head != "none" else ()
+    head = HEADS.get(cfg.head)
+    kind = "CausalLM" if head is None else "ProcessRewardModel" if head.hidden else "TokenClassification"
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
@@ -254,5 +254,5 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         }
         | own
         | ({"rope_scaling": rope} if how is not None else {})  # for transformers 4
-        | ({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {})
+        | ({"id2label": {str(i): label for i, label in enumerate(head.labels)}} if head else {})
     )
