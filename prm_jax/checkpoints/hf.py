@@ -26,26 +26,16 @@ EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 
 # our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
-LAYER = {
-    "norm_attn": ("layers.{}.input_layernorm.weight", False),
-    "w_q": ("layers.{}.self_attn.q_proj.weight", True),
-    "w_k": ("layers.{}.self_attn.k_proj.weight", True),
-    "w_v": ("layers.{}.self_attn.v_proj.weight", True),
-    "b_q": ("layers.{}.self_attn.q_proj.bias", False),
-    "b_k": ("layers.{}.self_attn.k_proj.bias", False),
-    "b_v": ("layers.{}.self_attn.v_proj.bias", False),
-    "norm_q": ("layers.{}.self_attn.q_norm.weight", False),
-    "norm_k": ("layers.{}.self_attn.k_norm.weight", False),
-    "w_o": ("layers.{}.self_attn.o_proj.weight", True),
-    "b_o": ("layers.{}.self_attn.o_proj.bias", False),
-    "norm_ffn": ("layers.{}.post_attention_layernorm.weight", False),
-    "w_gate": ("layers.{}.mlp.gate_proj.weight", True),
-    "w_up": ("layers.{}.mlp.up_proj.weight", True),
-    "w_down": ("layers.{}.mlp.down_proj.weight", True),
-    "b_gate": ("layers.{}.mlp.gate_proj.bias", False),
-    "b_up": ("layers.{}.mlp.up_proj.bias", False),
-    "b_down": ("layers.{}.mlp.down_proj.bias", False),
+NORMS = {
+    "norm_attn": "input_layernorm",
+    "norm_q": "self_attn.q_norm",
+    "norm_k": "self_attn.k_norm",
+    "norm_ffn": "post_attention_layernorm",
 }
+LINEAR = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+LAYER = {key: (f"layers.{{}}.{name}.weight", False) for key, name in NORMS.items()}
+LAYER |= {f"w_{key}": (f"layers.{{}}.{name}.weight", True) for key, name in LINEAR.items()}
+LAYER |= {f"b_{key}": (f"layers.{{}}.{name}.bias", False) for key, name in LINEAR.items()}
 # Outside the backbone, never prefixed; {} is the name of the step head's last layer.
 HEAD = {
     "unembed": ("lm_head.weight", True),

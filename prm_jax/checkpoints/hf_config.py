@@ -10,6 +10,14 @@ from prm_jax import InputError
 from prm_jax.kernels.remat import REMAT
 from prm_jax.model import FAMILIES, HEADS, ModelConfig, RopeScaling, choose_dtype
 
+SIZES = {  # field of ModelConfig -> key of a config.json
+    "vocab": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+}
+
 
 def read_config(folder: Path) -> dict:
     """config.json of a checkpoint folder, as the dictionary that it is."""
@@ -69,25 +77,25 @@ def shape_of(config: dict, where: str) -> dict:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     try:
-        return {
-            "family": family,
-            "vocab": size("vocab_size"),
-            "dim": size("hidden_size"),
-            "layers": size("num_hidden_layers", most=10_000),
-            "heads": size("num_attention_heads"),
-            "kv_heads": size("num_key_value_heads", size("num_attention_heads")),
-            "head_dim": size("head_dim", size("hidden_size") // size("num_attention_heads")),
-            "ffn": size("intermediate_size"),
-            "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-            "rope_scaling": rope_scaling(config, rope, where),
-            "norm_eps": float(need("rms_norm_eps")),
-            "qkv_bias": family == "qwen2" or biased,
-            "o_bias": biased,
-            "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
-            "qk_norm": family == "qwen3",
-            "tied": bool(config.get("tie_word_embeddings", False)),
-            "positions": size("max_position_embeddings", ModelConfig.positions),
-        } | sliding_window(config, where)
+        sizes = {field: size(key, most=10_000 if field == "layers" else 10**9) for field, key in SIZES.items()}
+        return (
+            sizes
+            | {
+                "family": family,
+                "kv_heads": size("num_key_value_heads", sizes["heads"]),
+                "head_dim": size("head_dim", sizes["dim"] // sizes["heads"]),
+                "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+                "rope_scaling": rope_scaling(config, rope, where),
+                "norm_eps": float(need("rms_norm_eps")),
+                "qkv_bias": family == "qwen2" or biased,
+                "o_bias": biased,
+                "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
+                "qk_norm": family == "qwen3",
+                "tied": bool(config.get("tie_word_embeddings", False)),
+                "positions": size("max_position_embeddings", ModelConfig.positions),
+            }
+            | sliding_window(config, where)
+        )
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -229,16 +237,12 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
     }[cfg.family]
     return (
-        {
+        {key: getattr(cfg, field) for field, key in SIZES.items()}
+        | {
             "architectures": [f"{family}For{kind}"],
             "model_type": cfg.family,
-            "vocab_size": cfg.vocab,
-            "hidden_size": cfg.dim,
-            "num_hidden_layers": cfg.layers,
-            "num_attention_heads": cfg.heads,
             "num_key_value_heads": cfg.kv_heads,
             "head_dim": cfg.head_dim,
-            "intermediate_size": cfg.ffn,
             "hidden_act": "silu",
             "rms_norm_eps": cfg.norm_eps,
             "rope_theta": cfg.rope_theta,
