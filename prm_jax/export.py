@@ -11,7 +11,7 @@ from prm_jax.checkpoints.hf import save
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
-from prm_jax.model import ModelConfig
+from prm_jax.model import HEADS, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,12 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict) ->
     """README.md of an exported run: what it scores and how, the data, the numbers, and the code that made them."""
     section = lambda node: "```yaml\n" + OmegaConf.to_yaml(node, resolve=True).strip() + "\n```"
     use = (
-        "`AutoModelForTokenClassification.from_pretrained` of transformers loads it; read the logits at the marks."
-        if cfg.head != "mlp"
-        else "It has the layout of Qwen2.5-Math-PRM (`Qwen2ForProcessRewardModel`: score.0, ReLU, score.2)."
+        "`AutoModelForTokenClassification.from_pretrained` of transformers loads it; read the logits at the step ends."
     )
-    if config.objective == "lm":
+    if cfg.head == "none":
         use = "A language model without a step head; `AutoModelForCausalLM.from_pretrained` loads it."
+    elif HEADS[cfg.head].hidden:
+        use = "It has the layout of Qwen2.5-Math-PRM (`Qwen2ForProcessRewardModel`: score.0, ReLU, score.2)."
     meaning = {
         "correctness": "the step, and all before it, are right",
         "value": "the completer that made the labels would reach the right answer from here",

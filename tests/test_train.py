@@ -15,9 +15,7 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.orbax import explained
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
 from prm_jax.data.solutions import Solution, write_jsonl
@@ -303,11 +301,6 @@ def test_bad_evaluations(monkeypatch, tmp_path):
     ):
         error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
         assert message in error and "\n" not in error, error
-
-
-def test_a_checkpoint_of_other_parameters_is_one_line():
-    with pytest.raises(InputError, match="^runs/x: its parameters are not those"), explained("runs/x"):
-        raise ValueError("pages\nof trees")
 
 
 def test_exit_code_and_streams_of_an_error(tmp_path):

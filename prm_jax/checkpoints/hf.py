@@ -26,26 +26,16 @@ EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 
 # our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
-LAYER = {
-    "norm_attn": ("layers.{}.input_layernorm.weight", False),
-    "w_q": ("layers.{}.self_attn.q_proj.weight", True),
-    "w_k": ("layers.{}.self_attn.k_proj.weight", True),
-    "w_v": ("layers.{}.self_attn.v_proj.weight", True),
-    "b_q": ("layers.{}.self_attn.q_proj.bias", False),
-    "b_k": ("layers.{}.self_attn.k_proj.bias", False),
-    "b_v": ("layers.{}.self_attn.v_proj.bias", False),
-    "norm_q": ("layers.{}.self_attn.q_norm.weight", False),
-    "norm_k": ("layers.{}.self_attn.k_norm.weight", False),
-    "w_o": ("layers.{}.self_attn.o_proj.weight", True),
-    "b_o": ("layers.{}.self_attn.o_proj.bias", False),
-    "norm_ffn": ("layers.{}.post_attention_layernorm.weight", False),
-    "w_gate": ("layers.{}.mlp.gate_proj.weight", True),
-    "w_up": ("layers.{}.mlp.up_proj.weight", True),
-    "w_down": ("layers.{}.mlp.down_proj.weight", True),
-    "b_gate": ("layers.{}.mlp.gate_proj.bias", False),
-    "b_up": ("layers.{}.mlp.up_proj.bias", False),
-    "b_down": ("layers.{}.mlp.down_proj.bias", False),
+NORMS = {
+    "norm_attn": "input_layernorm",
+    "norm_q": "self_attn.q_norm",
+    "norm_k": "self_attn.k_norm",
+    "norm_ffn": "post_attention_layernorm",
 }
+LINEAR = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+LAYER = {key: (f"layers.{{}}.{name}.weight", False) for key, name in NORMS.items()}
+LAYER |= {f"w_{key}": (f"layers.{{}}.{name}.weight", True) for key, name in LINEAR.items()}
+LAYER |= {f"b_{key}": (f"layers.{{}}.{name}.bias", False) for key, name in LINEAR.items()}
 # Outside the backbone, never prefixed; {} is the name of the step head's last layer.
 HEAD = {
     "unembed": ("lm_head.weight", True),
@@ -169,8 +159,6 @@ def load(
     if cfg.layers > n_layers:
         missing = prefix + LAYER["norm_attn"][0].format(n_layers)
         raise InputError(f"{folder}: tensor {missing} is missing: config.json says {cfg.layers} layers")
-    if shape_of(prefix + TOP["embed"][0]) not in (None, (cfg.vocab, cfg.dim)):
-        part(prefix + TOP["embed"][0], False, (cfg.vocab, cfg.dim), "embed")
     abstract = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     state = nnx.state(abstract).to_pure_dict()
     parts = {key: part(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
@@ -190,6 +178,8 @@ def load(
             parts[key] = made(np.zeros(state[key].shape, parts["embed"][0]))
         else:
             parts[key] = part(name, transposed, state[key].shape, key)
+    if unnamed := sorted(state["blocks"].keys() - LAYER.keys()):
+        raise InputError(f"{folder}: has no tensors for {unnamed[0]} of a block, which only init=random can start")
     of_layers = lambda key: [prefix + LAYER[key][0].format(i) for i in range(cfg.layers)]
     parts["blocks"] = {key: part(of_layers(key), LAYER[key][1], x.shape, key) for key, x in state["blocks"].items()}
     if cfg.head == "none":
@@ -238,10 +228,17 @@ def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes config.json, weights (safetensors, float32) and the tokenizer, as transformers' own classes read them.
 
-    Each file gets its name when it is whole. Takes the memory of one file (5 GB) beside the model. `notes` (format, label
-    kind, objective) and the head's name go into config.json under `prm_jax`, which transformers leaves alone.
+    InputError where a config.json cannot say what the model is. `notes` (format, label kind, objective) and the head's name
+    go into config.json under `prm_jax`, which transformers leaves alone.
     """
-    config = export_config(model.cfg, tokenizer)
+    config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
+    save_weights(folder, model)
+    write_json(folder / "config.json", config)
+    tokenizer.save_pretrained(folder)
+
+
+def save_weights(folder: Path, model: PRM):
+    """Writes the tensors of `load`."""
     folder.mkdir(parents=True, exist_ok=True)
     state, head = nnx.state(model).to_pure_dict(), HEADS.get(model.cfg.head)
     parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
@@ -251,8 +248,6 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
     layer = head.layer if head else ""
     parts += [(name.format(layer), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
     write_tensors(folder, parts)
-    write_json(folder / "config.json", config | {"prm_jax": notes | {"head": model.cfg.head}})
-    tokenizer.save_pretrained(folder)
 
 
 def load_tokenizer(folder: str | Path):

@@ -10,6 +10,14 @@ from prm_jax import InputError
 from prm_jax.kernels.remat import REMAT
 from prm_jax.model import FAMILIES, HEADS, ModelConfig, RopeScaling, choose_dtype
 
+SIZES = {  # field of ModelConfig -> key of a config.json
+    "vocab": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ffn": "intermediate_size",
+}
+
 
 def read_config(folder: Path) -> dict:
     """config.json of a checkpoint folder, as the dictionary that it is."""
@@ -69,25 +77,25 @@ def shape_of(config: dict, where: str) -> dict:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     try:
-        return {
-            "family": family,
-            "vocab": size("vocab_size"),
-            "dim": size("hidden_size"),
-            "layers": size("num_hidden_layers", most=10_000),
-            "heads": size("num_attention_heads"),
-            "kv_heads": size("num_key_value_heads", size("num_attention_heads")),
-            "head_dim": size("head_dim", size("hidden_size") // size("num_attention_heads")),
-            "ffn": size("intermediate_size"),
-            "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-            "rope_scaling": rope_scaling(config, rope, where),
-            "norm_eps": float(need("rms_norm_eps")),
-            "qkv_bias": family == "qwen2" or biased,
-            "o_bias": biased,
-            "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
-            "qk_norm": family == "qwen3",
-            "tied": bool(config.get("tie_word_embeddings", False)),
-            "positions": size("max_position_embeddings", ModelConfig.positions),
-        } | sliding_window(config, where)
+        sizes = {field: size(key, most=10_000 if field == "layers" else 10**9) for field, key in SIZES.items()}
+        return (
+            sizes
+            | {
+                "family": family,
+                "kv_heads": size("num_key_value_heads", sizes["heads"]),
+                "head_dim": size("head_dim", sizes["dim"] // sizes["heads"]),
+                "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+                "rope_scaling": rope_scaling(config, rope, where),
+                "norm_eps": float(need("rms_norm_eps")),
+                "qkv_bias": family == "qwen2" or biased,
+                "o_bias": biased,
+                "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
+                "qk_norm": family == "qwen3",
+                "tied": bool(config.get("tie_word_embeddings", False)),
+                "positions": size("max_position_embeddings", ModelConfig.positions),
+            }
+            | sliding_window(config, where)
+        )
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -210,8 +218,8 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of a model of ours, inverse of `model_config`."""
     family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}[cfg.family]
     # Qwen's own PRM class is code beside its checkpoints; its tensor names and this config are what loads there.
-    kind = {"none": "CausalLM", "mlp": "ProcessRewardModel"}.get(cfg.head, "TokenClassification")
-    labels = HEADS[cfg.head].labels if cfg.head != "none" else ()
+    head = HEADS.get(cfg.head)
+    kind = "CausalLM" if head is None else "ProcessRewardModel" if head.hidden else "TokenClassification"
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
@@ -229,16 +237,12 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
     }[cfg.family]
     return (
-        {
+        {key: getattr(cfg, field) for field, key in SIZES.items()}
+        | {
             "architectures": [f"{family}For{kind}"],
             "model_type": cfg.family,
-            "vocab_size": cfg.vocab,
-            "hidden_size": cfg.dim,
-            "num_hidden_layers": cfg.layers,
-            "num_attention_heads": cfg.heads,
             "num_key_value_heads": cfg.kv_heads,
             "head_dim": cfg.head_dim,
-            "intermediate_size": cfg.ffn,
             "hidden_act": "silu",
             "rms_norm_eps": cfg.norm_eps,
             "rope_theta": cfg.rope_theta,
@@ -254,5 +258,5 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         }
         | own
         | ({"rope_scaling": rope} if how is not None else {})  # for transformers 4
-        | ({"id2label": {str(i): label for i, label in enumerate(labels)}} if labels else {})
+        | ({"id2label": {str(i): label for i, label in enumerate(head.labels)}} if head else {})
     )

@@ -4,7 +4,6 @@ A step's folder appears under its name at once, when it is whole: `checksums.jso
 nothing is missing. It is verified before anything is loaded.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -61,11 +60,7 @@ class Checkpoints:
         step = self.latest.latest_step()
         if step is None:
             return None
-        items = {"model": args.StandardRestore(like(model)), "opt": args.StandardRestore(like(opt))}
-        out, notes = restore_step(self.latest, step, model, items)
-        nnx.update(model, out["model"])
-        nnx.update(opt, out["opt"])
-        return step, notes
+        return step, restore_step(self.latest, step, model=model, opt=opt)
 
     def close(self):
         """Waits for saves under way."""
@@ -148,30 +143,27 @@ def fingerprint(model) -> str:
     return hashlib.sha256(json.dumps([shapes, fields], sort_keys=True).encode()).hexdigest()
 
 
-def restore_step(manager: ocp.CheckpointManager, step: int, model, items: dict):
-    """(the items of a step, its notes); InputError where its model has another structure than `model`."""
-    where = f"{manager.directory}/{step}"
-    with explained(where):
-        notes = manager.restore(step, args=args.Composite(notes=args.JsonRestore()))["notes"]
-        if notes.pop("structure", None) != fingerprint(model):
-            raise ValueError("another structure")
-        return manager.restore(step, args=args.Composite(**items)), notes
+def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
+    """Fills the modules (abstract ones will do) in place, laid out on the mesh in use; returns the step's notes.
 
-
-@contextlib.contextmanager
-def explained(where):
-    """Orbax's pages about trees that differ, in a line."""
+    InputError where its model has another structure than `modules["model"]`.
+    """
+    place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     try:
-        yield
+        notes = manager.restore(step, args=args.Composite(notes=args.JsonRestore()))["notes"]
+        if notes.pop("structure", None) != fingerprint(modules["model"]):
+            raise ValueError("another structure")
+        states = {name: nnx.state(module) for name, module in modules.items()}
+        target = {name: args.StandardRestore(jax.tree.map(place, x, layout(x))) for name, x in states.items()}
+        out = manager.restore(step, args=args.Composite(**target))
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise InputError(
-            f"{where}: its parameters are not those that this code has for the run's configuration: written by another version?"
+            f"{manager.directory}/{step}: its parameters are not those that this code has for the run's configuration: "
+            "written by another version?"
         ) from error
-
-
-def like(module):
-    """Restore target: the shapes, dtypes and placement of `module`."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), nnx.state(module))
+    for name, module in modules.items():
+        nnx.update(module, out[name])
+    return notes
 
 
 def save_description(folder: Path, cfg: ModelConfig, tokenizer):
@@ -217,9 +209,6 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
         return model if updates is None else attach(model, updates, 0)
 
     model = jax.eval_shape(make)
-    place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-    target = jax.tree.map(place, nnx.state(model), layout(nnx.state(model)))
     with ocp.CheckpointManager(saved, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
-        out, _ = restore_step(manager, step, model, {"model": args.StandardRestore(target)})
-    nnx.update(model, out["model"])
+        restore_step(manager, step, model=model)
     return merge(model), hf.load_tokenizer(folder / "model"), run, step
