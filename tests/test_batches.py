@@ -74,7 +74,9 @@ def test_targets_that_an_example_lacks_are_filled_and_unknown_ones_raise():
     batch = pack_batch([[Example(ids_L, step_end_T, 1, {"token_weight": np.array([0, -0.5, 2])})]], 4, 1)
     assert batch["token_weight"].tolist() == [[0, -0.5, 2, 0]] and batch["weight"].tolist() == [[0]]
     with pytest.raises(KeyError, match="wieght"):
-        pack_batch([[Example(ids_L, step_end_T, 1, {"wieght": np.ones(1)})]], 4, 1)
+        Example(ids_L, step_end_T, 1, {"wieght": np.ones(1)})
+    with pytest.raises(ValueError, match="^token_weight: 1 values for 3 steps or tokens$"):
+        Example(ids_L, step_end_T, 1, {"token_weight": np.ones(1)})
 
 
 def test_scoring_finds_its_values_where_training_puts_its_targets(rng):

@@ -7,6 +7,7 @@ Three rules of comparison (`how`), each named in the results:
           not count. An answer that is no number is compared as a string.
   math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}`, all its settings as
           they come. It is not symmetric, gold first: gold 1 takes 2x + z = 1, gold 2x + z = 1 does not take 1.
+An answer of more than LONGEST characters is compared as a string by every rule.
 
 Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may
 depend on the hash and random seeds. So it runs in worker processes with fixed seeds, and the kernel ends a worker that
@@ -17,6 +18,7 @@ import functools
 import re
 from fractions import Fraction
 
+LONGEST = 1000  # characters of an answer that is read as a number or an expression; int() refuses very long ones too
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
 HASHES = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
@@ -117,9 +119,11 @@ NUMBER = re.compile(
 def as_number(text: str) -> Fraction | None:
     """The exact value of a decimal, fraction or mixed number, None for anything else (also for 1,00 and 1e5)."""
     text = re.sub(r"\\?\$", "", text)
+    if len(text) > LONGEST:
+        return None
     unit = UNIT.search(text)
     match = NUMBER.fullmatch(normal(text[: unit.start()] if unit and not SCALE.search(unit[0]) else text))
-    if not match or len(text) > 1000:  # int() refuses very long texts
+    if not match:
         return None
     value = lambda name: Fraction((match[name] or "1").replace(",", ""))
     top, low = (value("top"), value("low")) if match["top"] else (value("value"), value("by"))

@@ -26,6 +26,12 @@ class Example(Encoded):
 
     targets: dict[str, np.ndarray]
 
+    def __post_init__(self):
+        sizes = dict.fromkeys(STEP_TARGETS, len(self.step_end_T)) | dict.fromkeys(TOKEN_TARGETS, len(self.ids_L))
+        for name, x_n in self.targets.items():
+            if len(x_n) != sizes[name]:
+                raise ValueError(f"{name}: {len(x_n)} values for {sizes[name]} steps or tokens")
+
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
     """Loss weights of the n labelled steps of a solution, mean 1. `later`: proportional to the position, 2t / (n + 1)."""

@@ -18,18 +18,13 @@ from fractions import Fraction
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.answers import as_number, extract, is_blank, normal
+from prm_jax.data.answers import LONGEST, as_number, extract, is_blank, normal
 from prm_jax.data.rows import field_error
 
 RULES = ("string", "number", "math")
-
-
+VERDICTS = ("same", "different", "unparsable", "timeout", "crash")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
-
-
 MEMORY = 4 << 30  # bytes of address space of a worker (it needs 0.2 GB): a power tower must not fill the machine
-
-
 CACHE = Path.home() / ".cache" / "prm_jax" / "answers.jsonl"
 
 
@@ -64,8 +59,9 @@ def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, w
     """(the pools.Problems with `correct` of every candidate graded anew, counts); a line says the counts.
 
     Counts: checker; candidates, and how many of them were `same`, `different`, `unparsable` (told apart as texts,
-    because one of the two is no number or expression), `timeout`, `crash`, `no_answer`: all but `same` are not correct;
-    pairs, the distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an earlier call (`cache`).
+    because one of the two is no number or expression, or longer than LONGEST), `timeout`, `crash`, `no_answer`: all but
+    `same` are not correct; pairs, the distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an
+    earlier call (`cache`).
     """
     for problem in problems:
         if is_blank(problem.answer):
@@ -74,15 +70,9 @@ def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, w
     asked = [pair for pair in pairs if not is_blank(pair[1])]
     with contextlib.closing(Checker(how, workers or os.cpu_count(), cache)) as checker:
         pairs.update(zip(asked, checker.map(lambda pair: checker.verdict(*pair), asked, "grading", "answer")))
-    graded, counts = [], collections.Counter()
-    for problem in problems:
-        verdicts = [pairs[problem.answer, candidate.answer] for candidate in problem.candidates]
-        counts.update(verdicts)
-        candidates = tuple(
-            dataclasses.replace(candidate, correct=verdict == "same")
-            for candidate, verdict in zip(problem.candidates, verdicts, strict=True)
-        )
-        graded.append(dataclasses.replace(problem, candidates=candidates))
+    grade = lambda gold: lambda c: dataclasses.replace(c, correct=pairs[gold, c.answer] == "same")
+    graded = [_of_candidates(problem, grade(problem.answer)) for problem in problems]
+    counts = collections.Counter(pairs[p.answer, c.answer] for p in problems for c in p.candidates)
     counts = {"candidates": counts.total()} | {name: counts[name] for name in (*VERDICTS, "no_answer")}
     counts |= {"pairs": len(asked), "checked": checker.checked}
     print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
@@ -98,19 +88,12 @@ def group_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, w
 
 def with_answers(problems: Sequence) -> list:
     """The pools.Problems with the answer that `extract` reads in its steps for every candidate that states none."""
-    return [
-        dataclasses.replace(
-            problem,
-            candidates=tuple(
-                c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
-                for c in problem.candidates
-            ),
-        )
-        for problem in problems
-    ]
+    stated = lambda c: c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
+    return [_of_candidates(problem, stated) for problem in problems]
 
 
-VERDICTS = ("same", "different", "unparsable", "timeout", "crash")
+def _of_candidates(problem, change):
+    return dataclasses.replace(problem, candidates=tuple(map(change, problem.candidates)))
 
 
 class Checker:
@@ -145,12 +128,10 @@ class Checker:
         except OSError as error:
             raise InputError(f"cache: {self.cache} cannot be read and written ({error})") from None
         for line in text.splitlines():
-            try:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a broken line costs one comparison more
                 row = json.loads(line)
                 if row["checker"] == self.name:
                     self._known[row["gold"], row["answer"]] = row["verdict"]
-            except (ValueError, KeyError, TypeError):
-                pass  # a broken line costs one comparison more
 
     def verdict(self, gold: str, answer: str) -> str:
         """One of VERDICTS; `gold` first."""
@@ -158,6 +139,8 @@ class Checker:
             return "same"
         if self.how == "string":
             return "different"
+        if max(len(gold), len(answer)) > LONGEST:
+            return "unparsable"
         if self.how == "number":
             return _compare_numbers(as_number(gold), as_number(answer))
         if (gold, answer) not in self._known:

@@ -1,7 +1,7 @@
 """Every published kind of row becomes a `Solution`; what is dropped is counted.
 
 A reader is a function (row, its id, counts) -> solutions; the options that it takes are its keyword-only arguments. To
-add one: the function, its name in READERS, conf/data/NAME.yaml and a test.
+add one: the function, its place in READERS, conf/data/NAME.yaml and a test.
 """
 
 import collections
@@ -215,20 +215,7 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
 
 
-READERS = {
-    "native": native,
-    "prm800k": prm800k,
-    "math_shepherd": math_shepherd,
-    "processbench": processbench,
-    "prmbench": prmbench,
-}
-
-
-def check_options(options: dict):
-    """InputError on a value that an option of `load` does not have."""
-    for name, value in options.items():
-        if value not in OPTIONS[name]:
-            raise field_error(name, value, f"one of {', '.join(OPTIONS[name])}")
+READERS = {reader.__name__: reader for reader in (native, prm800k, math_shepherd, processbench, prmbench)}
 
 
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
@@ -247,7 +234,9 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
     if kind not in READERS:
         raise field_error("kind", kind, f"one of {', '.join(READERS)}")
     options = {name: values[0] for name, values in OPTIONS.items()} | options
-    check_options(options)
+    for name, value in options.items():
+        if value not in OPTIONS[name]:
+            raise field_error(name, value, f"one of {', '.join(OPTIONS[name])}")
     given = options | {"labels_required": labels_required, "from_hub": split is not None}
     read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
     counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)

@@ -80,9 +80,8 @@ def data_config(node) -> DataConfig:
     if cfg.label_kind not in ("correctness", "value"):
         raise InputError(f"data.label_kind: got {cfg.label_kind!r}, expected correctness or value")
     if cfg.label_kind == "value" and cfg.after_first_error != "keep":
-        raise InputError(
-            "data.after_first_error: value labels know no first error; expected keep with label_kind=value"
-        )
+        expected = "expected keep with label_kind=value"
+        raise InputError(f"data.after_first_error: value labels know no first error; {expected}")
     return cfg
 
 
@@ -94,32 +93,28 @@ def load_splits(cfg: DataConfig, seed: int, labels_required: bool = False) -> Da
     """
     if isinstance(cfg, TaskData):
         return _load_task(cfg, seed)
-    data = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
-    splits = dict(data.splits)
+    splits, counts, fingerprints = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
     hashed = [side for side in ("test", "validation") if side not in splits]
     try:
-        parts = split_by_problem(splits["train"], cfg.folds, cfg.fold or 0, hashed)
+        splits |= split_by_problem(splits["train"], cfg.folds, cfg.fold or 0, hashed)
     except InputError as error:
         raise InputError(f"data.{error}") from None
-    splits |= parts
-    counts = dict(data.counts)
     known = problem_hashes(splits["train"])
-    for side in ("validation", "test"):
-        counts[f"{side}_problems_in_training"] = count_known(splits[side], known)
-    return dataclasses.replace(data, splits=splits, counts=counts)
+    counts |= {f"{side}_problems_in_training": count_known(splits[side], known) for side in ("validation", "test")}
+    return Data(splits, counts, fingerprints)
 
 
 def load_evaluation(cfg: DataConfig, seed: int, named: bool) -> Data:
     """What to evaluate on, as the split `test`: all of a file that was `named` for it, unless the config names a fold or a
     test file; else the test split of the run's own data, beside the splits that it was trained with."""
     if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
-        data = _load(cfg, labels_required=True)
-        return dataclasses.replace(data, splits={"train": [], "validation": [], "test": data.splits["train"]})
+        splits, *rest = _load(cfg, labels_required=True)
+        return Data({"train": [], "validation": [], "test": splits["train"]}, *rest)
     return load_splits(cfg, seed, labels_required=True)
 
 
-def _load(cfg: FileData, labels_required: bool, **more) -> Data:
-    """The rows of `path` or `hub` as `train`, those of other files under the given names; all read by the same options."""
+def _load(cfg: FileData, labels_required: bool, **more):
+    """The fields of Data: the rows of `path` or `hub` as `train`, those of other files under the given names."""
     if (cfg.path is None) == (cfg.hub is None):
         expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
         raise InputError(f"data.path: expected {expected}")
@@ -137,9 +132,9 @@ def _load(cfg: FileData, labels_required: bool, **more) -> Data:
         else:
             rows = hashlib.sha256()
             for solution in splits[side]:
-                rows.update(repr(solution).encode("utf-8", "surrogatepass"))
+                rows.update(repr(solution).encode())
             fingerprints[f"{path} split {split}"] = rows.hexdigest()
-    return Data(splits, counts, fingerprints)
+    return splits, counts, fingerprints
 
 
 def _load_task(cfg: TaskData, seed: int) -> Data:
@@ -150,9 +145,8 @@ def _load_task(cfg: TaskData, seed: int) -> Data:
         raise InputError(f"data.solutions: got {cfg.solutions} and {cfg.test_solutions} to test, expected at least 1")
     task, splits = TASKS[cfg.name], {}
     for name in ("train", "validation", "test"):
-        source = cfg.train_split, cfg.solutions, seed
-        split, n, own_seed = source if name == "train" else (name, cfg.test_solutions, 0)
-        rows = task.make_solutions(cfg.task, n, split, own_seed, cfg.label_kind)
+        source = (cfg.solutions, cfg.train_split, seed) if name == "train" else (cfg.test_solutions, name, 0)
+        rows = task.make_solutions(cfg.task, *source, cfg.label_kind)
         splits[name] = [relabel_after_error(row, cfg.after_first_error) for row in rows]
     share = task.lucky_share(splits["test"])
     return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": share}, {})

@@ -10,6 +10,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import operator
 import re
 import zlib
 from collections.abc import Sequence
@@ -69,26 +70,15 @@ class Chain:
 
     def values(self):
         """The right value after each operation."""
-        value, out = self.start, []
-        for operation, operand in self.operations:
-            value = apply(operation, value, operand)
-            out.append(value)
-        return out
+        step = lambda value, operation: apply(operation[0], value, operation[1])
+        return list(itertools.accumulate(self.operations, step, initial=self.start))[1:]
+
+
+APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "max": max, "min": min}
 
 
 def apply(operation: str, value: int, operand: int) -> int:
-    match operation:
-        case "+":
-            return (value + operand) % MODULUS
-        case "-":
-            return (value - operand) % MODULUS
-        case "*":
-            return value * operand % MODULUS
-        case "max":
-            return max(value, operand)
-        case "min":
-            return min(value, operand)
-    raise ValueError(operation)
+    return APPLY[operation](value, operand) % MODULUS
 
 
 def parse_problem(text: str) -> Chain:
@@ -150,17 +140,11 @@ def value_labels(chain: Chain, steps: list[str], cfg: Config) -> list[float]:
     Exact: the solver's next value depends on the last written one alone, so the chance is a product of 7 x 7 matrices.
     """
     gold = chain.values()[-1]
-    chance = np.eye(MODULUS)[gold]  # chance[v]: P(right | value v), after the last operation
-    after = [chance]
+    after = [np.eye(MODULUS)[gold]]  # after[t][v]: P(right | value v written at step t), here of the last step
     for t in reversed(range(1, len(chain.operations))):
-        chance = transition(chain, t, cfg) @ chance
-        after.append(chance)
-    after.reverse()
-    parsed = [parse_step(step) for step in steps]
-    return [
-        float(after[t][step[3]]) if step and t < len(after) and step[3] < MODULUS else 0.0
-        for t, step in enumerate(parsed)
-    ]
+        after.insert(0, transition(chain, t, cfg) @ after[0])
+    parsed = itertools.zip_longest(map(parse_step, steps), after[: len(steps)])
+    return [float(p[step[3]]) if step and p is not None and step[3] < MODULUS else 0.0 for step, p in parsed]
 
 
 def draw(frequencies: dict[str, float], rng) -> str:
