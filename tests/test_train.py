@@ -347,7 +347,7 @@ def test_what_is_needed_before_a_run_is_read_is_that_of_the_run_which_goes_on(mo
     asked = []
     monkeypatch.setattr(run_folder, "overridden_keys", lambda: asked)
     assert run_folder.of_resumed(cfg, "cpu_devices") == 4
-    OmegaConf.save({}, tmp_path / ".hydra" / "config.yaml")  # a run from before there was the key
+    OmegaConf.save({"seed": 0}, tmp_path / ".hydra" / "config.yaml")  # a run from before there was the key
     assert run_folder.of_resumed(cfg, "cpu_devices") == 2
     OmegaConf.save({"cpu_devices": 4}, tmp_path / ".hydra" / "config.yaml")
     asked.append("cpu_devices")
