@@ -74,3 +74,9 @@ def leaves(node, prefix: str = ""):
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def expect(is_right: bool, key: str, found, expected: str):
+    """InputError, one line, where the value of a key is not what it should be."""
+    if not is_right:
+        raise InputError(f"{key}: got {found!r}, expected {expected}")
