@@ -1,4 +1,4 @@
-"""One number from a batch: per-step binary cross-entropy and the language-model loss.
+"""What a model is trained to do: losses at step ends, and of the next token.
 
 Dimension key: B rows, L tokens, T step ends, C head outputs, V vocabulary.
 """
@@ -18,27 +18,29 @@ def bce(logit, label, pos_weight=1.0):
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
 
 
-def step_loss(logit_BTC, label_BT, rating_BT, head: str, pos_weight=1.0):
-    """Loss at every step end, loss_BT in nats; meaningless where the label is NaN (the caller's weight is 0 there).
-
-    A head of RATING_LOSSES learns the human rating where there is one, and the event good / bad where there is only a label.
-    """
-    loss_BT = bce(HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(label_BT), pos_weight)
+def bce_loss(logit_BTC, batch, head: str, pos_weight: float):
+    """`bce` of the event that the step is good; a head of RATING_LOSSES learns the human rating where there is one."""
+    loss_BT = bce(HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(batch["label"]), pos_weight)
     if head in RATING_LOSSES:
-        rated_BT = ~jnp.isnan(rating_BT)
-        rating_loss_BT = RATING_LOSSES[head](logit_BTC, jnp.where(rated_BT, rating_BT, -1.0), pos_weight)
-        loss_BT = jnp.where(rated_BT, rating_loss_BT, loss_BT)
+        is_rated_BT = ~jnp.isnan(batch["rating"])
+        rating_BT = jnp.where(is_rated_BT, batch["rating"], -1.0)
+        loss_BT = jnp.where(is_rated_BT, RATING_LOSSES[head](logit_BTC, rating_BT, pos_weight), loss_BT)
     return loss_BT
 
 
-def three_class_loss(logit_BTC, rating_BT, pos_weight=1.0):
-    """Cross-entropy over the ratings -1, 0, +1 (Lightman et al. 2023); neutral and positive are good."""
+def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
+    """Cross-entropy over the ratings -1, 0, +1 (Lightman et al. 2023); neutral and positive count as good."""
     class_BT = (rating_BT + 1).astype(jnp.int32)
     loss_BT = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BTC, class_BT)
     return loss_BT * jnp.where(class_BT > 0, pos_weight, 1.0)
 
 
-RATING_LOSSES = {"ternary": three_class_loss}  # head -> how it learns a human rating
+RATING_LOSSES = {"ternary": three_ratings_loss}  # head -> how it learns a human rating
+
+# loss.step -> f(logit_BTC, batch, head, pos_weight) -> loss_BT, in nats, of each step. `batch` has the arrays of data/packing.py:
+# label and rating are NaN where there is none, and steps of one solution share batch["visible_until"] at their step ends.
+# The trainer multiplies by batch["weight"] and ignores what stands where that is 0.
+STEP_LOSSES = {"bce": bce_loss}
 
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):

@@ -17,7 +17,7 @@ from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.kernels.cpu import add_bias, by_token, matmul
 from prm_jax.kernels.remat import remat, save_for_backward
-from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, embed_lookup, on_own_heads, split_rows
+from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, embed_lookup, names, on_own_heads, split_rows
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
@@ -326,8 +326,8 @@ def cast_backbone(model: PRM) -> PRM:
     """
 
     def store(path, x):
-        names = [str(getattr(key, "name", "")) for key in path]
-        is_matrix = not {*OUT_SPLIT, *IN_SPLIT}.isdisjoint(names) and {"a", "b"}.isdisjoint(names)
+        *_, last = on_way = names(path)
+        is_matrix = not {*OUT_SPLIT, *IN_SPLIT}.isdisjoint(on_way) and last not in ("a", "b")
         return x.astype(model.cfg.dtype) if is_matrix else x
 
     return jax.tree.map_with_path(store, model)

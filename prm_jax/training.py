@@ -1,6 +1,6 @@
 """The optimiser, the jitted train step and the jitted evaluation step.
 
-Dimension key: A accumulated micro-batches, B rows, L tokens, T step marks.
+Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C head outputs, V vocabulary.
 """
 
 import dataclasses
@@ -12,20 +12,23 @@ import optax
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.launch.mesh import keep_layout, make_sharded
-from prm_jax.losses import next_token_loss, step_loss
+from prm_jax.launch.mesh import keep_layout, make_sharded, names
+from prm_jax.losses import STEP_LOSSES, next_token_loss
 from prm_jax.model import PRM, at_step_ends, good_logit
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
     objective: str  # prm, orm or lm
+    step: str  # a key of STEP_LOSSES
     pos_weight: float  # weight of the good class in the step loss
     lm_weight: float  # weight of the auxiliary next-token loss (Cobbe et al. 2021: joint objective)
 
     def __post_init__(self):
         if self.objective not in ("prm", "orm", "lm"):
             raise InputError(f"objective: got {self.objective!r}, expected prm, orm or lm")
+        if self.step not in STEP_LOSSES:
+            raise InputError(f"loss.step: got {self.step!r}, expected {', '.join(STEP_LOSSES)}")
         if self.pos_weight <= 0 or self.lm_weight < 0:
             raise InputError(
                 f"loss: got pos_weight {self.pos_weight}, lm_weight {self.lm_weight}, expected > 0 and >= 0"
@@ -43,7 +46,7 @@ TRAINABLE = {"all": nnx.Param, "head": is_head, "lora": nnx.Any(nnx.LoRAParam, i
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     lr: float  # peak learning rate of AdamW
-    warmup: float  # share of the steps with a linear warm-up
+    warmup: float  # share of the steps with a linear warm-up, from the peak divided by their number
     final_lr: float  # the cosine ends at this share of the peak
     weight_decay: float
     b1: float
@@ -51,7 +54,6 @@ class OptimizerConfig:
     clip: float  # largest global gradient norm
     trainable: str  # a key of TRAINABLE
     mu_dtype: str  # how the first moment is stored; both moments are computed in float32
-    nu_dtype: str  # how the second moment is stored
 
     def __post_init__(self):
         for name, low, high in (("warmup", 0, 1), ("final_lr", 0, 1), ("b1", 0, 1), ("b2", 0, 1)):
@@ -62,21 +64,18 @@ class OptimizerConfig:
                 raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number above 0")
         if self.trainable not in TRAINABLE:
             raise InputError(f"optimizer.trainable: got {self.trainable!r}, expected {', '.join(TRAINABLE)}")
-        for name in ("mu_dtype", "nu_dtype"):
-            if getattr(self, name) not in ("float32", "bfloat16"):
-                raise InputError(f"optimizer.{name}: got {getattr(self, name)!r}, expected float32 or bfloat16")
-        if self.nu_dtype == "bfloat16" and 1 - self.b2 < 2**-7:
-            raise InputError(
-                f"optimizer.nu_dtype: bfloat16 keeps 8 bits, so steps of 1 - b2 = {1 - self.b2:.3g} round away; "
-                "expected optimizer.b2 of at most 0.99"
-            )
+        if self.mu_dtype not in ("float32", "bfloat16"):
+            raise InputError(f"optimizer.mu_dtype: got {self.mu_dtype!r}, expected float32 or bfloat16")
         if self.weight_decay < 0:
             raise InputError(f"optimizer.weight_decay: got {self.weight_decay}, expected at least 0")
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
-    warmup = max(1, round(cfg.warmup * steps))
-    return optax.warmup_cosine_decay_schedule(0.0, cfg.lr, warmup, max(steps, warmup + 1), cfg.lr * cfg.final_lr)
+    """Learning rate of each step, from 0: warm-up in equal parts up to the peak, then a cosine. No step's rate is 0."""
+    warmup = max(round(cfg.warmup * steps), 1)
+    return optax.warmup_cosine_decay_schedule(
+        cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), cfg.lr * cfg.final_lr
+    )
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
@@ -88,35 +87,22 @@ def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimize
 def make_transform(cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """AdamW with clipping, warm-up and cosine; weight decay on matrices only.
 
-    The mask goes by name because stacked norm gains and biases have two axes, so the usual `ndim > 1` would decay them.
+    They go by name because stacked norm gains and biases have two axes, so the usual `ndim > 1` would decay them.
     """
 
-    def decayed(params):
-        is_matrix = lambda path, _: not any(s in jax.tree_util.keystr(path) for s in ("norm", "b_"))
-        return jax.tree.map_with_path(is_matrix, params)
+    def is_matrix(path, _):
+        *_, name = names(path)  # a, b: low-rank factors of a matrix
+        return name.startswith("w_") or name in ("embed", "unembed", "a", "b")
 
-    adamw = optax.adamw(
-        make_schedule(cfg, steps), cfg.b1, cfg.b2, weight_decay=cfg.weight_decay, mask=decayed, mu_dtype=cfg.mu_dtype
-    )
-    return optax.chain(optax.clip_by_global_norm(cfg.clip), store_nu(adamw, cfg.nu_dtype))
-
-
-def store_nu(adam: optax.GradientTransformation, dtype: str) -> optax.GradientTransformation:
-    """Adam with its second moment stored in `dtype`, as optax's own mu_dtype does with the first."""
-
-    def cast(state, dtype):
-        return optax.tree.set(state, nu=optax.tree.cast(optax.tree.get(state, "nu"), dtype))
-
-    def update(grads, state, params):
-        updates, state = adam.update(grads, cast(state, "float32"), params)
-        return updates, cast(state, dtype)
-
-    return optax.GradientTransformation(lambda params: cast(adam.init(params), dtype), update)
+    decayed = lambda params: jax.tree.map_with_path(is_matrix, params)
+    schedule, options = make_schedule(cfg, steps), {"weight_decay": cfg.weight_decay, "mask": decayed}
+    adamw = optax.adamw(schedule, cfg.b1, cfg.b2, mu_dtype=cfg.mu_dtype, **options)
+    return optax.chain(optax.clip_by_global_norm(cfg.clip), adamw)
 
 
 def totals(batch):
     """Number of labelled steps and of next-token targets: losses are means over the whole global batch."""
-    return (batch["weight"] > 0).sum(), (batch["token_weight"] > 0).sum()
+    return (batch["weight"] > 0).sum(), (batch["token_weight"] != 0).sum()
 
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
@@ -127,7 +113,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
     if cfg.objective != "lm":
         x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
         logit_BTC = model.step_logits(x_BTD, k_dropout)
-        loss_BT = step_loss(logit_BTC, batch["label"], batch["rating"], model.cfg.head, cfg.pos_weight)
+        loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, model.cfg.head, cfg.pos_weight)
         is_labelled_BT = batch["weight"] > 0
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
         agrees_BT = (good_logit(logit_BTC, model.cfg.head) > 0) == (batch["label"] >= 0.5)
@@ -137,7 +123,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
         lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
         if cfg.objective == "lm":
             target_BL, weight_BL = (jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
-            right = ((logit_BLV.argmax(-1) == target_BL) & (weight_BL > 0)).sum()
+            right = ((logit_BLV.argmax(-1) == target_BL) & (weight_BL != 0)).sum()
     return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)}
 
 

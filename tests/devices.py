@@ -20,7 +20,7 @@ from prm_jax.checkpoints.orbax import Checkpoints
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, make_sharded, shard_batch
-from prm_jax.model import PRM
+from prm_jax.model import PRM, make_cache
 from prm_jax.scoring import ModelScorer, step_log_odds
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
 
@@ -37,7 +37,7 @@ CFG = dataclasses.replace(
     mlp_bias=True,
     window=SHORT,
 )
-LOSS = LossConfig("prm", 1.0, 0.3)
+LOSS = LossConfig("prm", "bce", 1.0, 0.3)
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (4, 1, 2), "all": (2, 2, 2)}
 
 
@@ -81,6 +81,22 @@ def gradient_norm(model, batch):
     return optax.tree.norm(jax.grad(lambda model: step_log_odds(model, batch).sum())(model))
 
 
+@jax.jit
+def decode(model, ids_BL):
+    """Hidden states of the last token of each row, x_BD, after a prompt of all but the last two, which come one by one."""
+    (B, L), cache = ids_BL.shape, make_cache(CFG, *ids_BL.shape)
+    for at, n in ((0, L - 2), (L - 2, 1), (L - 1, 1)):
+        pos_BL = jnp.broadcast_to(jnp.arange(at, at + n), (B, n))
+        x_BLD, cache = model(ids_BL[:, at : at + n], pos_BL, jnp.full((B, n), L - 1), cache=cache)
+    return x_BLD[:, -1]
+
+
+def decoded():
+    ids_BL = np.random.default_rng(7).integers(0, CFG.vocab, (8, 12)).astype(np.int32)
+    x_BD = decode(make_sharded(lambda: PRM(CFG, rngs=nnx.Rngs(0))), shard_batch({"ids": ids_BL}, 8)["ids"])
+    return np.asarray(x_BD).tolist()
+
+
 def long_gradient():
     L = SHORT + 32
     ids_BL = np.random.default_rng(5).integers(0, CFG.vocab, (8, L)).astype(np.int32)
@@ -103,7 +119,7 @@ def rounding():
 def main(folder: Path):
     """`folder` holds Hugging Face checkpoints `f32` and `bf16`; a run's checkpoint is written to `folder / run`."""
     out = {"one": train(*start())[0]}
-    out["one"] |= {"scores": score(), "long_gradient": long_gradient()}
+    out["one"] |= {"scores": score(), "long_gradient": long_gradient(), "decoded": decoded()}
     out["one"]["f32"] = leaves(hf.load(folder / "f32", CFG))
     for name, shape in MESHES.items():
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
@@ -116,7 +132,7 @@ def main(folder: Path):
                 for tree in (model, opt)
                 for x, where in zip(jax.tree.leaves(tree), jax.tree.leaves(layout(tree)), strict=True)
             )
-            out[name] |= {"scores": score(), "long_gradient": long_gradient()}
+            out[name] |= {"scores": score(), "long_gradient": long_gradient(), "decoded": decoded()}
             out[name]["f32"] = leaves(hf.load(folder / "f32", CFG))
             out[name]["bf16"] = leaves(hf.load(folder / "bf16", CFG))
     checkpoints = Checkpoints(folder / "run")  # of the last mesh

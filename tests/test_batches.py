@@ -231,7 +231,7 @@ def test_shared_prefixes_change_no_loss(tiny_model, rng):
 
     def loss_and_gradient(share):
         batch = {name: jnp.asarray(x) for name, x in pack_batch([examples], 160, 40, share).items()}
-        cfg = LossConfig("prm", 1.5, 0.0)
+        cfg = LossConfig("prm", "bce", 1.5, 0.0)
         loss = lambda model: combine(loss_terms(model, batch, cfg), batch, cfg)[0]
         return batch, *jax.value_and_grad(loss)(tiny_model)
 

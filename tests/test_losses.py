@@ -10,11 +10,20 @@ import pytest
 from conftest import TINY
 from flax import nnx
 
+from prm_jax import InputError
 from prm_jax.data.examples import Example, step_weights
 from prm_jax.data.packing import pack_batch
-from prm_jax.losses import bce, next_token_loss, step_loss
+from prm_jax.losses import STEP_LOSSES, bce, bce_loss, next_token_loss
 from prm_jax.model import PRM
-from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, train_step
+from prm_jax.training import (
+    LossConfig,
+    OptimizerConfig,
+    eval_step,
+    make_optimizer,
+    make_schedule,
+    make_transform,
+    train_step,
+)
 
 nan = math.nan
 
@@ -61,7 +70,7 @@ def test_binary_head_equals_trl_loss(rng):
         [example(rng, 12, [5, 11], [0, 1])],
     ]
     batch = batch_of(rows, 16, 8)
-    cfg = LossConfig("prm", 1.0, 0.0)
+    cfg = LossConfig("prm", "bce", 1.0, 0.0)
     sums = eval_step(model, batch, cfg)
     ours = float(sums["step"] / sums["n_steps"])
     logit_BTC = model.step_logits(model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"]))
@@ -76,8 +85,8 @@ def test_binary_head_equals_trl_loss(rng):
 def test_ternary_head_learns_ratings_and_falls_back_to_labels():
     logit_BTC = jnp.array([[[0.2, -1.0, 1.5], [0.2, -1.0, 1.5], [0.2, -1.0, 1.5]]])
     log_p = np.asarray(jax.nn.log_softmax(logit_BTC))[0, 0]
-    rating_BT = jnp.array([[0.0, -1.0, nan]])
-    loss_BT = step_loss(logit_BTC, jnp.array([[1.0, 0.0, 1.0]]), rating_BT, "ternary")
+    batch = {"label": jnp.array([[1.0, 0.0, 1.0]]), "rating": jnp.array([[0.0, -1.0, nan]])}
+    loss_BT = bce_loss(logit_BTC, batch, "ternary", 1.0)
     good = np.logaddexp(log_p[1], log_p[2])
     np.testing.assert_allclose(loss_BT[0], [-log_p[1], -log_p[0], -good], rtol=1e-5)
 
@@ -100,13 +109,13 @@ def make_batch(rng, rows, A=1):
     return {k: v.reshape(A, rows // A, -1) for k, v in batch.items()}
 
 
-OPT = OptimizerConfig(1e-2, 0.1, 0.1, 0.1, 0.9, 0.95, 1.0, "all", "float32", "float32")
+OPT = OptimizerConfig(1e-2, 0.1, 0.1, 0.1, 0.9, 0.95, 1.0, "all", "float32")
 
 
 @pytest.mark.parametrize("objective, lm_weight", [("prm", 0.0), ("prm", 0.5), ("lm", 0.0)])
 def test_accumulation_equals_one_large_batch(objective, lm_weight):
     """The mean is over the labelled steps of the whole batch, so 4 x 2 rows and 1 x 8 rows take the same step."""
-    cfg = LossConfig(objective, 1.0, lm_weight)
+    cfg = LossConfig(objective, "bce", 1.0, lm_weight)
     after = []
     for A in (1, 4):
         model = PRM(TINY, rngs=nnx.Rngs(0))
@@ -128,8 +137,7 @@ def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng)
         before = nnx.state(model).to_pure_dict()
         before = jax.tree.map(np.asarray, before)
         opt = make_optimizer(model, dataclasses.replace(OPT, trainable=trains), 10)
-        for _ in range(2):  # the first step has learning rate 0
-            model, opt, metrics = train_step(model, opt, batch, LossConfig("prm", 1.0, 0.0), jax.random.key(0))
+        model, opt, metrics = train_step(model, opt, batch, LossConfig("prm", "bce", 1.0, 0.0), jax.random.key(0))
         assert np.isfinite(float(metrics["loss"]))
         moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, nnx.state(model).to_pure_dict())
         assert moved.pop("w_head") and moved.pop("b_head")
@@ -142,8 +150,7 @@ def test_weight_decay_leaves_norms_and_biases_alone():
     zero = jax.tree.map(jnp.zeros_like, model)
     before = jax.tree.map(np.asarray, nnx.state(model).to_pure_dict())
     update = nnx.jit(lambda model, opt: opt.update(model, nnx.state(zero)))
-    for _ in range(2):
-        update(model, opt)
+    update(model, opt)
     after = nnx.state(model).to_pure_dict()
     np.testing.assert_array_equal(before["norm_out"], after["norm_out"])
     np.testing.assert_array_equal(before["blocks"]["norm_attn"], after["blocks"]["norm_attn"])
@@ -151,9 +158,45 @@ def test_weight_decay_leaves_norms_and_biases_alone():
     assert (np.abs(after["blocks"]["w_q"]) < np.abs(before["blocks"]["w_q"])).all()
 
 
+def test_weight_decay_goes_by_a_parameter_s_own_name():
+    decayed = ("w_q", "w_normalize", "w_head", "embed", "unembed", "w_b_first")
+    left = ("norm_attn", "b_q", "b_head", "emb_scale", "w")
+    one = jnp.ones((2, 2))
+    params = {"b_side": {name: one for name in (*decayed, *left)}, "norm_tower": {"w_v": {"a": one, "b": one}}}
+    transform = make_transform(dataclasses.replace(OPT, weight_decay=0.5), 10)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    updates, _ = transform.update(zeros, transform.init(params), params)
+    moved = {jax.tree_util.keystr(path): bool((x != 0).any()) for path, x in jax.tree.leaves_with_path(updates)}
+    expected = {f"['b_side']['{name}']": name in decayed for name in (*decayed, *left)}
+    assert moved == expected | {f"['norm_tower']['w_v']['{name}']": True for name in "ab"}
+
+
+@pytest.mark.parametrize(
+    ("warmup", "steps", "expected"),
+    [
+        (0.5, 4, [0.5, 1.0, 0.775, 0.325]),  # then a cosine from 1 to 0.1 in three steps
+        (0.0, 2, [1.0, 0.55]),
+        (0.05, 1, [1.0]),
+        (1.0, 4, [0.25, 0.5, 0.75, 1.0]),
+    ],
+)
+def test_the_learning_rate_of_every_step_by_hand(warmup, steps, expected):
+    schedule = make_schedule(dataclasses.replace(OPT, lr=1.0, warmup=warmup), steps)
+    np.testing.assert_allclose([schedule(i) for i in range(steps)], expected, rtol=1e-6)
+
+
+def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
+    batch = {name: x[0] for name, x in make_batch(rng, 4).items()}
+    monkeypatch.setitem(STEP_LOSSES, "one", lambda logit_BTC, batch, head, pos_weight: jnp.ones(batch["label"].shape))
+    sums = eval_step(tiny_model, batch, LossConfig("prm", "one", 1.0, 0.0))
+    assert float(sums["step"]) == float(sums["n_steps"]) == 10
+    with pytest.raises(InputError, match="loss.step: got 'two', expected bce, one"):
+        LossConfig("prm", "two", 1.0, 0.0)
+
+
 def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):
     opt = make_optimizer(tiny_model, OPT, 10)
-    batch, key, cfg = make_batch(rng, 4), jax.random.key(0), LossConfig("prm", 1.0, 0.0)
+    batch, key, cfg = make_batch(rng, 4), jax.random.key(0), LossConfig("prm", "bce", 1.0, 0.0)
     model, opt, _ = train_step(tiny_model, opt, batch, cfg, key)
     with jax.transfer_guard("disallow"):
         train_step(model, opt, batch, cfg, key)

@@ -67,6 +67,12 @@ def test_eight_devices_score_and_derive_long_rows_as_one(eight, mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
+def test_eight_devices_go_on_with_a_cache_as_one(eight, mesh):
+    np.testing.assert_allclose(eight[mesh]["decoded"], eight["one"]["decoded"], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
 def test_model_and_optimiser_lie_by_the_rule(eight, mesh):
     _, fsdp, tensor = MESHES[mesh]
     assert eight[mesh]["on_rule"]

@@ -18,9 +18,9 @@ from prm_jax.data.packing import pack_batch
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
-LOSS = LossConfig("prm", 1.0, 0.0)
+LOSS = LossConfig("prm", "bce", 1.0, 0.0)
 OPTIMIZER = {"lr": 1e-4, "warmup": 0.1, "final_lr": 0.1, "weight_decay": 0.01, "b1": 0.9, "b2": 0.98, "clip": 1.0}
-OPTIMIZER |= {"trainable": "all", "mu_dtype": "float32", "nu_dtype": "float32"}
+OPTIMIZER |= {"trainable": "all", "mu_dtype": "float32"}
 
 
 def balanced(lengths, groups: int, size: int) -> list[list[int]]:

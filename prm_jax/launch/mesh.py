@@ -81,21 +81,26 @@ def platform() -> str:
     return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
+def names(path) -> list[str]:
+    """The names on the way to a parameter of a model or a moment of an optimiser, from a jax key path; the last is its own."""
+    found = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
+    return [name for name in found if name != "value"]
+
+
 def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
     """The layout rule: how a parameter, or an Adam moment of it, is split, from its name and shape.
 
     An axis that the mesh does not divide evenly stays whole. `path` is that of a jax key path.
     """
-    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
-    names = [name for name in names if name != "value"]
-    if any(name in OUT_SPLIT for name in names):
+    *_, last = on_way = names(path)
+    if any(name in OUT_SPLIT for name in on_way):
         axes = ["fsdp", "tensor"]
-    elif any(name in IN_SPLIT for name in names):
+    elif any(name in IN_SPLIT for name in on_way):
         axes = ["tensor", "fsdp"]
     else:
         return P()
-    if names[-1] in ("a", "b"):  # low-rank factors: as the matrix, but for the axis of the rank
-        axes["ba".index(names[-1])] = None
+    if last in ("a", "b"):  # low-rank factors: as the matrix, but for the axis of the rank
+        axes["ba".index(last)] = None
     # Stacked layers stay whole: the loop over them takes one at a time.
     axes = [None] * (len(shape) - 2) + axes
     fits = [axis and sizes[axis] > 1 and n % sizes[axis] == 0 for axis, n in zip(axes, shape, strict=True)]
@@ -134,10 +139,10 @@ def keep_layout(tree):
 
 
 def split_rows(x):
-    """Under jit: pins the residual stream, [B, L, D] or [B * L, D], rows over data and fsdp, each row whole on every device of `tensor`.
+    """Under jit: pins the residual stream, x_BLD, rows over data and fsdp, each row whole on every device of `tensor`.
 
-    Rows split over `tensor` too would store less for the backward pass, but XLA then makes the linear layers, flattened to
-    two axes, trade rows for features among all devices: nine times the bytes (72B on 64 devices, `python -m prm_jax.bench.memory`).
+    Rows split over `tensor` too would store less for the backward pass, but XLA then makes the linear layers, which flatten
+    it to two axes, trade rows for features among all devices: nine times the bytes (72B on 64 devices).
     """
     mesh = jax.sharding.get_abstract_mesh()
     return x if mesh.empty else jax.lax.with_sharding_constraint(x, P(ROWS))
