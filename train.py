@@ -10,6 +10,7 @@ import math
 import signal
 import sys
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
@@ -23,7 +24,7 @@ from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
 from prm_jax.data.splits import Data, data_config, load_splits, problem_hashes
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import Count, Natural, parse
 from prm_jax.launch.hosts import init_distributed, max_over_processes, same_folder, set_cpu_devices, text_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
@@ -34,9 +35,9 @@ from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimi
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
-    rows: int
-    tokens: int | None
-    accumulate: int
+    rows: Count
+    tokens: Count | None
+    accumulate: Count
     too_long: str
     step_weights: str
     share_prefixes: bool
@@ -44,23 +45,23 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    every: int
-    solutions: int
+    every: Count
+    solutions: Count
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """conf/train.yaml says what each key means; `data` is parsed by data/splits.py, `distributed` and `cpu_devices` by launch/."""
 
-    seed: int
-    objective: str
+    seed: Natural
+    objective: Literal["prm", "orm", "lm"]
     init: str
     tokenizer: str | None
-    tokenizer_vocab: int
-    steps: int
+    tokenizer_vocab: Count
+    steps: Count
     resume: str | None
-    log_every: int
-    checkpoint_every: int
+    log_every: Count
+    checkpoint_every: Count
     tensorboard: bool
     model: hf_config.ModelChoice
     format: Format
@@ -72,28 +73,19 @@ class TrainConfig:
     eval: EvalConfig
 
     def __post_init__(self):
-        if self.seed < 0:
-            raise InputError(f"seed: got {self.seed}, expected at least 0")
-        if self.objective == "lm" and self.optimizer.trainable == "head":
+        is_lm = self.objective == "lm"
+        if is_lm and self.optimizer.trainable == "head":
             raise InputError("optimizer.trainable: got head, but objective=lm has no step head to train")
-        counts = {name: getattr(self, name) for name in ("steps", "log_every", "checkpoint_every", "tokenizer_vocab")}
-        counts |= {f"batch.{name}": getattr(self.batch, name) for name in ("rows", "tokens", "accumulate")}
-        counts |= {"eval.every": self.eval.every, "eval.solutions": self.eval.solutions}
-        for name, n in counts.items():
-            if n is not None and n < 1:
-                raise InputError(f"{name}: got {n}, expected at least 1")
-        if self.batch.share_prefixes and (self.objective == "lm" or self.loss.lm_weight > 0):
+        if self.batch.share_prefixes and (is_lm or self.loss.lm_weight > 0):
             raise InputError(
-                "batch.share_prefixes: needs objective prm or orm and loss.lm_weight=0: a shared token has no one next token"
+                "batch.share_prefixes: a shared token has no one next token, which the language-model loss needs"
             )
-        if self.format.score == "log_ratio":
+        fmt, head = self.format, self.model.head
+        if fmt.score == "log_ratio":
+            raise InputError(f"format: {fmt.name!r} has no step head to train; it scores by two language models")
+        if fmt.head not in (None, head) and not is_lm:
             raise InputError(
-                f"format: {self.format.name!r} has no step head to train; it scores by two language models"
-            )
-        if self.format.head not in (None, self.model.head) and self.objective != "lm":
-            raise InputError(
-                f"model.head: got {self.model.head!r}, but format={self.format.name} belongs to a head of its own: "
-                f"{self.format.head}"
+                f"model.head: got {head!r}, but format={fmt.name} belongs to a head of its own: {fmt.head}"
             )
 
 

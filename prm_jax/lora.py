@@ -4,6 +4,7 @@ Dimension key: n rows x tokens, D in, F out, r rank. The stack of blocks puts a 
 """
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.kernels.cpu import matmul
+from prm_jax.launch.config import Count, Positive, Rule
 from prm_jax.launch.mesh import make_sharded
 
 
@@ -18,15 +20,9 @@ from prm_jax.launch.mesh import make_sharded
 class LoraConfig:
     """conf/train.yaml says what each key means."""
 
-    rank: int
-    alpha: float
-    targets: list
-
-    def __post_init__(self):
-        if self.rank < 1:
-            raise InputError(f"lora.rank: got {self.rank}, expected at least 1")
-        if not self.targets:
-            raise InputError("lora.targets: is empty, expected names of a block's matrices, such as [w_q, w_v]")
+    rank: Count
+    alpha: Positive
+    targets: Annotated[list, Rule(bool, "names of a block's matrices, such as [w_q, w_v]")]
 
 
 class LowRank(nnx.Module):

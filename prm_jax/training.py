@@ -5,13 +5,14 @@ Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C hea
 
 import dataclasses
 import functools
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from prm_jax import InputError
+from prm_jax.launch.config import NotNegative, Positive, Share, one_of
 from prm_jax.launch.mesh import keep_layout, make_sharded, names
 from prm_jax.losses import STEP_LOSSES, next_token_loss
 from prm_jax.model import PRM, at_step_ends, good_logit
@@ -19,20 +20,10 @@ from prm_jax.model import PRM, at_step_ends, good_logit
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    objective: str  # prm, orm or lm
-    step: str  # a key of STEP_LOSSES
-    pos_weight: float  # weight of the good class in the step loss
-    lm_weight: float  # weight of the auxiliary next-token loss (Cobbe et al. 2021: joint objective)
-
-    def __post_init__(self):
-        if self.objective not in ("prm", "orm", "lm"):
-            raise InputError(f"objective: got {self.objective!r}, expected prm, orm or lm")
-        if self.step not in STEP_LOSSES:
-            raise InputError(f"loss.step: got {self.step!r}, expected {', '.join(STEP_LOSSES)}")
-        if self.pos_weight <= 0 or self.lm_weight < 0:
-            raise InputError(
-                f"loss: got pos_weight {self.pos_weight}, lm_weight {self.lm_weight}, expected > 0 and >= 0"
-            )
+    objective: Literal["prm", "orm", "lm"]
+    step: Annotated[str, one_of(STEP_LOSSES)]
+    pos_weight: Positive  # weight of the good class in the step loss
+    lm_weight: NotNegative  # weight of the auxiliary next-token loss (Cobbe et al. 2021: joint objective)
 
 
 def is_head(path, _):
@@ -45,29 +36,15 @@ TRAINABLE = {"all": nnx.Param, "head": is_head, "lora": nnx.Any(nnx.LoRAParam, i
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    lr: float  # peak learning rate of AdamW
-    warmup: float  # share of the steps with a linear warm-up, from the peak divided by their number
-    final_lr: float  # the cosine ends at this share of the peak
-    weight_decay: float
-    b1: float
-    b2: float
-    clip: float  # largest global gradient norm
-    trainable: str  # a key of TRAINABLE
-    mu_dtype: str  # how the first moment is stored; both moments are computed in float32
-
-    def __post_init__(self):
-        for name, low, high in (("warmup", 0, 1), ("final_lr", 0, 1), ("b1", 0, 1), ("b2", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number in [{low}, {high}]")
-        for name in ("lr", "clip"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"optimizer.{name}: got {getattr(self, name)}, expected a number above 0")
-        if self.trainable not in TRAINABLE:
-            raise InputError(f"optimizer.trainable: got {self.trainable!r}, expected {', '.join(TRAINABLE)}")
-        if self.mu_dtype not in ("float32", "bfloat16"):
-            raise InputError(f"optimizer.mu_dtype: got {self.mu_dtype!r}, expected float32 or bfloat16")
-        if self.weight_decay < 0:
-            raise InputError(f"optimizer.weight_decay: got {self.weight_decay}, expected at least 0")
+    lr: Positive  # peak learning rate of AdamW
+    warmup: Share  # of the steps with a linear warm-up, from the peak divided by their number
+    final_lr: Share  # of the peak, at which the cosine ends
+    weight_decay: NotNegative
+    b1: Share
+    b2: Share
+    clip: Positive  # largest global gradient norm
+    trainable: Annotated[str, one_of(TRAINABLE)]
+    mu_dtype: Literal["float32", "bfloat16"]  # how the first moment is stored; both moments are computed in float32
 
 
 def make_schedule(cfg: OptimizerConfig, steps: int):

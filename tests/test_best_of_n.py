@@ -395,7 +395,7 @@ def test_a_checker_grades_again_and_groups_the_votes(monkeypatch, tmp_path):
     [
         (["scores=b"], "scores: got 'b', expected step scores that every candidate has: a"),
         (["ties=last"], "ties: got 'last', expected share, first"),
-        (["checker=llm"], "checker: got 'llm', expected null, string, number, math"),
+        (["checker=llm"], "checker: got 'llm', expected string, number or math"),
         (["pool=nowhere.jsonl"], "nowhere.jsonl"),
         (["fresh.candidates=0"], "fresh.candidates: got 0, expected at least 1"),
         (["vote_draws=0"], "vote_draws: got 0, expected at least 1"),

@@ -109,7 +109,7 @@ def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):
             "task: got 'stepz', expected best_of_n, prmbench, processbench, report, score, steps, witness",
         ),
         (["checkpoint=[]"], "checkpoint: got an empty list"),
-        (["task=score", "checkpoint=x"], "input: task=score needs a file"),
+        (["task=score", "checkpoint=x"], "input: got None, expected a file of solutions"),
         (["task=score", "checkpoint=x", "input=y", "figures=-1"], "figures: got -1"),
     ):
         error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)

@@ -18,6 +18,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import load_run
+from prm_jax.launch.config import parse
 from prm_jax.lora import LoraConfig, LowRank, attach, merge
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.scoring import step_log_odds
@@ -98,9 +99,9 @@ def test_a_low_precision_moment_stores_less_and_trains_alike(rng):
 
 def test_settings_that_do_not_exist_are_refused():
     with pytest.raises(InputError, match="optimizer.mu_dtype: got 'float16', expected float32 or bfloat16"):
-        dataclasses.replace(OPT, mu_dtype="float16")
-    with pytest.raises(InputError, match="optimizer.trainable: got 'some', expected all, head, lora"):
-        OptimizerConfig(**vars(OPT) | {"trainable": "some"})
+        parse(vars(OPT) | {"mu_dtype": "float16"}, OptimizerConfig, "optimizer")
+    with pytest.raises(InputError, match="optimizer.trainable: got 'some', expected all, head or lora"):
+        parse(vars(OPT) | {"trainable": "some"}, OptimizerConfig, "optimizer")
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.data.examples import Example, step_weights
 from prm_jax.data.packing import pack_batch
+from prm_jax.launch.config import parse
 from prm_jax.losses import STEP_LOSSES, bce, bce_loss, next_token_loss
 from prm_jax.model import PRM
 from prm_jax.training import (
@@ -190,8 +191,8 @@ def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
     monkeypatch.setitem(STEP_LOSSES, "one", lambda logit_BTC, batch, head, pos_weight: jnp.ones(batch["label"].shape))
     sums = eval_step(tiny_model, batch, LossConfig("prm", "one", 1.0, 0.0))
     assert float(sums["step"]) == float(sums["n_steps"]) == 10
-    with pytest.raises(InputError, match="loss.step: got 'two', expected bce, one"):
-        LossConfig("prm", "two", 1.0, 0.0)
+    with pytest.raises(InputError, match="loss.step: got 'two', expected bce or one"):
+        parse({"objective": "prm", "step": "two", "pos_weight": 1, "lm_weight": 0}, LossConfig, "loss")
 
 
 def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):

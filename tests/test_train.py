@@ -296,7 +296,7 @@ def test_bad_evaluations(monkeypatch, tmp_path):
         ([], "no finished run under"),
         (["checkpoint=./nowhere"], "nowhere: no such folder"),
         (["task=stepz", "checkpoint=x"], "task: got 'stepz'"),
-        (["task=score", "checkpoint=x"], "input: task=score needs a file"),
+        (["task=score", "checkpoint=x"], "input: got None, expected a file of solutions"),
         (["task=witness", "seed=-1"], "seed: got -1, expected at least 0"),
     ):
         error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)

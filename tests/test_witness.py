@@ -159,7 +159,7 @@ def test_task_takes_any_aggregator_and_beta_and_draws_the_arg_max(tmp_path):
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("witness.aggregator=minn", "witness.aggregator: got 'minn', expected one of min, prod"),
+        ("witness.aggregator=minn", "witness.aggregator: got 'minn', expected min, prod"),
         ("witness.beta=-1", "witness.beta: got -1.0, expected a finite number, at least 0"),
         ("witness.beta=inf", "witness.beta: got inf"),
         ("witness.betas=1", "witness.betas: got 1, expected at least 2"),

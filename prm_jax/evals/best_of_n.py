@@ -1,24 +1,21 @@
 """task=best_of_n: a pool's selection and vote curves under stored step scores, and under those of verifiers that score it now."""
 
 import dataclasses
+from typing import Annotated
 
 from prm_jax import InputError
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored
+from prm_jax.launch.config import Count, one_of
 from prm_jax.tasks import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
 class FreshPool:
-    problems: int
-    candidates: int
-
-    def __post_init__(self):
-        for name, n in vars(self).items():
-            if n < 1:
-                raise InputError(f"fresh.{name}: got {n}, expected at least 1")
+    problems: Count
+    candidates: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +28,12 @@ class Config:
     scores_unit: str
     aggregator: str
     ties: str
-    checker: str | None
+    checker: Annotated[str, one_of(grading.RULES)] | None
     vote_counts: str | None
-    vote_draws: int
+    vote_draws: Count
     fresh: FreshPool
 
     def __post_init__(self):
-        if self.checker not in (None, *grading.RULES):
-            raise InputError(f"checker: got {self.checker!r}, expected null, {', '.join(grading.RULES)}")
         self.rules()
 
     def rules(self) -> pool_metrics.Rules:

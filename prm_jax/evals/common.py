@@ -13,6 +13,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
+from prm_jax.launch.config import Count, Natural
 from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import CheckerScorer, ModelScorer, RandomScorer, score_into, stored_scores
 from prm_jax.tasks.chain import step_labels
@@ -24,8 +25,8 @@ BENCHMARKS = ("processbench", "prmbench")
 
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
-    rows: int
-    tokens: int | None
+    rows: Count
+    tokens: Count | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +41,7 @@ class EvaluateConfig:
     format: Format
     batch: BatchConfig
     mesh: MeshConfig
-    seed: int
-
-    def __post_init__(self):
-        for name, n in {"batch.rows": self.batch.rows, "batch.tokens": self.batch.tokens}.items():
-            if n is not None and n < 1:
-                raise InputError(f"{name}: got {n}, expected at least 1")
-        if self.seed < 0:
-            raise InputError(f"seed: got {self.seed}, expected at least 0")
+    seed: Natural
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,10 +10,6 @@ from prm_jax.evals.common import Setup
 class Config(best_of_n.Config, steps.Config):
     """The keys of both tasks."""
 
-    def __post_init__(self):
-        best_of_n.Config.__post_init__(self)
-        steps.Config.__post_init__(self)
-
 
 def needs_checkpoint(cfg: Config) -> bool:
     return True

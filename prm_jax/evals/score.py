@@ -8,6 +8,7 @@ from prm_jax import InputError
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
 from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored, shown_unit
+from prm_jax.launch.config import Natural, Share, expect
 from prm_jax.scoring import stored_scores
 
 
@@ -16,17 +17,14 @@ class Config:
     """conf/task/score.yaml says what each key means."""
 
     input: str | None
-    figures: int | list
+    figures: Natural | list
     scores_name: str | None
-    threshold: float
+    threshold: Share
 
     def __post_init__(self):
-        if self.input is None:
-            raise InputError("input: task=score needs a file of solutions or a pool, input=FILE")
-        if isinstance(self.figures, int) and self.figures < 0:
-            raise InputError(f"figures: got {self.figures}, expected at least 0, or a list of ids")
-        if not 0 <= self.threshold <= 1:
-            raise InputError(f"threshold: got {self.threshold}, expected a probability in [0, 1]")
+        expect(
+            self.input is not None, "input", self.input, "a file of solutions or a pool, input=FILE, with task=score"
+        )
 
 
 def needs_checkpoint(cfg: Config) -> bool:

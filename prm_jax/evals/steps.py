@@ -13,6 +13,7 @@ from prm_jax.data.units import probability
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.common import Setup, data_of, describe, is_run, of_training, open_scorer, scored, trained_on
 from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import Count
 from prm_jax.metrics import labelled_steps, reliability, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import bootstrap_interval
@@ -23,12 +24,8 @@ class Config:
     """conf/task/steps.yaml says what each key means."""
 
     threshold: float
-    max_solutions: int | None
+    max_solutions: Count | None
     baselines: bool
-
-    def __post_init__(self):
-        if self.max_solutions is not None and self.max_solutions < 1:
-            raise InputError(f"max_solutions: got {self.max_solutions}, expected at least 1, or null for all")
 
 
 def needs_checkpoint(cfg: Config) -> bool:

@@ -1,28 +1,21 @@
 """task=witness: the policies of the toy trace witness at one aggregator and beta, and over the whole plane."""
 
 import dataclasses
-import math
+from typing import Annotated
 
-from prm_jax import InputError, rerank, witness
+from prm_jax import rerank, witness
 from prm_jax.evals.common import Setup
+from prm_jax.launch.config import NotNegative, Rule, one_of
+
+AtLeast2 = Annotated[int, Rule(lambda n: n >= 2, "at least 2")]
 
 
 @dataclasses.dataclass(frozen=True)
 class WitnessConfig:
-    aggregator: str
-    beta: float
-    betas: int
-    errors: int
-
-    def __post_init__(self):
-        if self.aggregator not in rerank.AGGREGATORS:
-            expected = ", ".join(rerank.AGGREGATORS)
-            raise InputError(f"witness.aggregator: got {self.aggregator!r}, expected one of {expected}")
-        if not 0 <= self.beta < math.inf:
-            raise InputError(f"witness.beta: got {self.beta}, expected a finite number, at least 0")
-        for name in ("betas", "errors"):
-            if getattr(self, name) < 2:
-                raise InputError(f"witness.{name}: got {getattr(self, name)}, expected at least 2")
+    aggregator: Annotated[str, one_of(rerank.AGGREGATORS)]
+    beta: NotNegative
+    betas: AtLeast2
+    errors: AtLeast2
 
 
 @dataclasses.dataclass(frozen=True)

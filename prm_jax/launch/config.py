@@ -2,8 +2,10 @@
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -29,7 +31,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):
     if not isinstance(values, dict):
         raise InputError(f"{key}: got {values!r}, expected a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     dot = f"{key}." if key else ""
     for unknown in sorted(values.keys() - hints.keys(), key=str):
         close = difflib.get_close_matches(str(unknown), hints.keys(), n=1)
@@ -41,30 +43,68 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):
     return cls(**{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What a value must be besides its type; stands in an annotation, as in `Count`."""
+
+    allows: Callable[[typing.Any], bool]
+    expected: str
+
+
+class one_of(typing.NamedTuple):
+    """The rule that a value is a name of a table, as the table is when the value is read."""
+
+    names: typing.Collection[str]
+
+    def allows(self, x) -> bool:
+        return x in self.names
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(", ".join(self.names).rsplit(", ", 1))
+
+
+Count = typing.Annotated[int, Rule(lambda n: n >= 1, "at least 1")]
+Natural = typing.Annotated[int, Rule(lambda n: n >= 0, "at least 0")]
+Share = typing.Annotated[float, Rule(lambda x: 0 <= x <= 1, "a number in [0, 1]")]
+Positive = typing.Annotated[float, Rule(lambda x: 0 < x < math.inf, "a number above 0")]
+NotNegative = typing.Annotated[float, Rule(lambda x: 0 <= x < math.inf, "a finite number, at least 0")]
+
+
+def _kinds(hint):
+    """(type, what else is asked of it or None) of each kind of value that an annotation allows."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return [pair for kind in typing.get_args(hint) for pair in _kinds(kind)]
+    if typing.get_origin(hint) is typing.Annotated:
+        return [(hint.__origin__, hint.__metadata__[0])]
+    if typing.get_origin(hint) is typing.Literal:
+        return [(str, one_of(typing.get_args(hint)))]
+    return [(hint, None)]
+
+
 def _value(value, hint, key: str):
     if dataclasses.is_dataclass(hint):
         return parse(value, hint, key)
-    allowed = hint.__args__ if isinstance(hint, types.UnionType) else (hint,)
-    for kind in allowed:
+    for kind, rule in _kinds(hint):
         origin = typing.get_origin(kind) or kind
         if dataclasses.is_dataclass(kind) and isinstance(value, dict):
             return parse(value, kind, key)
         if origin is tuple and isinstance(value, list):
             return tuple(_value(x, typing.get_args(kind)[0], f"{key}[{i}]") for i, x in enumerate(value))
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+            value = float(value)
         if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
             if origin is dict:
                 return {name: _value(x, typing.get_args(kind)[1], f"{key}.{name}") for name, x in value.items()}
+            expect(rule is None or rule.allows(value), key, value, rule and rule.expected)
             return value
     raise InputError(f"{key}: got {value!r}, expected {type_name(hint)}")
 
 
 def type_name(hint) -> str:
     names = {str: "a text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
-    if isinstance(hint, types.UnionType):
-        return " or ".join(type_name(kind) for kind in hint.__args__)
-    return names.get(typing.get_origin(hint) or hint, getattr(hint, "__name__", str(hint)))
+    kinds = [typing.get_origin(kind) or kind for kind, _ in _kinds(hint)]
+    return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
 
 
 def leaves(node, prefix: str = ""):

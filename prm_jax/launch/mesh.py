@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError
+from prm_jax.launch.config import Count
 
 ROWS = ("data", "fsdp")
 # How the last two axes of a matrix [in, out] are split. Heads and features are outputs of one kind of product and inputs of
@@ -28,14 +29,9 @@ IN_SPLIT = ("w_o", "w_down", "embed")
 class MeshConfig:
     """conf/train.yaml says what each key means."""
 
-    data: int | None
-    fsdp: int
-    tensor: int
-
-    def __post_init__(self):
-        for name, n in vars(self).items():
-            if n is not None and n < 1:
-                raise InputError(f"mesh.{name}: got {n}, expected at least 1")
+    data: Count | None
+    fsdp: Count
+    tensor: Count
 
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
