@@ -73,7 +73,7 @@ def test_targets_that_no_block_has_are_refused():
     with pytest.raises(InputError, match="lora.targets: got 'w_z', expected names among .*w_q"):
         attach(PRM(TINY, rngs=nnx.Rngs(0)), dataclasses.replace(LORA, targets=["w_z"]), 0)
     with pytest.raises(InputError, match="lora.rank: got 0"):
-        LoraConfig(0, 1.0, ["w_q"])
+        parse({"rank": 0, "alpha": 1.0, "targets": ["w_q"]}, LoraConfig, "lora")
 
 
 def test_thin_matrices_take_half_the_memory_and_give_the_same_scores(rng):
