@@ -10,7 +10,7 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.rows import field_error, file_fingerprint
 from prm_jax.data.solutions import Solution, relabel_after_error
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import expect, parse
 from prm_jax.tasks import TASKS
 
 
@@ -63,8 +63,8 @@ class Data:
 def data_config(node) -> DataConfig:
     """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
     name = node.get("name") if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, "name") else None
-    if name not in (*TASKS, *sources.READERS):
-        raise InputError(f"data.name: got {name!r}, expected {', '.join((*TASKS, *sources.READERS))}")
+    names = (*TASKS, *sources.READERS)
+    expect(name in names, "data.name", name, ", ".join(names))
     if name in TASKS:
         cfg = parse(node, TaskData, "data", elsewhere=("task",))
         cfg = dataclasses.replace(cfg, task=parse(node.get("task"), TASKS[name].Config, "data.task"))
@@ -72,16 +72,15 @@ def data_config(node) -> DataConfig:
         cfg = parse(node, FileData, "data")
         for key in ("path", "validation_path", "test_path"):
             paths = getattr(cfg, key)
-            if isinstance(paths, list) and (not paths or not all(isinstance(path, str) for path in paths)):
-                raise InputError(f"data.{key}: got {paths!r}, expected a file or a list of files")
+            is_right = not isinstance(paths, list) or (paths and all(isinstance(path, str) for path in paths))
+            expect(is_right, f"data.{key}", paths, "a file or a list of files")
     for key in sources.OPTIONS.keys() & vars(cfg).keys():
-        if getattr(cfg, key) not in sources.OPTIONS[key]:
-            raise InputError(f"data.{key}: got {getattr(cfg, key)!r}, expected {', '.join(sources.OPTIONS[key])}")
-    if cfg.label_kind not in ("correctness", "value"):
-        raise InputError(f"data.label_kind: got {cfg.label_kind!r}, expected correctness or value")
-    if cfg.label_kind == "value" and cfg.after_first_error != "keep":
-        expected = "expected keep with label_kind=value"
-        raise InputError(f"data.after_first_error: value labels know no first error; {expected}")
+        found, allowed = getattr(cfg, key), sources.OPTIONS[key]
+        expect(found in allowed, f"data.{key}", found, ", ".join(allowed))
+    expect(cfg.label_kind in ("correctness", "value"), "data.label_kind", cfg.label_kind, "correctness or value")
+    is_right = cfg.label_kind != "value" or cfg.after_first_error == "keep"
+    expected = "keep with label_kind=value: value labels know no first error"
+    expect(is_right, "data.after_first_error", cfg.after_first_error, expected)
     return cfg
 
 
@@ -139,10 +138,9 @@ def _load(cfg: FileData, labels_required: bool, **more):
 
 def _load_task(cfg: TaskData, seed: int) -> Data:
     """Training problems depend on the seed; validation and test are the same for every seed, so that runs compare."""
-    if cfg.train_split not in ("train", "base"):
-        raise InputError(f"data.train_split: got {cfg.train_split!r}, expected train or base")
-    if min(cfg.solutions, cfg.test_solutions) < 1:
-        raise InputError(f"data.solutions: got {cfg.solutions} and {cfg.test_solutions} to test, expected at least 1")
+    expect(cfg.train_split in ("train", "base"), "data.train_split", cfg.train_split, "train or base")
+    for key in ("solutions", "test_solutions"):
+        expect(getattr(cfg, key) >= 1, f"data.{key}", getattr(cfg, key), "at least 1")
     task, splits = TASKS[cfg.name], {}
     for name in ("train", "validation", "test"):
         source = (cfg.solutions, cfg.train_split, seed) if name == "train" else (cfg.test_solutions, name, 0)

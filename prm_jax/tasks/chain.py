@@ -19,6 +19,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.solutions import Solution
+from prm_jax.launch.config import expect
 
 # A prime: modulo 10 a verifier learns parity first and stays there, blind to every result that is off by an even number.
 MODULUS = 7
@@ -42,19 +43,15 @@ class Config:
     solutions_per_problem: int
 
     def __post_init__(self):
-        if not 1 <= self.min_operations <= self.max_operations:
-            expected = f"1 <= min <= max_operations ({self.max_operations})"
-            raise InputError(f"data.task.min_operations: got {self.min_operations}, expected {expected}")
+        low, high, n = self.min_operations, self.max_operations, self.solutions_per_problem
+        expect(1 <= low <= high, "data.task.min_operations", low, f"1 <= min <= max_operations ({high})")
         for name in ("error_rate", "perfect_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"data.task.{name}: got {getattr(self, name)}, expected a number in [0, 1]")
+            expect(0 <= getattr(self, name) <= 1, f"data.task.{name}", getattr(self, name), "a number in [0, 1]")
         for name, kinds in (("operations", WORDS), ("errors", ERRORS)):
-            given = getattr(self, name)
-            if set(given) != set(kinds) or min(given.values()) < 0 or sum(given.values()) <= 0:
-                expected = f"non-negative frequencies of {', '.join(kinds)}"
-                raise InputError(f"data.task.{name}: got {dict(given)}, expected {expected}")
-        if self.solutions_per_problem < 1:
-            raise InputError(f"data.task.solutions_per_problem: got {self.solutions_per_problem}, expected at least 1")
+            given = dict(getattr(self, name))
+            is_right = set(given) == set(kinds) and min(given.values()) >= 0 and sum(given.values()) > 0
+            expect(is_right, f"data.task.{name}", given, f"non-negative frequencies of {', '.join(kinds)}")
+        expect(n >= 1, "data.task.solutions_per_problem", n, "at least 1")
 
 
 @dataclasses.dataclass(frozen=True)
