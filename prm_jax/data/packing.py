@@ -36,23 +36,21 @@ def layout_row(sequences: list[np.ndarray], share: bool):
     """(ids_n, pos_n, visible_until_n, places): the tokens of a row, and where those of each sequence stand in it.
 
     Without `share` one after another; with it as the sequences' prefix tree, depth first: a prefix that several of them
-    begin with stands once. pos counts from the start of each sequence; until is the last place that may see the token,
-    the end of its own sequence, or of the subtree below it.
+    begin with stands once. pos counts from the start of each sequence; visible_until is the last place that may see the
+    token, the end of the last sequence that goes through it.
     """
-    ids, places, visible_until_n = [], [None] * len(sequences), np.zeros(sum(map(len, sequences)), np.int32)
+    row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
     at, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
     for i in depth_first(sequences) if share else range(len(sequences)):
         own_L = sequences[i]
         shared = common_prefix(last_L, own_L) if share else 0
-        visible_until_n[path_L[shared:]] = at - 1  # nothing that follows goes through these tokens
-        path_L = np.concatenate([path_L[:shared], np.arange(at, at + len(own_L) - shared)])
-        ids.append(own_L[shared:])
-        places[i], last_L, at = path_L, own_L, at + len(own_L) - shared
-    visible_until_n[path_L] = at - 1
-    pos_n = np.zeros(at, np.int32)
-    for place_L in places:
-        pos_n[place_L] = np.arange(len(place_L))
-    return np.concatenate(ids) if ids else np.zeros(0, np.int32), pos_n, visible_until_n[:at], places
+        end = at + len(own_L) - shared
+        row_3n[0, at:end] = own_L[shared:]
+        row_3n[1, at:end] = np.arange(shared, len(own_L))
+        path_L = np.concatenate([path_L[:shared], np.arange(at, end)])
+        row_3n[2, path_L] = end - 1
+        places[i], last_L, at = path_L, own_L, end
+    return *row_3n[:, :at], places
 
 
 def doubled(n: int, needed: int) -> int:
@@ -69,20 +67,20 @@ def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=
     only read, so a shared step has one, and there are as few as will do (row_tokens / 16, doubled as needed).
     """
     B = len(rows)
-    batch = {"ids": np.zeros((B, row_tokens), np.int32), "pos": np.zeros((B, row_tokens), np.int32)}
-    batch["visible_until"] = np.full((B, row_tokens), row_tokens, np.int32)
+    batch_3BL = np.zeros((3, B, row_tokens), np.int32)
+    batch_3BL[2] = row_tokens
     places, slots, step_ends = [], [], []
     for b, row in enumerate(rows):
-        *arrays, places_b = layout_row([e.ids_L for e in row], share)
-        for name, x_n in zip(batch, arrays, strict=True):
-            batch[name][b, : len(x_n)] = x_n
+        *row_3n, places_b = layout_row([e.ids_L for e in row], share)
+        batch_3BL[:, b, : len(row_3n[0])] = row_3n
         ends = [place_L[e.step_end_T] for e, place_L in zip(row, places_b, strict=True)]
-        all_n = np.concatenate([*ends, np.zeros(0, np.int64)])
+        all_n = np.concatenate([*ends, np.zeros(0, int)])
         found_n, slot_n = (all_n, np.arange(len(all_n))) if step_slots else np.unique(all_n, return_inverse=True)
+        starts = itertools.accumulate(map(len, ends), initial=0)
         places.append(places_b), step_ends.append(found_n)
-        slots.append(np.split(slot_n, np.cumsum([len(end_T) for end_T in ends], dtype=int))[:-1])
+        slots.append([slot_n[start : start + len(end_T)] for start, end_T in zip(starts, ends)])
     T = step_slots or doubled(max(1, row_tokens // 16), max(map(len, step_ends)))
-    batch["step_end"] = np.zeros((B, T), np.int32)
+    batch = dict(zip(("ids", "pos", "visible_until"), batch_3BL)) | {"step_end": np.zeros((B, T), np.int32)}
     for step_end_T, found_n in zip(batch["step_end"], step_ends, strict=True):
         step_end_T[: len(found_n)] = found_n
     return batch, places, slots
