@@ -10,6 +10,7 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.solutions import Solution
+from prm_jax.launch.config import expect
 
 # What an example may say of each of its steps, and of each of its tokens; the value that stands where no example is.
 STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0}
@@ -35,12 +36,8 @@ class Example(Encoded):
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
     """Loss weights of the n labelled steps of a solution, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
-    match scheme:
-        case "uniform":
-            return np.ones(n, np.float32)
-        case "later":
-            return (2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
-    raise InputError(f"batch.step_weights: got {scheme!r}, expected uniform or later")
+    expect(scheme in ("uniform", "later"), "batch.step_weights", scheme, "uniform or later")
+    return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
 
 
 def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str) -> Example:
@@ -62,11 +59,10 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
 def make_examples(solutions, fmt: Format, tokenizer, objective: str, limit=None, too_long="error", weights="uniform"):
     """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
 
-    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped, or loses its last steps
-    (`cut`: whole steps only, so that every label kept still has its step end). One without a target is dropped and counted.
+    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last
+    steps (`cut`). One without a target is dropped.
     """
-    if too_long not in ("error", "drop", "cut"):
-        raise InputError(f"batch.too_long: got {too_long!r}, expected error, drop or cut")
+    expect(too_long in ("error", "drop", "cut"), "batch.too_long", too_long, "error, drop or cut")
     examples = []
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
     rows = encode(fmt, tokenizer, [(s.problem, s.steps) for s in solutions], end=objective == "lm")
@@ -77,12 +73,12 @@ def make_examples(solutions, fmt: Format, tokenizer, objective: str, limit=None,
                     f"{solution.id}: has {len(encoded.ids_L)} tokens, more than batch.tokens={limit}; "
                     "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"
                 )
-            whole, encoded = encoded, truncate(encoded, limit) if too_long == "cut" else None
+            encoded = truncate(encoded, limit) if too_long == "cut" else None
             if encoded is None:
                 counts["too_long_dropped"] += 1
                 continue
             counts["too_long_cut"] += 1
-            counts["steps_cut"] += len(whole.step_end_T) - len(encoded.step_end_T)
+            counts["steps_cut"] += len(solution.steps) - len(encoded.step_end_T)
         example = make_example(encoded, solution, objective, weights)
         if objective != "lm" and not example.targets["weight"].any():
             counts["without_target_dropped"] += 1

@@ -1,8 +1,7 @@
-"""Packing: sequences of tokens become batches of static shape, and the position in the data is one integer.
+"""Packing: sequences of tokens become batches of static shape, for training and scoring alike.
 
-A row is laid out by `layout_row`: sequences one after another, or, with shared prefixes, as a token tree in which what
-several of them begin with stands once. Either way one integer a token says who may see it (attention.py). Training and
-scoring lay out their rows here and nowhere else.
+Sequences stand one after another in a row, or, with shared prefixes, as a token tree in which what several of them begin
+with stands once. Either way one integer a token says who may see it (attention.py).
 
 Dimension key: B rows, L tokens, T steps (of one sequence, or the slots of one row).
 """
@@ -12,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import grain
 import numpy as np
@@ -35,9 +35,8 @@ def depth_first(sequences: list[np.ndarray]) -> list[int]:
 def layout_row(sequences: list[np.ndarray], share: bool):
     """(ids_n, pos_n, visible_until_n, places): the tokens of a row, and where those of each sequence stand in it.
 
-    Without `share` one after another; with it as the sequences' prefix tree, depth first: a prefix that several of them
-    begin with stands once. pos counts from the start of each sequence; visible_until is the last place that may see the
-    token, the end of the last sequence that goes through it.
+    A prefix tree (`share`) is laid out depth first. pos counts from the start of each sequence; visible_until is the last
+    place that may see the token, the end of the last sequence that goes through it.
     """
     row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
     at, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
@@ -108,7 +107,7 @@ def fits_window(cfg, row_tokens: int) -> bool:
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int, open_packs=64) -> list[list[int]]:
     """First-fit packing in the given order: lists of example indices that share a row.
 
-    Only the last `open_packs` unfinished rows are tried, so that planning stays linear in the number of examples.
+    Only the last `open_packs` rows are tried, so that planning stays linear in the number of examples.
     """
     packs, n = [], len(token_counts)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
@@ -125,7 +124,7 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 
 
 def plan_tree(sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64) -> tuple[list[list[int]], int]:
-    """Rows that share prefixes, for solutions in any order: (indices in each row, tokens that are laid out in all).
+    """Rows that share prefixes: (indices of the sequences in each row, tokens that are laid out in all).
 
     Depth first, each sequence goes to the row where it adds the fewest tokens, of several to the fullest (best fit), among
     the newest `open_rows`; so a row holds few problems and small ones fill what large ones leave.
@@ -160,9 +159,8 @@ def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tupl
 def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
     """Tokens a row: of six widths, from `longest` on, the narrowest that needs at most 3% over the fewest places.
 
-    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention on an
-    accelerator. Widths are powers of two and one and a half times them, so that other data of about these lengths mean
-    the same compiled program.
+    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention. Widths are powers of two
+    and one and a half times them, so that other data of about these lengths mean the same compiled program.
     """
     places = {}
     for width in [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]:
@@ -173,8 +171,7 @@ def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
     return min(width for width, n in places.items() if n <= 1.03 * min(places.values()))
 
 
-@dataclasses.dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Examples that go into a row together, and what they take of it."""
 
     indices: list[int]
@@ -211,7 +208,7 @@ class Plan:
 
     def rows(self, order) -> list[list[int]]:
         """`plan_packs` of whole groups in this order: lists of example indices that share a row."""
-        tokens, steps = [g.tokens for g in self.groups], [g.steps for g in self.groups]
+        _, tokens, steps = zip(*self.groups)
         packs = plan_packs(tokens, steps, order, self.row_tokens, self.step_slots)
         return [[i for k in pack for i in self.groups[k].indices] for pack in packs]
 
@@ -219,8 +216,8 @@ class Plan:
 def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False) -> Plan:
     """The plan of rows of so many tokens; slots for 1.5 x the average density of steps, or for the largest group if more."""
     groups = make_groups(examples, row_tokens, depth_first([e.ids_L for e in examples]) if share else None)
-    average = int(np.ceil(1.5 * row_tokens * sum(g.steps for g in groups) / sum(g.tokens for g in groups)))
-    slots = max(average, max(g.steps for g in groups))
+    _, tokens, steps = zip(*groups)
+    slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
     return Plan(row_tokens, -(-slots // 8) * 8, groups, share)
 
 
@@ -236,10 +233,9 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
 
 
 class TrainingRows:
-    """The examples of row i of an endless shuffled stream of rows.
+    """The examples of row i of an endless shuffled stream of rows: a pure function of the seed.
 
-    An epoch is planned from the lengths alone, from (seed, epoch), the first time that one of its rows is asked for; so
-    the stream is a pure function of the seed and the position in it is the row's number.
+    An epoch is planned from (seed, epoch) and the lengths alone, the first time that one of its rows is asked for.
     """
 
     def __init__(self, examples: Sequence[Example], plan: Plan, seed: int):
@@ -249,15 +245,15 @@ class TrainingRows:
 
     def __getitem__(self, i: int) -> list[Example]:
         while len(self.packs) <= i:
-            order = np.random.default_rng([self.seed, len(self.ends)]).permutation(len(self.plan.groups))
-            self.packs += self.plan.rows(order)
+            rng = np.random.default_rng([self.seed, len(self.ends)])
+            self.packs += self.plan.rows(rng.permutation(len(self.plan.groups)))
             self.ends.append(len(self.packs))
         return [self.examples[k] for k in self.packs[i]]
 
     def epoch(self, i: int) -> float:
         """How many times the data have been read when row i is next."""
         number = bisect.bisect_left(self.ends, i)
-        start, end = ([0, *self.ends, math.inf][k] for k in (number, number + 1))
+        start, end = [0, *self.ends, math.inf][number : number + 2]
         return number + (i - start) / (end - start)
 
     def summary(self) -> str:
@@ -272,17 +268,15 @@ class TrainingRows:
 
 def train_batches(source: TrainingRows, steps: int, batch_rows: int, own, first: int = 0):
     """Grain iterator of the batches of the steps after `first`: of each batch's rows those numbered in `own`, for this process.
-
-    The stream is a pure function of the seed, so the step is its whole state, whatever the number of processes.
-    """
+    The step is its whole state, whatever the number of processes."""
     plan = source.plan
 
     def batch(step):
         rows = [source[step * batch_rows + i] for i in own]
         return pack_batch(rows, plan.row_tokens, plan.step_slots, plan.share)
 
-    batches = grain.MapDataset.range(first, steps).map(batch)
-    return iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    return iter(grain.MapDataset.range(first, steps).map(batch).to_iter_dataset(options))
 
 
 def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int):
