@@ -1,5 +1,6 @@
 import collections
 import concurrent.futures
+import functools
 import gzip
 import json
 import subprocess
@@ -13,11 +14,22 @@ from conftest import ROOT, real_data
 from prm_jax import InputError
 from prm_jax.data import grading
 from prm_jax.data.answers import as_number, extract, normal
-from prm_jax.data.grading import Checker, grade_pool, group, group_pool, same
+from prm_jax.data.grading import Checker, grade_pool, group_pool
 from prm_jax.data.pools import Candidate, Problem
 
 TOWER = "9^{9^{9^{9}}}"
 POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}
+
+
+shared = functools.cache(Checker)  # its workers end with this process
+
+
+def same(gold, answer, how):
+    return shared(how).verdict(gold, answer) == "same"
+
+
+def group(answers, how):
+    return grading.group(answers, shared(how))
 
 
 def pool(*problems):
@@ -190,7 +202,7 @@ def test_a_missing_answer_is_never_right(how):
 
 
 def test_unknown_rule_names_the_key():
-    for call in (lambda: same("1", "1", "sympy"), lambda: group([], "sympy"), lambda: grade_pool([], "sympy")):
+    for call in (lambda: Checker("sympy"), lambda: group_pool([], "sympy"), lambda: grade_pool([], "sympy")):
         with pytest.raises(InputError, match="^how: found 'sympy', expected string, number or math$"):
             call()
 

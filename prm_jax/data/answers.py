@@ -8,10 +8,6 @@ Three rules of comparison (`how`), each named in the results:
   math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}`, all its settings as
           they come. It is not symmetric, gold first: gold 1 takes 2x + z = 1, gold 2x + z = 1 does not take 1.
 An answer of more than LONGEST characters is compared as a string by every rule.
-
-Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may
-depend on the hash and random seeds. So it runs in worker processes with fixed seeds, and the kernel ends a worker that
-spends more than SECONDS of processor time on a pair: the limit holds in compiled code and does not depend on the load.
 """
 
 import functools

@@ -1,10 +1,14 @@
-"""Grade and group final answers by a rule (answers.py): Math-Verify in worker processes with a limit of processor time."""
+"""Grade and group final answers by a rule (answers.py): Math-Verify in worker processes with a limit of processor time.
+
+Math-Verify's own limit is a Python signal handler, which works in the main thread only, and SymPy's results may depend on
+the hash and random seeds. So it runs in workers with fixed seeds, and the kernel ends one that spends more than SECONDS of
+processor time on a pair: the limit holds in compiled code and does not depend on the load.
+"""
 
 import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import importlib
 import json
 import os
@@ -19,62 +23,50 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.answers import LONGEST, as_number, extract, is_blank, normal
-from prm_jax.data.rows import field_error
+from prm_jax.data.rows import field_error, require
 
 RULES = ("string", "number", "math")
-VERDICTS = ("same", "different", "unparsable", "timeout", "crash")
+# unparsable: told apart as texts, because one of the two is no number or expression, or longer than LONGEST.
+VERDICTS = ("same", "different", "unparsable", "timeout", "crash", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
 MEMORY = 4 << 30  # bytes of address space of a worker (it needs 0.2 GB): a power tower must not fill the machine
 CACHE = Path.home() / ".cache" / "prm_jax" / "answers.jsonl"
 
 
-def same(gold: str | None, answer: str | None, how: str) -> bool:
-    """Whether `answer` is the answer `gold` by the rule `how`; never if either is missing."""
-    checker = _shared(how)
-    return not is_blank(gold) and not is_blank(answer) and checker.verdict(gold, answer) == "same"
-
-
-def group(answers: Sequence[str | None], how: str, checker: "Checker | None" = None) -> list[int]:
+def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
     """Group ids 0, 1, ... in order of first occurrence; -1 is no answer, which is no class of its own.
 
     An answer joins the first group whose first member takes it, as gold, for the same: `number` and `math` are not
     transitive, so this order is part of the rule.
     """
-    checker = checker or _shared(how)
-    firsts, ids, known = [], [], {}
-    for answer in answers:
-        if is_blank(answer):
-            ids.append(-1)
-            continue
-        if normal(answer) not in known:
+    firsts, known = [], {"": -1}
+    keys = ["" if answer is None else normal(answer) for answer in answers]
+    for key, answer in zip(keys, answers, strict=True):
+        if key not in known:
             takes = (i for i, first in enumerate(firsts) if checker.verdict(first, answer) == "same")
-            known[normal(answer)] = next(takes, len(firsts))
-            if known[normal(answer)] == len(firsts):
+            known[key] = next(takes, len(firsts))
+            if known[key] == len(firsts):
                 firsts.append(answer)
-        ids.append(known[normal(answer)])
-    return ids
+    return [known[key] for key in keys]
 
 
 def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, workers: int | None = None):
     """(the pools.Problems with `correct` of every candidate graded anew, counts); a line says the counts.
 
-    Counts: checker; candidates, and how many of them were `same`, `different`, `unparsable` (told apart as texts,
-    because one of the two is no number or expression, or longer than LONGEST), `timeout`, `crash`, `no_answer`: all but
-    `same` are not correct; pairs, the distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an
-    earlier call (`cache`).
+    Counts: checker; candidates, and how many of them have each of VERDICTS, of which `same` alone is correct; pairs, the
+    distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an earlier call (`cache`).
     """
     for problem in problems:
         if is_blank(problem.answer):
             raise InputError(f"problem {problem.id}: {field_error('answer', problem.answer, 'the right answer')}")
-    pairs = {(p.answer, c.answer): "no_answer" for p in problems for c in p.candidates}
-    asked = [pair for pair in pairs if not is_blank(pair[1])]
+    n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
     with contextlib.closing(Checker(how, workers or os.cpu_count(), cache)) as checker:
-        pairs.update(zip(asked, checker.map(lambda pair: checker.verdict(*pair), asked, "grading", "answer")))
-    grade = lambda gold: lambda c: dataclasses.replace(c, correct=pairs[gold, c.answer] == "same")
+        found = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
+    verdicts, counts = dict(zip(n_of, found, strict=True)), {"candidates": n_of.total()}
+    counts |= {name: sum(n_of[pair] for pair in n_of if verdicts[pair] == name) for name in VERDICTS}
+    counts |= {"pairs": len(found) - found.count("no_answer"), "checked": checker.checked}
+    grade = lambda gold: lambda c: dataclasses.replace(c, correct=verdicts[gold, c.answer] == "same")
     graded = [_of_candidates(problem, grade(problem.answer)) for problem in problems]
-    counts = collections.Counter(pairs[p.answer, c.answer] for p in problems for c in p.candidates)
-    counts = {"candidates": counts.total()} | {name: counts[name] for name in (*VERDICTS, "no_answer")}
-    counts |= {"pairs": len(asked), "checked": checker.checked}
     print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
     return graded, {"checker": checker.name} | counts
 
@@ -82,7 +74,7 @@ def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, w
 def group_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, workers: int | None = None):
     """`group` of the candidates' answers of every problem: a list of ids a problem, what the votes take."""
     with contextlib.closing(Checker(how, workers or os.cpu_count(), cache)) as checker:
-        one = lambda problem: group([c.answer for c in problem.candidates], how, checker)
+        one = lambda problem: group([c.answer for c in problem.candidates], checker)
         return checker.map(one, problems, "grouping", "problem")
 
 
@@ -104,8 +96,7 @@ class Checker:
     """
 
     def __init__(self, how: str, workers: int = 1, cache: Path | str | None = None):
-        if how not in RULES:
-            raise field_error("how", how, "string, number or math")
+        require(how in RULES, "how", how, "string, number or math")
         self.how, self.name, self.checked = how, how, 0
         self._known, self._lock, self._workers = {}, threading.Lock(), workers
         self._idle = queue.LifoQueue()  # the last used first: no worker starts while another is idle
@@ -133,8 +124,10 @@ class Checker:
                 if row["checker"] == self.name:
                     self._known[row["gold"], row["answer"]] = row["verdict"]
 
-    def verdict(self, gold: str, answer: str) -> str:
+    def verdict(self, gold: str | None, answer: str | None) -> str:
         """One of VERDICTS; `gold` first."""
+        if is_blank(gold) or is_blank(answer):
+            return "no_answer"
         if normal(gold) == normal(answer):
             return "same"
         if self.how == "string":
@@ -182,11 +175,6 @@ class Checker:
             if worker:
                 worker.kill()
                 worker.communicate()
-
-
-@functools.cache
-def _shared(how):
-    return Checker(how)  # its worker ends with this process, when its input does
 
 
 def _compare_numbers(gold, answer):

@@ -179,21 +179,19 @@ class Group(NamedTuple):
     steps: int
 
 
-def make_groups(examples: Sequence[Encoded], row_tokens: int, tree_order: list[int] | None) -> list[Group]:
-    """Examples one by one; with `tree_order` (`depth_first`) the neighbours in their prefix tree, as many as a row takes."""
-    if tree_order is None:
-        return [Group([i], len(e.ids_L), len(e.step_end_T)) for i, e in enumerate(examples)]
-    groups, last_L = [Group([], row_tokens, 0)], np.zeros(0, np.int32)
-    for i in tree_order:
-        ids_L, steps, old = examples[i].ids_L, len(examples[i].step_end_T), groups[-1]
-        shared = common_prefix(last_L, ids_L)
-        tokens = old.tokens + len(ids_L) - shared
+def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool) -> list[Group]:
+    """Examples one by one; with `share` the neighbours in their prefix tree, as many as a row takes."""
+    groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
+    for i in depth_first([e.ids_L for e in examples]) if share else range(len(examples)):
+        e, old = examples[i], groups[-1]
+        shared = common_prefix(last_L, e.ids_L) if share else 0
+        tokens, steps = old.tokens + len(e.ids_L) - shared, old.steps + len(e.step_end_T)
         # The first word of a template alone is no reason to stand together: that would tie all problems into one group.
-        if shared >= examples[i].start and tokens <= row_tokens and old.steps + steps <= row_tokens:
-            groups[-1] = Group([*old.indices, i], tokens, old.steps + steps)
+        if share and old.indices and shared >= e.start and max(tokens, steps) <= row_tokens:
+            groups[-1] = Group([*old.indices, i], tokens, steps)
         else:
-            groups.append(Group([i], len(ids_L), steps))
-        last_L = ids_L
+            groups.append(Group([i], len(e.ids_L), len(e.step_end_T)))
+        last_L = e.ids_L
     return groups[1:]
 
 
@@ -215,7 +213,7 @@ class Plan:
 
 def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False) -> Plan:
     """The plan of rows of so many tokens; slots for 1.5 x the average density of steps, or for the largest group if more."""
-    groups = make_groups(examples, row_tokens, depth_first([e.ids_L for e in examples]) if share else None)
+    groups = make_groups(examples, row_tokens, share)
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
     return Plan(row_tokens, -(-slots // 8) * 8, groups, share)
@@ -223,10 +221,9 @@ def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False)
 
 def training_width(examples: Sequence[Encoded], share: bool) -> int:
     """`choose_width` of training rows, which are filled in random order."""
-    tree_order = depth_first([e.ids_L for e in examples]) if share else None
 
     def rows(width):
-        groups = make_groups(examples, width, tree_order)
+        groups = make_groups(examples, width, share)
         return Plan(width, width, groups, share).rows(range(len(groups)))
 
     return choose_width(max(len(e.ids_L) for e in examples), rows)

@@ -20,14 +20,19 @@ def field_error(name: str, found, expected: str) -> InputError:
     return InputError(f"{name}: found {text if len(text) <= 60 else text[:57] + '...'}, expected {expected}")
 
 
+def require(is_right: bool, name: str, found, expected: str):
+    """`field_error` where a field is not what it should be."""
+    if not is_right:
+        raise field_error(name, found, expected)
+
+
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
     """The value of a field that must be there and of this type; a bool is no int, null only if allowed."""
     if name not in row:
         raise InputError(f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}")
     value = row[name]
-    is_right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not is_right and not (null and value is None):
-        raise field_error(inside + name, value, KIND_WORDS[kind] + " or null" * null)
+    is_right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool)) or null and value is None
+    require(is_right, inside + name, value, KIND_WORDS[kind] + " or null" * null)
     return value
 
 
@@ -42,8 +47,7 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
     if not values:
         raise InputError(f"{name}: found no steps, expected at least one")
     for index, value in enumerate(values):
-        if not isinstance(value, str):
-            raise field_error(f"{name}[{index}]", value, "text")
+        require(isinstance(value, str), f"{name}[{index}]", value, "text")
     return tuple(values)
 
 
@@ -67,8 +71,7 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
         raise InputError(f"{path}: unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet")
     try:
         for number, row in readers[suffix](path):
-            if not isinstance(row, dict):
-                raise field_error(row_place(path, number), row, "an object with named fields")
+            require(isinstance(row, dict), row_place(path, number), row, "an object with named fields")
             yield number, row
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
@@ -81,14 +84,12 @@ def _open(path, mode):
 
 
 def _whole_number(digits):
-    if len(digits) > 300:
+    if len(digits) > 300:  # fits no float, and from 4,300 digits on Python refuses
         raise ValueError(f"a whole number of {len(digits)} digits, expected at most 300")
     return int(digits)
 
 
-DECODER = json.JSONDecoder(
-    parse_int=_whole_number
-)  # a longer one fits no float, and Python refuses from 4,300 digits on
+DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
 def _decoded(data: bytes, where: str, decode):
@@ -115,8 +116,7 @@ def _json_lines(path):
 
 def _json_values(path):
     with _open(path, "rb") as file:
-        data = file.read()
-    yield from enumerate(_decoded(data, str(path), _values), 1)
+        return enumerate(_decoded(file.read(), str(path), _values), 1)
 
 
 def _values(text):

@@ -4,7 +4,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from prm_jax import InputError
-from prm_jax.data.rows import field_error, write_rows
+from prm_jax.data.rows import require, write_rows
+
+PROBABILITY = "a number in [0, 1] or null"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +34,11 @@ class Solution:
         for index, label in enumerate(self.labels or ()):
             # A boolean column turns -100 into true: masked steps train as good ones (huggingface/trl#2127).
             hint = "; a step is masked with null" if label == -100 else ""
-            if label is not None and not is_probability(label):
-                raise field_error(f"labels[{index}]", label, f"a number in [0, 1] or null{hint}")
+            require(label is None or is_probability(label), f"labels[{index}]", label, PROBABILITY + hint)
         for index, rating in enumerate(self.ratings or ()):
-            if rating is not None and (isinstance(rating, bool) or rating not in (-1, 0, 1)):
-                raise field_error(f"ratings[{index}]", rating, "-1, 0, 1 or null")
-        if self.outcome is not None and not is_probability(self.outcome):
-            raise field_error("outcome", self.outcome, "a number in [0, 1] or null")
+            is_rating = rating in (-1, 0, 1, None) and not isinstance(rating, bool)
+            require(is_rating, f"ratings[{index}]", rating, "-1, 0, 1 or null")
+        require(self.outcome is None or is_probability(self.outcome), "outcome", self.outcome, PROBABILITY)
 
 
 def is_probability(value) -> bool:
@@ -64,7 +64,6 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 
 def write_jsonl(path, solutions: Iterable[Solution]):
     """Writes native rows, which `sources.load` reads back as equal solutions, soft labels included."""
-    names = {"prompt": "problem", "completions": "steps", "labels": "labels"}
-    names |= {name: name for name in ("ratings", "outcome", "answer", "id")}
-    rows = ({column: getattr(solution, name) for column, name in names.items()} for solution in solutions)
-    write_rows(path, ({column: value for column, value in row.items() if value is not None} for row in rows))
+    columns = {"problem": "prompt", "steps": "completions"}
+    rows = ({columns.get(name, name): x for name, x in vars(s).items() if x is not None} for s in solutions)
+    write_rows(path, rows)

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place, texts
+from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.solutions import Solution, first_error, is_probability, relabel_after_error
 
 # What each option of `load` may be; the first changes nothing and shows a file as it is.
@@ -33,19 +33,11 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     if from_hub and row.get("completions") == []:
         counts["rows_without_steps_dropped"] += 1
         return []
+    problem, steps, ratings = field(row, "prompt", str), texts(row, "completions"), optional(row, "ratings", list)
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
-    ratings = optional(row, "ratings", list)
-    return [
-        Solution(
-            problem=field(row, "prompt", str),
-            steps=texts(row, "completions"),
-            labels=None if labels is None else tuple(_probability(label) for label in labels),
-            ratings=None if ratings is None else tuple(ratings),
-            outcome=_probability(row.get("outcome")),
-            answer=optional(row, "answer", str),
-            id=_own_id(row, row_id),
-        )
-    ]
+    labels, ratings = labels and tuple(map(_probability, labels)), ratings and tuple(ratings)
+    outcome, answer = _probability(row.get("outcome")), optional(row, "answer", str)
+    return [Solution(problem, steps, labels, ratings, outcome, answer, _own_id(row, row_id))]
 
 
 def _probability(value):
@@ -60,16 +52,15 @@ def _own_id(row, row_id):
 def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control) -> list[Solution]:
     """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Options: see `load`.
 
-    Steps keep their literal tail "# Answer" with the answer, which also becomes `answer`. An alternative step
-    ends a solution of its own; the steps before it are labelled in the row's main solution and masked here.
+    Steps keep their tail "# Answer" with the answer, which also becomes `answer`. An alternative step ends a solution of
+    its own; the steps before it are labelled in the row's main solution and masked here.
     """
     if "ratings" in row:
         problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
         branches = [(_own_id(row, row_id), texts(row, "steps"), ratings)]
     else:
         problem = field(field(row, "question", dict), "problem", str, "question.")
-        unusable = _unusable(row) if quality_control == "drop" else None
-        if unusable:
+        if quality_control == "drop" and (unusable := _unusable(row)):
             counts[f"{unusable}_rows_dropped"] += 1
             return []
         branches = _branches(row, row_id, counts, alternatives)
@@ -84,10 +75,10 @@ def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, qu
         counts["alternatives_after_first_error"] += first_error(labels[:start]) >= 0
         solution = _relabelled(solution, after_first_error, counts, start)
         labels, ratings = ((None,) * start + values[start:] for values in (solution.labels, solution.ratings))
-        if all(label is None for label in labels):
+        if any(label is not None for label in labels):
+            solutions.append(dataclasses.replace(solution, labels=labels, ratings=ratings))
+        else:
             counts["solutions_without_label_dropped"] += 1
-            continue
-        solutions.append(dataclasses.replace(solution, labels=labels, ratings=ratings))
     return solutions
 
 
@@ -114,16 +105,17 @@ def _branches(row, row_id, counts, alternatives):
     steps, ratings, others, is_over = (), (), [], False
     for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
         inside = f"label.steps[{t}]."
-        if not isinstance(shown, dict):
-            raise field_error(f"label.steps[{t}]", shown, "an object")
+        require(isinstance(shown, dict), inside[:-1], shown, "an object")
         completions = field(shown, "completions", list, inside, null=True) or []
         chosen = field(shown, "chosen_completion", int, inside, null=True)
         human = optional(shown, "human_completion", dict, inside)
         if is_over:
             counts["steps_after_end_dropped"] += bool(completions or human)
             continue
-        if chosen is not None and not 0 <= chosen < len(completions):
-            raise field_error(f"{inside}chosen_completion", chosen, f"an index into {len(completions)} completions")
+        n = len(completions)
+        require(
+            chosen is None or 0 <= chosen < n, f"{inside}chosen_completion", chosen, f"an index into {n} completions"
+        )
         # Without a choice phase 1 goes on with the labeller's own step. Without that too the row ends here,
         # and the step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
@@ -146,11 +138,9 @@ def _branches(row, row_id, counts, alternatives):
 
 
 def _completion(completion, name):
-    if not isinstance(completion, dict):
-        raise field_error(name, completion, "an object")
+    require(isinstance(completion, dict), name, completion, "an object")
     rating = optional(completion, "rating", int, f"{name}.")
-    if rating not in (-1, 0, 1, None):
-        raise field_error(f"{name}.rating", rating, "-1, 0, 1 or null")
+    require(rating in (-1, 0, 1, None), f"{name}.rating", rating, "-1, 0, 1 or null")
     return field(completion, "text", str, f"{name}."), rating
 
 
@@ -166,9 +156,9 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
         raise InputError("input: found no ки, expected one after each step")
     for step in steps:
         position += len(step) + 1
-        labels.append({"+": 1.0, "-": 0.0}.get(signs[position : position + 1]))
-        if labels[-1] is None:
-            raise field_error(f"label[{position}]", signs[position : position + 1], "the + or - of a ки of input")
+        sign = signs[position : position + 1]
+        require(sign in ("+", "-"), f"label[{position}]", sign, "the + or - of a ки of input")
+        labels.append(float(sign == "+"))
     starts = [re.search("[Ss]tep 1:", step) for step in steps]
     first = next((index for index, start in enumerate(starts) if start), 0)
     cut = starts[first].start() if starts[first] else steps[0].rfind("?") + 1 or len(steps[0])
@@ -178,7 +168,7 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
     counts["marks_inside_problem_dropped"] += first
     counts["texts_after_last_mark_dropped"] += bool(tail.strip())
     steps = tuple(step.strip() for step in steps[first:])
-    answer = re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL) if steps else None
+    answer = steps and re.search(r"The answer is:(.*)\Z", steps[-1], re.DOTALL)
     answer = answer[1].strip() if answer else None
     return [Solution(problem.strip(), steps, tuple(labels[first:]), answer=answer, id=_own_id(row, row_id))]
 
@@ -189,13 +179,11 @@ def processbench(row: dict, row_id: str, counts) -> list[Solution]:
     Steps before the wrong one are good; nobody judged those after it, so they have no label.
     """
     steps, error = texts(row, "steps"), field(row, "label", int)
-    if not -1 <= error < len(steps):
-        raise field_error("label", error, f"-1 to {len(steps) - 1} for {len(steps)} steps")
-    labels = [1.0] * len(steps)
-    if error >= 0:
-        labels[error:] = [0.0, *[None] * (len(steps) - error - 1)]
+    n = len(steps)
+    require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
+    labels = (1.0,) * n if error == -1 else (1.0,) * error + (0.0,) + (None,) * (n - error - 1)
     outcome = float(field(row, "final_answer_correct", bool))
-    return [Solution(field(row, "problem", str), steps, tuple(labels), None, outcome, id=_own_id(row, row_id))]
+    return [Solution(field(row, "problem", str), steps, labels, None, outcome, id=_own_id(row, row_id))]
 
 
 def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
@@ -206,8 +194,7 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     """
     steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
     for index, error in enumerate(errors):
-        if type(error) is not int or error < 1:
-            raise field_error(f"error_steps[{index}]", error, "a step number from 1")
+        require(type(error) is int and error >= 1, f"error_steps[{index}]", error, "a step number from 1")
     beyond = sum(error > len(steps) for error in errors)
     counts["error_steps_out_of_range"] += beyond
     counts["rows_with_error_steps_out_of_range"] += beyond > 0
@@ -221,22 +208,14 @@ READERS = {reader.__name__: reader for reader in (native, prm800k, math_shepherd
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
     """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set.
 
-    Without options the rows are taken as they are.
-    neutral: a PRM800K rating of 0 is good (OpenAI, Qwen2.5-Math-7B-PRM800K), bad (TRL's script) or mask.
-    after_first_error: later labels are mask (OpenAI, Qwen), bad (Math-Shepherd, TRL: labelled onward) or keep
-      (as in the file). The first error is the first label below 0.5; with neutral=bad a neutral step is one.
-    alternatives, raw PRM800K only: expand (every rated step is supervised, openai/prm800k#10) or chosen.
-    duplicates: drop or keep exact repeats of problem, steps, labels, ratings and outcome.
-    quality_control, raw PRM800K only: drop (OpenAI's 800k labels) or keep quality-control and screening
-      questions and rows that end in give_up or bad_problem.
-    labels_required: native rows without labels are refused. Raises InputError naming file, line and field.
+    Without options the rows are taken as they are; conf/data/files.yaml says what each option does. With
+    alternatives=expand every rated step is supervised (openai/prm800k#10); duplicates are exact repeats of problem, steps,
+    labels, ratings and outcome. Raises InputError naming file, line and field.
     """
-    if kind not in READERS:
-        raise field_error("kind", kind, f"one of {', '.join(READERS)}")
     options = {name: values[0] for name, values in OPTIONS.items()} | options
-    for name, value in options.items():
-        if value not in OPTIONS[name]:
-            raise field_error(name, value, f"one of {', '.join(OPTIONS[name])}")
+    for name, value in {"kind": kind, **options}.items():
+        allowed = READERS if name == "kind" else OPTIONS[name]
+        require(value in allowed, name, value, f"one of {', '.join(allowed)}")
     given = options | {"labels_required": labels_required, "from_hub": split is not None}
     read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
     counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
@@ -257,9 +236,8 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
                     continue
                 seen.add(key)
                 solutions.append(solution)
-                counts["solutions"] += 1
-                counts["steps"] += len(solution.steps)
-                counts["labels"] += sum(label is not None for label in solution.labels or ())
+                labels = sum(label is not None for label in solution.labels or ())
+                counts.update(solutions=1, steps=len(solution.steps), labels=labels)
     if not solutions:
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
     return solutions, dict(counts)

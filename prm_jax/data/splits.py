@@ -3,15 +3,20 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data import sources
-from prm_jax.data.rows import field_error, file_fingerprint
+from prm_jax.data.rows import file_fingerprint, require
 from prm_jax.data.solutions import Solution, relabel_after_error
-from prm_jax.launch.config import expect, parse
+from prm_jax.launch.config import Count, Rule, expect, parse
 from prm_jax.tasks import TASKS
+
+LabelKind = Literal["correctness", "value"]
+are_files = lambda paths: {type(path) for path in paths} == {str}
+Files = str | Annotated[list, Rule(are_files, "a file or a list of files")] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +24,8 @@ class FileData:
     """Labelled rows from files or the hub; conf/data/files.yaml says what each key means."""
 
     name: str
-    label_kind: str
-    path: str | list | None
+    label_kind: LabelKind
+    path: Files
     hub: str | None
     hub_split: str
     neutral: str
@@ -31,8 +36,8 @@ class FileData:
     folds: int
     fold: int | None
     # Runs made before there were these keys lack them.
-    validation_path: str | list | None = None
-    test_path: str | list | None = None
+    validation_path: Files = None
+    test_path: Files = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +45,11 @@ class TaskData:
     """An embedded task; conf/data/arithmetic.yaml says what each key means."""
 
     name: str
-    label_kind: str
+    label_kind: LabelKind
     after_first_error: str
-    solutions: int
-    test_solutions: int
-    train_split: str
+    solutions: Count
+    test_solutions: Count
+    train_split: Literal["train", "base"]
     task: object = None  # the Config of TASKS[name]
 
 
@@ -53,8 +58,6 @@ DataConfig = FileData | TaskData
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What a data config names."""
-
     splits: dict[str, list[Solution]]  # train, validation, test
     counts: dict[str, float]  # everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; data set of the hub -> sha256 of its solutions
@@ -70,26 +73,19 @@ def data_config(node) -> DataConfig:
         cfg = dataclasses.replace(cfg, task=parse(node.get("task"), TASKS[name].Config, "data.task"))
     else:
         cfg = parse(node, FileData, "data")
-        for key in ("path", "validation_path", "test_path"):
-            paths = getattr(cfg, key)
-            is_right = not isinstance(paths, list) or (paths and all(isinstance(path, str) for path in paths))
-            expect(is_right, f"data.{key}", paths, "a file or a list of files")
     for key in sources.OPTIONS.keys() & vars(cfg).keys():
         found, allowed = getattr(cfg, key), sources.OPTIONS[key]
         expect(found in allowed, f"data.{key}", found, ", ".join(allowed))
-    expect(cfg.label_kind in ("correctness", "value"), "data.label_kind", cfg.label_kind, "correctness or value")
-    is_right = cfg.label_kind != "value" or cfg.after_first_error == "keep"
-    expected = "keep with label_kind=value: value labels know no first error"
-    expect(is_right, "data.after_first_error", cfg.after_first_error, expected)
+    if cfg.label_kind == "value":
+        expected = "keep with label_kind=value: value labels know no first error"
+        expect(cfg.after_first_error == "keep", "data.after_first_error", cfg.after_first_error, expected)
     return cfg
 
 
 def load_splits(cfg: DataConfig, seed: int, labels_required: bool = False) -> Data:
     """The three splits to train on: the test split is `test_path`, or else the fold `fold` of the problems, the validation
-    split `validation_path`, or else the next fold; what is left trains.
-
-    With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
-    """
+    split `validation_path`, or else the next fold; what is left trains. With `labels_required` a native row without labels
+    raises: a misspelt column would train on nothing."""
     if isinstance(cfg, TaskData):
         return _load_task(cfg, seed)
     splits, counts, fingerprints = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
@@ -115,16 +111,15 @@ def load_evaluation(cfg: DataConfig, seed: int, named: bool) -> Data:
 def _load(cfg: FileData, labels_required: bool, **more):
     """The fields of Data: the rows of `path` or `hub` as `train`, those of other files under the given names."""
     if (cfg.path is None) == (cfg.hub is None):
-        expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
-        raise InputError(f"data.path: expected {expected}")
+        raise InputError(
+            "data.path: expected a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
+        )
     options = {key: getattr(cfg, key) for key in sources.OPTIONS}
-    splits, counts, fingerprints = {}, {}, {}
-    for side, path in {"train": cfg.path or cfg.hub, **more}.items():
-        if path is None:
-            continue
+    splits, counts, fingerprints, totals = {}, {}, {}, ("rows", "solutions", "steps", "labels")
+    named = {"train": cfg.path or cfg.hub} | {side: path for side, path in more.items() if path is not None}
+    for side, path in named.items():
         split = cfg.hub_split if side == "train" and cfg.hub else None
         splits[side], found = sources.load(path, cfg.name, split=split, labels_required=labels_required, **options)
-        totals = ("rows", "solutions", "steps", "labels")
         counts |= found if side == "train" else {f"{side}_{k}": n for k, n in found.items() if k not in totals}
         if split is None:
             fingerprints |= {str(file): file_fingerprint(file) for file in ([path] if isinstance(path, str) else path)}
@@ -138,9 +133,6 @@ def _load(cfg: FileData, labels_required: bool, **more):
 
 def _load_task(cfg: TaskData, seed: int) -> Data:
     """Training problems depend on the seed; validation and test are the same for every seed, so that runs compare."""
-    expect(cfg.train_split in ("train", "base"), "data.train_split", cfg.train_split, "train or base")
-    for key in ("solutions", "test_solutions"):
-        expect(getattr(cfg, key) >= 1, f"data.{key}", getattr(cfg, key), "at least 1")
     task, splits = TASKS[cfg.name], {}
     for name in ("train", "validation", "test"):
         source = (cfg.solutions, cfg.train_split, seed) if name == "train" else (cfg.test_solutions, name, 0)
@@ -150,18 +142,19 @@ def _load_task(cfg: TaskData, seed: int) -> Data:
     return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": share}, {})
 
 
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def assign_fold(problem: str, folds: int) -> int:
     """Fold 0 to folds - 1 of a problem: a hash of its text up to white space, so the same in every run."""
-    digest = hashlib.sha256(" ".join(problem.split()).encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "big") % folds
+    return int(_sha256(" ".join(problem.split()))[:16], 16) % folds
 
 
 def split_by_problem(solutions: Sequence[Solution], folds: int, fold: int, sides=("test", "validation")) -> dict:
     """{train, *sides: solutions}: the first of `sides` is `fold`, the second the next one; no problem is on two sides."""
-    if folds < len(sides) + 1:
-        raise field_error("folds", folds, f"at least {len(sides) + 1}, for train, {' and '.join(sides)}")
-    if not 0 <= fold < folds:
-        raise field_error("fold", fold, f"0 to {folds - 1}")
+    require(folds > len(sides), "folds", folds, f"at least {len(sides) + 1}, for train, {' and '.join(sides)}")
+    require(0 <= fold < folds, "fold", fold, f"0 to {folds - 1}")
     found = {"train": [], **{side: [] for side in sides}}
     for solution in solutions:
         offset = (assign_fold(solution.problem, folds) - fold) % folds
@@ -174,8 +167,7 @@ def split_by_problem(solutions: Sequence[Solution], folds: int, fold: int, sides
 
 def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
     """Short hashes of the distinct problems, sorted: what a run keeps of what it was trained on. White space does not count."""
-    texts = {"".join(solution.problem.split()) for solution in solutions}
-    return sorted(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16] for text in texts)
+    return sorted({_sha256("".join(solution.problem.split()))[:16] for solution in solutions})
 
 
 def count_known(solutions: Iterable[Solution], hashes: Iterable[str]) -> int:
