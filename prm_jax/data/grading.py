@@ -91,8 +91,8 @@ def _of_candidates(problem, change):
 class Checker:
     """Compares by one rule; safe to use from several threads, of which `workers` at a time are served.
 
-    `cache`: a JSON Lines file of what Math-Verify found, kept between runs. Its rows name the checker with its versions
-    and limit, so that rows of another one are never taken.
+    `cache`: a JSON Lines file of what Math-Verify found. Its rows name the checker with its versions and limit, so that rows
+    of another one are never taken.
     """
 
     def __init__(self, how: str, workers: int = 1, cache: Path | str | None = None):
@@ -171,8 +171,7 @@ class Checker:
     def close(self):
         """Ends the workers."""
         for _ in range(self._workers):
-            worker = self._idle.get()
-            if worker:
+            if worker := self._idle.get():
                 worker.kill()
                 worker.communicate()
 
@@ -180,10 +179,9 @@ class Checker:
 def _compare_numbers(gold, answer):
     if gold is None or answer is None:
         return "unparsable"
-    if gold.denominator == answer.denominator == 1:
-        return "same" if gold == answer else "different"
-    close = abs(gold - answer) <= Fraction(1, 10**6) * min(1, max(abs(gold), abs(answer)))
-    return "same" if close else "different"
+    are_whole = gold.denominator == answer.denominator == 1
+    margin = 0 if are_whole else Fraction(1, 10**6) * min(1, max(abs(gold), abs(answer)))
+    return "same" if abs(gold - answer) <= margin else "different"
 
 
 def _start():
@@ -206,13 +204,10 @@ def _start():
 
 def _ask(worker, gold, answer):
     worker = worker or _start()
-    try:
+    with contextlib.suppress(BrokenPipeError):
         print(json.dumps([gold, answer]), file=worker.stdin, flush=True)
-        reply = worker.stdout.readline()
-    except BrokenPipeError:
-        reply = ""
-    if reply:
-        return worker, reply.strip()
+        if reply := worker.stdout.readline():
+            return worker, reply.strip()
     verdict = "timeout" if worker.wait() == -signal.SIGPROF else "crash"
     with contextlib.suppress(BrokenPipeError):
         worker.communicate()  # closes the pipes
@@ -236,10 +231,9 @@ def _serve(seconds, memory):
         signal.setitimer(signal.ITIMER_PROF, seconds)
         seed(0)
         gold, answer = (parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in json.loads(line))
+        are_read = all(any(not isinstance(value, str) for value in values) for values in (gold, answer))
+        verdict = "different" if are_read else "unparsable"
         if verify(gold, answer, timeout_seconds=None):
             verdict = "same"
-        else:
-            is_read = all(any(not isinstance(value, str) for value in values) for values in (gold, answer))
-            verdict = "different" if is_read else "unparsable"
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(verdict, file=replies, flush=True)

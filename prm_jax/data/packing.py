@@ -164,9 +164,8 @@ def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
     """
     places = {}
     for width in [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]:
-        n_rows = len(plan(width))
-        places[width] = n_rows * width
-        if n_rows == 1:
+        places[width] = len(plan(width)) * width
+        if places[width] == width:
             break
     return min(width for width, n in places.items() if n <= 1.03 * min(places.values()))
 
@@ -267,11 +266,8 @@ def train_batches(source: TrainingRows, steps: int, batch_rows: int, own, first:
     """Grain iterator of the batches of the steps after `first`: of each batch's rows those numbered in `own`, for this process.
     The step is its whole state, whatever the number of processes."""
     plan = source.plan
-
-    def batch(step):
-        rows = [source[step * batch_rows + i] for i in own]
-        return pack_batch(rows, plan.row_tokens, plan.step_slots, plan.share)
-
+    rows = lambda step: [source[step * batch_rows + i] for i in own]
+    batch = lambda step: pack_batch(rows(step), plan.row_tokens, plan.step_slots, plan.share)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(grain.MapDataset.range(first, steps).map(batch).to_iter_dataset(options))
 

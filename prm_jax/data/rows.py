@@ -59,8 +59,8 @@ def row_place(path, number: int) -> str:
 def read_rows(path) -> Iterator[tuple[int, dict]]:
     """Yields (number from 1 as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file.
 
-    A .json file is a list of objects, or objects one after another; blank lines are no rows. Raises
-    InputError naming file and line if the file is missing, empty or broken, or if a row is not an object.
+    A .json file is a list of objects, or objects one after another; blank lines are no rows. InputError where the file is
+    missing, empty or broken, or a row is not an object.
     """
     path, number = Path(path), 0
     if not path.is_file():

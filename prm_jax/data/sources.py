@@ -25,10 +25,10 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's columns prompt, completions, labels, with soft labels kept and null for a masked step.
+    """TRL's columns prompt, completions, labels, null for a masked step; ratings, outcome, answer and id are optional, and
+    so is labels unless `labels_required`.
 
-    The columns ratings, outcome, answer and id are optional, and so is labels unless `labels_required`. TRL's PRM800K
-    script writes rows without a step, and its training script drops them: on the hub they are dropped and counted.
+    TRL's PRM800K script writes rows without a step, which its training script drops: from the hub they are dropped too.
     """
     if from_hub and row.get("completions") == []:
         counts["rows_without_steps_dropped"] += 1
@@ -102,7 +102,7 @@ def _unusable(row):
 
 def _branches(row, row_id, counts, alternatives):
     """(id, steps, ratings) of the trajectory that a raw row followed, then of each alternative on the way."""
-    steps, ratings, others, is_over = (), (), [], False
+    path, others, is_over = (), [], False  # path and each of others: (text, rating) of every step
     for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
         inside = f"label.steps[{t}]."
         require(isinstance(shown, dict), inside[:-1], shown, "an object")
@@ -113,9 +113,8 @@ def _branches(row, row_id, counts, alternatives):
             counts["steps_after_end_dropped"] += bool(completions or human)
             continue
         n = len(completions)
-        require(
-            chosen is None or 0 <= chosen < n, f"{inside}chosen_completion", chosen, f"an index into {n} completions"
-        )
+        is_index = chosen is None or 0 <= chosen < n
+        require(is_index, f"{inside}chosen_completion", chosen, f"an index into {n} completions")
         # Without a choice phase 1 goes on with the labeller's own step. Without that too the row ends here,
         # and the step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
@@ -125,16 +124,14 @@ def _branches(row, row_id, counts, alternatives):
             counts["human_steps_without_rating"] += read[-1][1] is None
         elif human is not None:
             counts["human_steps_not_chosen_dropped"] += 1
-        for c, (text, rating) in enumerate(read):
-            if c != (chosen or 0):
-                others.append((f"{row_id}/{t}.{c}", (*steps, text), (*ratings, rating)))
-        if read:
-            steps, ratings = (*steps, read[chosen or 0][0]), (*ratings, read[chosen or 0][1])
-    if not steps:
+        others += [(f"{row_id}/{t}.{c}", (*path, step)) for c, step in enumerate(read) if c != (chosen or 0)]
+        path = (*path, read[chosen or 0]) if read else path
+    if not path:
         counts["rows_without_steps_dropped"] += 1
         return []
-    counts["alternatives_dropped"] += len(others) if alternatives == "chosen" else 0
-    return [(row_id, steps, ratings), *(others if alternatives == "expand" else ())]
+    kept = others if alternatives == "expand" else []
+    counts["alternatives_dropped"] += len(others) - len(kept)
+    return [(branch_id, *zip(*branch)) for branch_id, branch in [(row_id, path), *kept]]
 
 
 def _completion(completion, name):
@@ -147,8 +144,8 @@ def _completion(completion, name):
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
     """Math-Shepherd's input and label: the same text, where each ки of the input is a + or - in the label.
 
-    The problem is what precedes "Step 1:", which stays in the step. Where a row lacks it the problem ends
-    with the last question mark before the first ки, or else at that ки (the cases of TRL's script).
+    The problem is what precedes "Step 1:", which stays in the step. Where a row lacks it the problem ends with the last
+    question mark before the first ки, or else at that ки (the cases of TRL's script).
     """
     *steps, tail = field(row, "input", str).split("ки")
     signs, position, labels = field(row, "label", str), -1, []
@@ -189,8 +186,8 @@ def processbench(row: dict, row_id: str, counts) -> list[Solution]:
 def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good.
 
-    Some published rows name steps beyond the last; the benchmark's own evaluator passes over them, here they
-    are counted. The id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep.
+    Steps beyond the last, which some published rows name, are counted; the benchmark's own evaluator passes over them. The
+    id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep.
     """
     steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
     for index, error in enumerate(errors):

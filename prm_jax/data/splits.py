@@ -111,9 +111,8 @@ def load_evaluation(cfg: DataConfig, seed: int, named: bool) -> Data:
 def _load(cfg: FileData, labels_required: bool, **more):
     """The fields of Data: the rows of `path` or `hub` as `train`, those of other files under the given names."""
     if (cfg.path is None) == (cfg.hub is None):
-        raise InputError(
-            "data.path: expected a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
-        )
+        expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
+        raise InputError(f"data.path: expected {expected}")
     options = {key: getattr(cfg, key) for key in sources.OPTIONS}
     splits, counts, fingerprints, totals = {}, {}, {}, ("rows", "solutions", "steps", "labels")
     named = {"train": cfg.path or cfg.hub} | {side: path for side, path in more.items() if path is not None}

@@ -1,12 +1,11 @@
 """What a step score is: one table of units, each with its range and its way to log-odds, from which all probabilities come.
 
-Log-odds are what models give and what files keep: float32 P(good) is 1.0 above a logit of 17, log-odds still differ there.
-A file says the unit of its scores; files of others (probabilities, PURE's differences) are read by the same table.
+Log-odds are what models give and files keep: float32 P(good) is 1.0 above a logit of 17, log-odds still differ there.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,7 @@ def _log_odds(p):
         return np.log(p) - np.log1p(-p)
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     low: float  # range of a score, both ends included
     high: float
     log_odds: Callable  # score -> log-odds that the step is good, float64
@@ -26,13 +24,14 @@ class Unit:
     name: str  # as axes and tables write it
 
 
+unchanged = lambda x: x
 UNITS = {
-    "logit": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-odds (nats)"),
+    "logit": Unit(-math.inf, math.inf, unchanged, unchanged, "log-odds (nats)"),
     "probability": Unit(0.0, 1.0, _log_odds, lambda x: np.exp(-np.logaddexp(0.0, -x)), "P(step good)"),
     # P(good) - P(bad), as PURE scores: its 0 is a probability of 1/2.
     "difference": Unit(-1.0, 1.0, lambda x: _log_odds((x + 1) / 2), lambda x: np.tanh(x / 2), "P(good) - P(bad)"),
     # beta times log policy - log reference: unbounded; ImplicitPRM reads it as log-odds.
-    "log_ratio": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-ratio (nats)"),
+    "log_ratio": Unit(-math.inf, math.inf, unchanged, unchanged, "log-ratio (nats)"),
 }
 
 
