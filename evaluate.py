@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from prm_jax.evals.common import EvaluateConfig, Setup, check_data, checkpoints
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
-from prm_jax.launch.hosts import init_distributed, same_folder, set_cpu_devices, text_folder
+from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_folder, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 
@@ -32,11 +32,11 @@ def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
     set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
     init_distributed(cfg)
-    folder, raw_cfg = same_folder(run_folder.output_dir()), cfg
+    folder, raw_cfg = share_folder(run_folder.output_dir()), cfg
     if cfg.resume is not None:
         run_folder.leave(folder)
         folder, cfg = run_folder.resumed(cfg, HARMLESS)
-    folder = text_folder(folder)
+    folder = writable_folder(folder)
     check_data(cfg)
     task = importlib.import_module(f"prm_jax.evals.{cfg.task}")
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)

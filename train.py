@@ -25,7 +25,7 @@ from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_p
 from prm_jax.data.splits import Data, data_config, load_splits, problem_hashes
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, parse
-from prm_jax.launch.hosts import init_distributed, max_over_processes, same_folder, set_cpu_devices, text_folder
+from prm_jax.launch.hosts import init_distributed, max_over_processes, set_cpu_devices, share_folder, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
 from prm_jax.lora import LoraConfig, attach
@@ -100,7 +100,7 @@ def main(cfg):
     """Train a process reward model into a run folder."""
     set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
     init_distributed(cfg)
-    run, raw_cfg = same_folder(run_folder.output_dir()), cfg
+    run, raw_cfg = share_folder(run_folder.output_dir()), cfg
     if cfg.resume is not None:
         run_folder.leave(run)
         run, cfg = run_folder.resumed(cfg, HARMLESS)
@@ -108,7 +108,7 @@ def main(cfg):
     cfg = parse(cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
         raise InputError("data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good")
-    texts = text_folder(run)
+    texts = writable_folder(run)
     if cfg.resume is None:
         run_folder.create_run_folder(texts, raw_cfg)
     print(f"run folder  {run}")
