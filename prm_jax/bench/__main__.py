@@ -40,13 +40,8 @@ def bench_startup(cfg: BenchConfig) -> list[Row]:
     return out
 
 
-JOBS = {
-    "train": bench_train,
-    "score": bench_score,
-    "rerank": bench_rerank,
-    "startup": bench_startup,
-    "memory": bench_memory,
-}
+JOBS = {"train": bench_train, "score": bench_score, "rerank": bench_rerank}
+JOBS |= {"startup": bench_startup, "memory": bench_memory}
 
 
 @cli.command("bench")
