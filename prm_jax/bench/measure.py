@@ -72,8 +72,6 @@ class Memory:
     cases: tuple[Case, ...]
     tokens: Count
     step_ends: Count
-    rows: Count
-    remat: Literal["none", "dots", "full"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,8 +206,7 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
         rows.append(Row(f"times_{cfg.peer}_{dtype}", seconds / ours[dtype], f"both in {dtype}"))
     if theirs:
         fastest = min(theirs, key=theirs.get)
-        note = f"ours in {best}, theirs in {fastest}"
-        rows.append(Row(f"times_{cfg.peer}_best", theirs[fastest] / ours[best], note))
+        rows.append(Row(f"times_{cfg.peer}_best", theirs[fastest] / ours[best], f"ours in {best}, theirs in {fastest}"))
     device = jax.devices()[0].memory_stats() or {}  # None on CPU
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append(Row("process_peak_mib", peak, f"of {' and '.join(ours)}"))

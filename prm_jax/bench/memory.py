@@ -27,6 +27,7 @@ from prm_jax.training import TRAINABLE, OptimizerConfig, make_transform, train_s
 # Topologies of v5p chips, three-dimensional tori.
 SLICES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
 FIXED = {"rope_theta": 1e6, "norm_eps": 1e-6, "qkv_bias": True, "tied": False, "head": "scalar", "dtype": "bfloat16"}
+FIXED |= {"remat": "full"}
 LORA = LoraConfig(16, 32.0, ["w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"])
 # What trains and how it is stored.
 CHOICES = {"all": {}, "all_mu_bfloat16": {"mu_dtype": "bfloat16"}}
@@ -55,7 +56,8 @@ def state_bytes(model_cfg: ModelConfig, **choice) -> dict[str, int]:
 
 def compiled_bytes(cfg: Memory, model_cfg: ModelConfig, case: Case, step: str) -> dict[str, int]:
     """Bytes on each device of a compiled step (train or score): arguments, results in memory of their own, temporaries."""
-    n, rows = case.data * case.fsdp * case.tensor, cfg.rows * case.data * case.fsdp
+    rows = case.data * case.fsdp
+    n = rows * case.tensor
     devices = jax.devices()[:n] if cfg.target == "cpu" else tpu_devices(n)
     with jax.set_mesh(make_mesh(case, rows, devices)):
         batch, trains = pack_batch([[]] * rows, cfg.tokens, cfg.step_ends), step == "train"
@@ -89,8 +91,7 @@ def row(name: str, parts: dict[str, int], note: str) -> Row:
 
 def bench_memory(cfg: BenchConfig) -> list[Row]:
     m, sizes = cfg.memory, [case.data * case.fsdp * case.tensor for case in cfg.memory.cases]
-    models = {name: shape | FIXED | {"remat": m.remat} for name, shape in m.models.items()}
-    models = {name: parse(fields, ModelConfig, f"memory.models.{name}") for name, fields in models.items()}
+    models = {name: parse(shape | FIXED, ModelConfig, f"memory.models.{name}") for name, shape in m.models.items()}
     for i, (case, n) in enumerate(zip(m.cases, sizes, strict=True)):
         expect(case.model in models, f"memory.cases[{i}].model", case.model, ", ".join(models))
         expect(m.target == "cpu" or n in SLICES, f"memory.cases[{i}]", n, f"{', '.join(map(str, SLICES))} chips")

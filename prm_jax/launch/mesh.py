@@ -5,8 +5,8 @@ turn comes; `tensor` splits heads and features (Shoeybi et al. 2020). Where no m
 device and nothing here has an effect.
 """
 
-import collections
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -49,11 +49,9 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     if on_cpu and jax.process_count() == 1 and data:
         devices = devices[: data * inner]
     if data * inner != len(devices):
+        asked = f"data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor}"
         hint = "; cpu_devices says how many a CPU makes" if on_cpu else ""
-        raise InputError(
-            f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "
-            f"the {len(devices)} devices there are{hint}"
-        )
+        raise InputError(f"mesh: {asked} does not make the {len(devices)} devices there are{hint}")
     # An axis of 8 goes over parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
     grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
     # Auto: XLA places what the model code, free of sharding, does not say.
@@ -62,13 +60,12 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
 
 def usable_devices(devices: list, rows: int, inner: int) -> list:
     """The first few devices of each process: as many as divide the rows and are a multiple of `inner`; if none do, all."""
-    processes = collections.defaultdict(list)
-    for device in devices:
-        processes[device.process_index].append(device)
-    for n in range(min(map(len, processes.values())), 0, -1):
+    process = lambda device: device.process_index
+    processes = [list(own) for _, own in itertools.groupby(sorted(devices, key=process), process)]
+    for n in range(min(map(len, processes)), 0, -1):
         total = n * len(processes)
         if total % inner == 0 and rows % total == 0:
-            return [device for own in processes.values() for device in own[:n]]
+            return [device for own in processes for device in own[:n]]
     return devices
 
 
