@@ -12,19 +12,12 @@ from omegaconf import OmegaConf
 from prm_jax.evals.common import EvaluateConfig, Setup, check_data, checkpoints
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
-from prm_jax.launch.hosts import init_distributed, same_folder, set_cpu_devices, text_folder
+from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_folder, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 
 COMMON = [field.name for field in dataclasses.fields(EvaluateConfig)]
 ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read here, or by the task itself
-HARMLESS = (
-    "resume",
-    "cpu_devices",
-    "mesh.data",
-    "mesh.fsdp",
-    "mesh.tensor",
-)  # may differ when an evaluation is gone on with
 
 
 @cli.command("evaluate")
@@ -32,20 +25,18 @@ def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
     set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
     init_distributed(cfg)
-    folder, raw_cfg = same_folder(run_folder.output_dir()), cfg
-    if cfg.resume is not None:
-        run_folder.leave(folder)
-        folder, cfg = run_folder.resumed(cfg, HARMLESS)
-    folder = text_folder(folder)
+    resumes = cfg.resume is not None
+    folder, cfg = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    folder = writable_folder(folder)
     check_data(cfg)
     task = importlib.import_module(f"prm_jax.evals.{cfg.task}")
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
     task_cfg = parse(cfg, task.Config, elsewhere=(*COMMON, *ELSEWHERE))
     common = dataclasses.replace(common, dtype=choose_dtype(common.dtype))
     names = checkpoints(common, task.needs_checkpoint(task_cfg))
-    if cfg.resume is None:
-        raw_cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
-        run_folder.create_run_folder(folder, raw_cfg)
+    if not resumes:
+        cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
+        run_folder.create_run_folder(folder, cfg)
     (folder / "figures").mkdir(exist_ok=True)
     with jax.set_mesh(make_mesh(common.mesh, common.batch.rows)):
         results = task.run(Setup(common, names, cfg.data, folder), task_cfg)

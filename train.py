@@ -4,6 +4,7 @@ The run folder holds .hydra/ (its configuration), metrics.jsonl (one line a logg
 tokenizer) and, once finished, summary.json.
 """
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -24,8 +25,8 @@ from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
 from prm_jax.data.splits import Data, data_config, load_splits, problem_hashes
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, parse
-from prm_jax.launch.hosts import init_distributed, max_over_processes, same_folder, set_cpu_devices, text_folder
+from prm_jax.launch.config import Count, Natural, expect, parse
+from prm_jax.launch.hosts import init_distributed, max_over_processes, set_cpu_devices, share_folder, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
 from prm_jax.lora import LoraConfig, attach
@@ -73,14 +74,11 @@ class TrainConfig:
     eval: EvalConfig
 
     def __post_init__(self):
-        is_lm = self.objective == "lm"
+        is_lm, fmt, head = self.objective == "lm", self.format, self.model.head
         if is_lm and self.optimizer.trainable == "head":
-            raise InputError("optimizer.trainable: got head, but objective=lm has no step head to train")
+            raise InputError("optimizer.trainable: got 'head', but objective=lm has no step head to train")
         if self.batch.share_prefixes and (is_lm or self.loss.lm_weight > 0):
-            raise InputError(
-                "batch.share_prefixes: a shared token has no one next token, which the language-model loss needs"
-            )
-        fmt, head = self.format, self.model.head
+            raise InputError("batch.share_prefixes: a shared token has no one next token, as language models need")
         if fmt.score == "log_ratio":
             raise InputError(f"format: {fmt.name!r} has no step head to train; it scores by two language models")
         if fmt.head not in (None, head) and not is_lm:
@@ -89,27 +87,19 @@ class TrainConfig:
             )
 
 
-# May differ when a run is gone on with: no result depends on them.
-HARMLESS = (
-    "resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh.data", "mesh.fsdp", "mesh.tensor"
-)  # fmt: skip
-
-
 @cli.command("train")
 def main(cfg):
     """Train a process reward model into a run folder."""
     set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
     init_distributed(cfg)
-    run, raw_cfg = same_folder(run_folder.output_dir()), cfg
-    if cfg.resume is not None:
-        run_folder.leave(run)
-        run, cfg = run_folder.resumed(cfg, HARMLESS)
-    data_cfg = data_config(cfg.data)
-    cfg = parse(cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
+    resumes = cfg.resume is not None
+    run, raw_cfg = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    data_cfg = data_config(raw_cfg.data)
+    cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
         raise InputError("data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good")
-    texts = text_folder(run)
-    if cfg.resume is None:
+    texts = writable_folder(run)
+    if not resumes:
         run_folder.create_run_folder(texts, raw_cfg)
     print(f"run folder  {run}")
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
@@ -140,31 +130,18 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
 
     model = make_model(cfg, tokenizer)
     if cfg.batch.share_prefixes and not fits_window(model.cfg, cfg.batch.tokens):
-        raise InputError(
-            f"batch.share_prefixes: the model's sliding window of {model.cfg.window} tokens counts those of other branches too; "
-            f"expected batch.tokens of at most that, got {cfg.batch.tokens}"
-        )
+        window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
+        raise InputError(f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}")
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)
-    n_parameters = sum(x.size for x in jax.tree.leaves(nnx.state(model)))
-    n_trained = sum(x.size for x in jax.tree.leaves(nnx.state(model, opt.wrt)))
-    print(
-        f"model       {n_parameters:,} parameters, {n_trained:,} of them train, {model.cfg.dtype} on "
-        f"{jax.sharding.get_mesh().size} {platform()} devices of {jax.process_count()} processes"
-    )
+    n_parameters, n_trained = (sum(x.size for x in jax.tree.leaves(nnx.state(model, of))) for of in (..., opt.wrt))
+    print(f"model       {n_parameters:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
+    print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {jax.process_count()} processes")
     save_description(texts / "model", model.cfg, tokenizer)
 
     final = fit(cfg, run, texts, model, opt, examples)
-    summary = {
-        "finished": True,
-        "objective": cfg.objective,
-        "label_kind": data_cfg.label_kind,
-        **final,
-        "seed": cfg.seed,
-        "parameters": n_parameters,
-        "trained_parameters": n_trained,
-        "counts": counts,
-        "versions": run_folder.versions(),
-    }
+    about = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
+    sizes = {"parameters": n_parameters, "trained_parameters": n_trained}
+    summary = about | final | sizes | {"counts": counts, "versions": run_folder.versions()}
     run_folder.write_json(texts / "summary.json", summary)
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     print(f"next        python evaluate.py checkpoint={run}")
@@ -195,11 +172,8 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
     log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
 
-    with (
-        contextlib.closing(checkpoints),
-        StopSignal() as stop,
-        cli.progress("training", cfg.steps, "step", first) as bar,
-    ):
+    bar = cli.progress("training", cfg.steps, "step", first)
+    with contextlib.closing(checkpoints), StopSignal() as stop, bar:
         reader = StepReader(log, bar, cfg.log_every, seconds_before, position)
         for step in range(first + 1, cfg.steps + 1):
             model, opt, metrics = train_step(model, opt, next(batches), cfg.loss, k_dropout)
@@ -243,10 +217,10 @@ def micro_batches(source: TrainingRows, cfg: BatchConfig, first: int, steps: int
 
 def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
     """Mean loss and accuracy over the held-out batches."""
-    totals = {}
+    totals = collections.Counter()
     for batch in batches:
-        for name, x in eval_step(model, shard_batch(batch, len(batch["ids"])), cfg).items():
-            totals[name] = totals.get(name, 0.0) + float(x)
+        sums = eval_step(model, shard_batch(batch, len(batch["ids"])), cfg)
+        totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
         return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
@@ -275,14 +249,12 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         model_cfg, changed = hf_config.resolve_model(cfg.model, config, where, **uses)
         for key, (asked, found) in changed.items():
             raise InputError(f"model.{key}: got {asked}, but {cfg.init} has {found}; init=random starts fresh weights")
-    if len(tokenizer) > model_cfg.vocab:
-        raise InputError(
-            f"model.vocab: {model_cfg.vocab} embeddings are too few for a tokenizer of {len(tokenizer)} tokens"
-        )
+    vocab, n = model_cfg.vocab, len(tokenizer)
+    expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
     frozen = cfg.optimizer.trainable != "all"
     if cfg.init == "random":
-        store = cast_backbone if frozen else lambda model: model
-        model = make_sharded(lambda: store(PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))))
+        make = lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
+        model = make_sharded((lambda: cast_backbone(make())) if frozen else make)
     else:
         model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, "thin" if frozen else np.float32)
     if cfg.optimizer.trainable == "lora":

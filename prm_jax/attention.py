@@ -6,7 +6,7 @@ packed (last token of the key's own solution), sliding window (j + window - 1), 
 last token of the subtree below the key), not yet filled (-1) and padding (S or more).
 
 The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not run on a chip.
-On a mesh each device attends to its own rows and heads (`on_own_heads` of launch/mesh.py).
+On a mesh each device attends to its own rows and heads (`shard_heads` of launch/mesh.py).
 
 Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = H / G queries a group, K head size.
 """

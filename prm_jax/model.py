@@ -17,7 +17,7 @@ from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.kernels.cpu import add_bias, by_token, matmul
 from prm_jax.kernels.remat import remat, save_for_backward
-from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, embed_lookup, names, on_own_heads, split_rows
+from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, names, shard_heads
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
@@ -223,7 +223,7 @@ class Block(nnx.Module):
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
         new = k_BLGK, v_BLGK
         k_BSGK, v_BSGK = new if past is None else [fill(x_BSGK, y_BLGK, slot_BL) for x_BSGK, y_BLGK in zip(past, new)]
-        o_BLHK = on_own_heads(attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
+        o_BLHK = shard_heads(attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
         x_BLD += linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
 
         h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
@@ -268,7 +268,7 @@ class PRM(nnx.Module):
             block, is_sliding, past = xs
             seen_BS = jnp.where(is_sliding, near_BS, visible_until_BS)
             x_BLD, new = block(x_BLD, rope, seen_BS, slot_BL, past)
-            return split_rows(x_BLD), None if cache is None else new
+            return constrain_rows(x_BLD), None if cache is None else new
 
         slides_I = jnp.array(cfg.sliding or [True] * cfg.layers)
         x_BLD, new = jax.lax.scan(remat(layer, cfg.remat), x_BLD, (self.blocks, slides_I, past))

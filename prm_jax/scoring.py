@@ -22,8 +22,8 @@ from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.units import UNITS
 from prm_jax.launch import cli
-from prm_jax.launch.hosts import same_file
-from prm_jax.launch.mesh import check_divides, replicate, row_parts, shard_batch
+from prm_jax.launch.hosts import share_file
+from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM, good_logit
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
@@ -144,7 +144,7 @@ class ModelScorer:
         for at in range(0, len(packs), self.batch_rows):
             here = packs[at : at + self.batch_rows]
             B = 1 << (len(here) - 1).bit_length()
-            B = min(self.batch_rows, -(-B // row_parts()) * row_parts())
+            B = min(self.batch_rows, -(-B // row_shards()) * row_shards())
             here += [[]] * (B - len(here))
             batch, places, slots = layout_batch([[encoded[i] for i in pack] for pack in here], L, share=share)
             self.stats.places += B * L
@@ -221,7 +221,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int):
     dropped. Raises InputError where a line belongs to another row or is in another unit. Of several processes each writes a
     file of its own, and all continue that of process 0.
     """
-    same_file(path)
+    share_file(path)
     rows, ids, done = iter(rows), collections.deque(), 0
     with path.open("a+b") as file:
         file.seek(0)

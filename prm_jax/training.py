@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 from prm_jax.launch.config import NotNegative, Positive, Share, one_of
-from prm_jax.launch.mesh import keep_layout, make_sharded, names
+from prm_jax.launch.mesh import constrain, make_sharded, names
 from prm_jax.losses import STEP_LOSSES, next_token_loss
 from prm_jax.model import PRM, at_step_ends, good_logit
 
@@ -129,13 +129,13 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     def accumulate(total, xs):
         micro, k_dropout = xs
         (_, terms), grads = jax.value_and_grad(micro_loss, has_aux=True)(trained, micro, k_dropout)
-        return jax.tree.map(jnp.add, total, (keep_layout(grads), terms)), None
+        return jax.tree.map(jnp.add, total, (constrain(grads), terms)), None
 
     keys = jax.random.split(jax.random.fold_in(key, opt.step[...]), A)
     zeros = (jax.tree.map(jnp.zeros_like, trained), dict.fromkeys(("step", "lm", "right"), jnp.zeros(())))
     (grads, terms), _ = jax.lax.scan(accumulate, zeros, (batch, keys))
     opt.update(model, grads)
-    model, opt = keep_layout((model, opt))
+    model, opt = constrain((model, opt))
     _, metrics = combine(terms, batch, cfg)
     metrics |= {"grad_norm": optax.tree.norm(grads), "n_steps": (batch["weight"] > 0).sum()}
     return model, opt, metrics | {"n_tokens": (batch["visible_until"] < batch["ids"].shape[-1]).sum()}

@@ -19,7 +19,7 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.orbax import Checkpoints
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.kernels.cpu import matmul
-from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, make_sharded, shard_batch
+from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded, shard_batch, shardings
 from prm_jax.model import PRM, make_cache
 from prm_jax.scoring import ModelScorer, step_log_odds
 from prm_jax.training import LossConfig, eval_step, make_optimizer, train_step
@@ -130,7 +130,7 @@ def main(folder: Path):
             out[name]["on_rule"] = all(
                 x.sharding.is_equivalent_to(where, x.ndim)
                 for tree in (model, opt)
-                for x, where in zip(jax.tree.leaves(tree), jax.tree.leaves(layout(tree)), strict=True)
+                for x, where in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree)), strict=True)
             )
             out[name] |= {"scores": score(), "long_gradient": long_gradient(), "decoded": decoded()}
             out[name]["f32"] = leaves(hf.load(folder / "f32", CFG))

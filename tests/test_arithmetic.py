@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from prm_jax import InputError
+from prm_jax.launch.config import parse
 from prm_jax.tasks import TASKS, chain
 from prm_jax.tasks.chain import (
     ERRORS,
@@ -184,7 +185,7 @@ def test_splits_share_no_problem_and_seeds_repeat():
 )
 def test_bad_task_settings(change, message):
     with pytest.raises(InputError, match=message):
-        dataclasses.replace(CFG, **change)
+        parse(dataclasses.asdict(CFG) | change, Config, "data.task")
 
 
 def test_too_few_problems_raise():

@@ -24,6 +24,7 @@ import evaluate
 import train
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, platform, spec
 from prm_jax.model import PRM
@@ -144,7 +145,7 @@ def test_meshes_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match=r"mesh: data None x fsdp 3 x tensor 1 does not make the 1 devices"):
         make_mesh(MeshConfig(None, 3, 1), 8)
     with pytest.raises(InputError, match="mesh.fsdp: got 0"):
-        MeshConfig(None, 0, 1)
+        parse({"data": None, "fsdp": 0, "tensor": 1}, MeshConfig, "mesh")
     assert make_mesh(MeshConfig(None, 1, 1), 8).shape == {"data": 1, "fsdp": 1, "tensor": 1}
     check_divides(CFG, 7, "batch.rows")  # no mesh: nothing to divide
 

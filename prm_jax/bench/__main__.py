@@ -1,7 +1,6 @@
 """How fast, against what, how far from the machine's limit, and in how many bytes? results.json and a table."""
 
 import contextlib
-import json
 import math
 import os
 import statistics
@@ -11,7 +10,6 @@ import time
 
 import jax
 
-from prm_jax import InputError
 from prm_jax.bench import measure
 from prm_jax.bench.measure import BenchConfig, Row
 from prm_jax.bench.memory import bench_memory
@@ -19,7 +17,7 @@ from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.score import bench_score
 from prm_jax.bench.train import bench_train
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import make_mesh
 
@@ -28,7 +26,7 @@ LATE = ("torch", "datasets", "matplotlib", "math_verify", "transformers")  # pac
 
 def bench_startup(cfg: BenchConfig) -> list[Row]:
     """Wall seconds of fresh processes that import a module, and which of the packages that should wait it imports too."""
-    program = "import json, sys; import {}; print(json.dumps([m for m in {} if m in sys.modules]))"
+    program = "import sys; import {}; print(', '.join(m for m in {} if m in sys.modules))"
     out = []
     for module in ("rerank", "scoring", "model"):
         seconds = []
@@ -37,8 +35,8 @@ def bench_startup(cfg: BenchConfig) -> list[Row]:
             start = time.perf_counter()
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             seconds.append(time.perf_counter() - start)
-        early = ", ".join(json.loads(done.stdout)) or "none"
-        out.append(Row(f"import_{module}_seconds", statistics.median(seconds), f"imported too early: {early}"))
+        note = f"imported too early: {done.stdout.strip() or 'none'}"
+        out.append(Row(f"import_{module}_seconds", statistics.median(seconds), note))
     return out
 
 
@@ -50,9 +48,9 @@ JOBS |= {"startup": bench_startup, "memory": bench_memory}
 def main(cfg):
     """Measure how fast this machine trains, scores, reranks and starts, or the bytes of a step on devices that are not here."""
     given, cfg = cfg, parse(cfg, BenchConfig)
-    if cfg.what not in JOBS:
-        raise InputError(f"what: got {cfg.what!r}, expected {', '.join(JOBS)}")
-    run_folder.create_run_folder(run_folder.output_dir(), given)
+    expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
+    folder = run_folder.output_dir()
+    run_folder.create_run_folder(folder, given)
     mesh = contextlib.nullcontext()
     if cfg.what in measure.PEERS:
         n = math.prod(vars(cfg.mesh).values())
@@ -63,7 +61,7 @@ def main(cfg):
     print(measure.table(rows))
     machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}
     notes = {row.name: row.note for row in rows if row.note}
-    path = run_folder.output_dir() / "results.json"
+    path = folder / "results.json"
     run_folder.write_json(path, {row.name: row.value for row in rows} | {"notes": notes} | machine)
     print(f"results     {path}")
 

@@ -7,9 +7,10 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -20,59 +21,57 @@ from jax.sharding import PartitionSpec as P
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.kernels.cpu import matmul
+from prm_jax.launch.config import Count, Natural, Positive, Rule, expect
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_sharded
 from prm_jax.model import PRM, ModelConfig
 
 # The jobs that models do: their peers, each with what `pip install` gives its interpreter.
 PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}, "score": {"torch": "torch transformers"}}
-
-
-class Section:
-    def __post_init__(self):
-        for name, x in vars(self).items():
-            if isinstance(x, int | float) and x < 1:
-                raise InputError(f"{type(self).__name__.lower()}.{name}: got {x}, expected at least 1")
+DTYPES = Rule(lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both")
 
 
 @dataclasses.dataclass(frozen=True)
-class Train(Section):
-    solutions: int
-    rows: int
-    mean_tokens: float
-    longest: int
-    tokens_a_step: int
+class Train:
+    solutions: Count
+    rows: Count
+    mean_tokens: Positive
+    longest: Count
+    tokens_a_step: Count
 
 
 @dataclasses.dataclass(frozen=True)
-class Score(Section):
-    problems: int
-    candidates: int
-    mean_tokens: float
-    longest: int
-    rows: int
-    tokens: int | None
-    repeats: int
+class Score:
+    problems: Count
+    candidates: Count
+    mean_tokens: Positive
+    longest: Count
+    rows: Count
+    tokens: Count | None
+    repeats: Count
 
 
 @dataclasses.dataclass(frozen=True)
-class Rerank(Section):
-    problems: int
-    candidates: int
-    steps: int
-    betas: int
-    numpy_trials: int
-    python_trials: int
+class Rerank:
+    problems: Count
+    candidates: Count
+    steps: Count
+    betas: Count
+    python_trials: Count
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory(Section):
-    target: str
+class Case(MeshConfig):
+    data: Count
+    model: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    target: Literal["cpu", "tpu"]
     models: dict[str, dict[str, int]]
-    cases: list
-    tokens: int
-    step_ends: int
-    rows: int
-    remat: str
+    cases: tuple[Case, ...]
+    tokens: Count
+    step_ends: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,7 @@ class BenchConfig:
     """conf/bench.yaml says what each key means."""
 
     what: str
-    dtypes: list
+    dtypes: Annotated[list, DTYPES]
     model: hf_config.ModelChoice
     train: Train
     score: Score
@@ -89,23 +88,16 @@ class BenchConfig:
     peer: str | None
     peer_python: str | None
     mesh: MeshConfig
-    warmup: int
-    repeats: int
-    seed: int
+    warmup: Natural
+    repeats: Count
+    seed: Natural
 
     def __post_init__(self):
-        if self.warmup < 0 or self.repeats < 1:
-            raise InputError(f"warmup, repeats: got {self.warmup}, {self.repeats}, expected at least 0, 1")
-        if self.mesh.data is None:
-            raise InputError("mesh.data: got null, expected a number")
-        if self.dtypes not in (["float32"], ["bfloat16"], ["float32", "bfloat16"], ["bfloat16", "float32"]):
-            raise InputError(f"dtypes: got {self.dtypes}, expected float32, bfloat16 or both")
-        if self.model.dtype != "auto":
-            raise InputError(f"model.dtype: got {self.model.dtype!r}, expected auto: `dtypes` says what is measured")
-        peers = {None: ""} | PEERS.get(self.what, {})
-        if self.peer not in peers:
-            listed = ", ".join(peer or "null" for peer in peers)
-            raise InputError(f"peer: got {self.peer!r}, expected {listed} where what={self.what}")
+        expect(self.mesh.data is not None, "mesh.data", None, "a number")
+        expect(self.model.dtype == "auto", "model.dtype", self.model.dtype, "auto: `dtypes` says what is measured")
+        peers = (None, *PEERS.get(self.what, ()))
+        listed = ", ".join(peer or "null" for peer in peers)
+        expect(self.peer in peers, "peer", self.peer, f"{listed} where what={self.what}")
 
 
 class Row(NamedTuple):
@@ -161,29 +153,35 @@ def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
     return np.clip(rng.lognormal(np.log(mean) - 0.125, 0.5, n), 8, longest).astype(int)
 
 
-def run_peer(cfg: BenchConfig, folder: Path, job: dict) -> dict[str, dict]:
-    """{dtype: result} of a job of peers.py on the model in `folder`; empty without a peer.
+def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
+    """{dtype: result} of a job of peers.py on the model; empty without a peer. One process does all dtypes.
 
     Its interpreter gets nothing of ours on its path, and no network.
     """
     if cfg.peer is None:
         return {}
     python, script = cfg.peer_python or sys.executable, Path(__file__).with_name("peers.py")
-    (folder / "job.json").write_text(json.dumps({"what": cfg.what, "peer": cfg.peer, "dtypes": cfg.dtypes} | job))
-    env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    try:
-        done = subprocess.run([python, "-P", script, folder], capture_output=True, text=True, env=env, check=False)
-    except OSError as error:
-        raise InputError(f"peer_python: cannot be run: {error}") from error
-    if done.returncode:
-        error = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        needs = f"it needs an environment made by `pip install {PEERS[cfg.what][cfg.peer]}`, given as peer_python"
-        raise InputError(f"peer={cfg.peer}: {python} failed ({error}); {needs}=ENVIRONMENT/bin/python")
-    return json.loads((folder / "result.json").read_text())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
+        (folder / "job.json").write_text(json.dumps({"what": cfg.what, "peer": cfg.peer, "dtypes": cfg.dtypes} | job))
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+        try:
+            done = subprocess.run([python, "-P", script, folder], capture_output=True, text=True, env=env, check=False)
+        except OSError as error:
+            raise InputError(f"peer_python: cannot be run: {error}") from error
+        if done.returncode:
+            error = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            needs = f"it needs an environment made by `pip install {PEERS[cfg.what][cfg.peer]}`, given as peer_python"
+            raise InputError(f"peer={cfg.peer}: {python} failed ({error}); {needs}=ENVIRONMENT/bin/python")
+        return json.loads((folder / "result.json").read_text())
 
 
-def largest_difference(ours: list, theirs: list) -> float:
-    return max(float(np.abs(np.subtract(a, b)).max()) for a, b in zip(ours, theirs, strict=True))
+def differences(cfg: BenchConfig, what: str, ours: dict[str, list], theirs: dict[str, dict], note: str) -> list[Row]:
+    """The largest between our numbers and the peer's, in each dtype."""
+    largest = lambda a, b: max(float(np.abs(np.subtract(x, y)).max()) for x, y in zip(a, b, strict=True))
+    name = lambda dtype: f"{cfg.peer}_{dtype}_{what}_difference"
+    return [Row(name(dtype), largest(ours[dtype], result[what]), note) for dtype, result in theirs.items()]
 
 
 def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], theirs: dict[str, float]) -> list[Row]:
@@ -194,11 +192,13 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
     rows, best, slowest = [], min(ours, key=ours.get), max(ours, key=ours.get)
     for dtype, seconds in ours.items():
         peak = matmul_peak(dtype, cfg.warmup, cfg.repeats)
-        rows.append(Row(f"{dtype}_tokens_per_second", tokens / seconds, "ours, useful tokens"))
-        rows.append(Row(f"{dtype}_matmul_peak_gflops", peak / 1e9, "the fastest of repeated large matrix products"))
         share = flops / seconds / peak
         doubt = "; above 1: other processes slowed the products, so trust no number here" if share > 1 else ""
-        rows.append(Row(f"{dtype}_share_of_matmul_peak", share, f"by useful FLOPs alone{doubt}"))
+        rows += [
+            Row(f"{dtype}_tokens_per_second", tokens / seconds, "ours, useful tokens"),
+            Row(f"{dtype}_matmul_peak_gflops", peak / 1e9, "the fastest of repeated large matrix products"),
+            Row(f"{dtype}_share_of_matmul_peak", share, f"by useful FLOPs alone{doubt}"),
+        ]
     lead = f", {ours[slowest] / ours[best]:.2f} times {slowest}" if len(ours) > 1 else ""
     rows.append(Row("best_tokens_per_second", tokens / ours[best], f"faster on this machine: {best}{lead}"))
     for dtype, seconds in theirs.items():
@@ -206,8 +206,7 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
         rows.append(Row(f"times_{cfg.peer}_{dtype}", seconds / ours[dtype], f"both in {dtype}"))
     if theirs:
         fastest = min(theirs, key=theirs.get)
-        note = f"ours in {best}, theirs in {fastest}"
-        rows.append(Row(f"times_{cfg.peer}_best", theirs[fastest] / ours[best], note))
+        rows.append(Row(f"times_{cfg.peer}_best", theirs[fastest] / ours[best], f"ours in {best}, theirs in {fastest}"))
     device = jax.devices()[0].memory_stats() or {}  # None on CPU
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append(Row("process_peak_mib", peak, f"of {' and '.join(ours)}"))

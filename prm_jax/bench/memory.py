@@ -4,7 +4,6 @@ Nothing is allocated: arrays are shapes with a layout. target=cpu compiles for f
 float32, so temporaries are a rough guide. target=tpu compiles for v5p slices by TPU's own compiler.
 """
 
-import dataclasses
 import importlib.util
 import math
 import os
@@ -13,13 +12,13 @@ import jax
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.bench.measure import BenchConfig, Memory, Row
+from prm_jax.bench.measure import BenchConfig, Case, Memory, Row
 from prm_jax.bench.train import LOSS, OPTIMIZER
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch import cli
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
-from prm_jax.launch.mesh import MeshConfig, layout, make_mesh, row_sharding
+from prm_jax.launch.mesh import AXES, make_mesh, row_sharding, shardings
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.scoring import step_log_odds
@@ -28,21 +27,11 @@ from prm_jax.training import TRAINABLE, OptimizerConfig, make_transform, train_s
 # Topologies of v5p chips, three-dimensional tori.
 SLICES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8"}
 FIXED = {"rope_theta": 1e6, "norm_eps": 1e-6, "qkv_bias": True, "tied": False, "head": "scalar", "dtype": "bfloat16"}
+FIXED |= {"remat": "full"}
 LORA = LoraConfig(16, 32.0, ["w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"])
-CHOICES = {  # what trains and how it is stored
-    "all": {},
-    "all_mu_bfloat16": {"mu_dtype": "bfloat16"},
-    "lora_rank_16": {"trainable": "lora"},
-    "head": {"trainable": "head"},
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    model: str
-    data: int
-    fsdp: int
-    tensor: int
+# What trains and how it is stored.
+CHOICES = {"all": {}, "all_mu_bfloat16": {"mu_dtype": "bfloat16"}}
+CHOICES |= {"lora_rank_16": {"trainable": "lora"}, "head": {"trainable": "head"}}
 
 
 def abstract_state(model_cfg: ModelConfig, **choice):
@@ -65,24 +54,24 @@ def state_bytes(model_cfg: ModelConfig, **choice) -> dict[str, int]:
     return {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for name, tree in trees.items()}
 
 
-def compiled_bytes(cfg: Memory, model_cfg: ModelConfig, mesh: MeshConfig, step: str) -> dict[str, int]:
+def compiled_bytes(cfg: Memory, model_cfg: ModelConfig, case: Case, step: str) -> dict[str, int]:
     """Bytes on each device of a compiled step (train or score): arguments, results in memory of their own, temporaries."""
-    n, rows = mesh.data * mesh.fsdp * mesh.tensor, cfg.rows * mesh.data * mesh.fsdp
+    rows = case.data * case.fsdp
+    n = rows * case.tensor
     devices = jax.devices()[:n] if cfg.target == "cpu" else tpu_devices(n)
-    with jax.set_mesh(make_mesh(mesh, rows, devices)):
-        batch = pack_batch([[]] * rows, cfg.tokens, cfg.step_ends)
-        if step == "train":
-            function, settings = train_step, {"cfg": LOSS}
-            state = dict(zip(("model", "opt"), abstract_state(model_cfg), strict=True))
-            state["key"] = jax.eval_shape(lambda: jax.random.key(0))
+    with jax.set_mesh(make_mesh(case, rows, devices)):
+        batch, trains = pack_batch([[]] * rows, cfg.tokens, cfg.step_ends), step == "train"
+        if trains:
+            model, opt = abstract_state(model_cfg)
+            state = {"model": model, "opt": opt, "key": jax.eval_shape(lambda: jax.random.key(0))}
             batch = {name: x[None] for name, x in batch.items()}
-        else:
-            function, settings = step_log_odds, {}
-            state = {"model": jax.eval_shape(lambda: cast_backbone(PRM(model_cfg, rngs=nnx.Rngs(0))))}
-        where = layout(state) | {"batch": dict.fromkeys(batch, row_sharding(axis=int(step == "train")))}
+        else:  # matrices that do not train lie in the compute dtype, as in scoring
+            state = {"model": abstract_state(model_cfg, trainable="head")[0]}
+        where = shardings(state) | {"batch": dict.fromkeys(batch, row_sharding(axis=int(trains)))}
         placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
         arguments = jax.tree.map(placed, state | {"batch": batch}, where)
-        stats = function.lower(**arguments, **settings).compile().memory_analysis()
+        lowered = train_step.lower(**arguments, cfg=LOSS) if trains else step_log_odds.lower(**arguments)
+        stats = lowered.compile().memory_analysis()
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     return {"arguments": stats.argument_size_in_bytes, "results": results, "temporaries": stats.temp_size_in_bytes}
 
@@ -101,35 +90,28 @@ def row(name: str, parts: dict[str, int], note: str) -> Row:
 
 
 def bench_memory(cfg: BenchConfig) -> list[Row]:
-    m = cfg.memory
-    models = {name: shape | FIXED | {"remat": m.remat} for name, shape in m.models.items()}
-    models = {name: parse(fields, ModelConfig, f"memory.models.{name}") for name, fields in models.items()}
-    cases, sizes = [parse(case, Case, f"memory.cases[{i}]") for i, case in enumerate(m.cases)], [1]
-    for i, case in enumerate(cases):
-        sizes.append(case.data * case.fsdp * case.tensor)
-        if case.model not in models:
-            raise InputError(f"memory.cases[{i}].model: got {case.model!r}, expected {', '.join(models)}")
-        if m.target == "tpu" and sizes[-1] not in SLICES:
-            raise InputError(f"memory.cases[{i}]: got {sizes[-1]} chips, expected {', '.join(map(str, SLICES))}")
+    m, sizes = cfg.memory, [case.data * case.fsdp * case.tensor for case in cfg.memory.cases]
+    models = {name: parse(shape | FIXED, ModelConfig, f"memory.models.{name}") for name, shape in m.models.items()}
+    for i, (case, n) in enumerate(zip(m.cases, sizes, strict=True)):
+        expect(case.model in models, f"memory.cases[{i}].model", case.model, ", ".join(models))
+        expect(m.target == "cpu" or n in SLICES, f"memory.cases[{i}]", n, f"{', '.join(map(str, SLICES))} chips")
     if m.target == "tpu" and importlib.util.find_spec("libtpu") is None:
         raise InputError('memory.target: tpu needs its compiler (no TPU), of jax\'s version: pip install "jax[tpu]"')
     jax.config.update("jax_platforms", "cpu")
-    set_cpu_devices(max(sizes))
+    set_cpu_devices(max(sizes, default=1))
     out = []
     for name, model_cfg in models.items():
         out += [row(f"{name}_{how}", state_bytes(model_cfg, **x), "one device") for how, x in CHOICES.items()]
-    with cli.progress("compiling", 2 * len(cases), "program") as bar:
-        for case in cases:
-            mesh = MeshConfig(case.data, case.fsdp, case.tensor)
-            where = "_".join(f"{axis}{n}" for axis, n in vars(mesh).items() if n > 1)
-            for step in ("train", "score"):
-                name = f"{case.model}_{step}_{where}"
-                try:
-                    parts = compiled_bytes(m, models[case.model], mesh, step)
-                    out.append(row(name, parts, f"each {m.target} device"))
-                except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
-                    if "RESOURCE_EXHAUSTED" not in str(error):
-                        raise
-                    out.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
-                bar.update()
+    programs = [(case, step) for case in m.cases for step in ("train", "score")]
+    with cli.progress("compiling", len(programs), "program") as bar:
+        for case, step in programs:
+            mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
+            name = f"{case.model}_{step}_{mesh}"
+            try:
+                out.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
+            except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                out.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
+            bar.update()
     return out

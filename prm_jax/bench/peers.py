@@ -6,7 +6,7 @@ FOLDER/result.json. It is a process of its own and imports nothing of ours, sinc
 
 job.json     what (train, score), peer (torch, trl), dtypes; to train steps (of each its solutions: ids, step_end, label), rates
              (one a step), b1, b2, weight_decay, clip; to score solutions (ids, step_end)
-result.json  of each dtype seconds and losses, one a step; or seconds of all and scores, a list a solution
+result.json  of each dtype seconds and loss, one a step; or seconds of all and score, a list a solution
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForTokenClassification, AutoTokenizer, TrainerCallback
 
 
@@ -27,10 +28,8 @@ def load(folder: Path):
 
 def padded(solutions: list[dict]):
     """(ids_BL, mask_BL), right-padded to the longest."""
-    ids_BL = torch.zeros(len(solutions), max(len(s["ids"]) for s in solutions), dtype=torch.long)
-    mask_BL = torch.zeros_like(ids_BL)
-    for b, s in enumerate(solutions):
-        ids_BL[b, : len(s["ids"])], mask_BL[b, : len(s["ids"])] = torch.tensor(s["ids"]), 1
+    ids = [torch.tensor(s["ids"]) for s in solutions]
+    ids_BL, mask_BL = (pad_sequence(x, batch_first=True) for x in (ids, list(map(torch.ones_like, ids))))
     return ids_BL, mask_BL
 
 
@@ -62,19 +61,7 @@ def train_torch(folder: Path, job, dtype: str):
         adamw.zero_grad(set_to_none=True)
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds, "losses": losses}
-
-
-class Clock(TrainerCallback):
-    """Wall time at the start and after every step, so that all of a trainer's work between two steps counts."""
-
-    def __init__(self):
-        self.ticks = []
-
-    def on_train_begin(self, *args, **kwargs):
-        self.ticks.append(time.perf_counter())
-
-    on_step_end = on_train_begin
+    return {"seconds": seconds, "loss": losses}
 
 
 def train_trl(folder: Path, job, dtype: str):
@@ -87,7 +74,9 @@ def train_trl(folder: Path, job, dtype: str):
         labels[solution["step_end"]] = solution["label"]
         return {"input_ids": solution["ids"], "labels": labels.tolist()}
 
-    model, clock = load(folder), Clock()
+    # Ticks at the start and after every step, so that all of a trainer's work between two steps counts.
+    model, ticks, clock = load(folder), [], TrainerCallback()
+    clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: ticks.append(time.perf_counter())
     timed = {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "max_grad_norm": job["clip"]}
     timed |= {"bf16": dtype == "bfloat16", "gradient_checkpointing": False, "logging_steps": 1}
     untimed = {"use_cpu": True, "dataloader_pin_memory": False, "save_strategy": "no", "report_to": "none"}
@@ -101,7 +90,7 @@ def train_trl(folder: Path, job, dtype: str):
     )
     trainer.train()
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-    return {"seconds": np.diff(clock.ticks).tolist(), "losses": losses}
+    return {"seconds": np.diff(ticks).tolist(), "loss": losses}
 
 
 @torch.no_grad()
@@ -116,7 +105,7 @@ def score_torch(folder: Path, job, dtype: str):
         p_BL = model(ids_BL, attention_mask=mask_BL).logits.float().softmax(-1)[..., 1]
         for b, i in enumerate(here):
             scores[i] = p_BL[b, job["solutions"][i]["step_end"]].tolist()
-    return {"seconds": time.perf_counter() - start, "scores": [scores[i] for i in range(len(scores))]}
+    return {"seconds": time.perf_counter() - start, "score": [scores[i] for i in range(len(scores))]}
 
 
 JOBS = {"train": {"torch": train_torch, "trl": train_trl}, "score": {"torch": score_torch}}

@@ -16,7 +16,7 @@ import numpy as np
 from prm_jax import rerank
 from prm_jax.bench.measure import BenchConfig, Rerank, Row, call_seconds
 
-# Subset sizes of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, figure 3), eval/eval.py.
+# Subset sizes and shuffles of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, figure 3), eval/eval.py.
 PUBLISHED_SIZES = (10, 25, 50, 75, 100, 200, 300, 400, 500, 750, 1000, 1250, 1500, 1860)
 PUBLISHED_TRIALS = 400
 
@@ -49,42 +49,28 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
         return rerank.best_of_n(score_PN, right_PN, answered_PN)
 
     aggregate_all = lambda: rerank.aggregate_all(logit_PNT, mask_PNT, unit="logit")
-    score = aggregate_all()
     seconds = lambda f: statistics.median(call_seconds(f, cfg.warmup, cfg.repeats))
-    ours, shape = seconds(one_curve), f"{c.problems} x {c.candidates:,} candidates of up to {c.steps} steps"
-    out = [
+    score, ours = aggregate_all(), seconds(one_curve)
+    # The shuffles get the product ready-made, rounded as ours compares it: so they see the same ties.
+    pool = rerank.round_score(score["prod"]), right_PN, answered_PN
+    samples = [list(zip(*row, strict=True)) for row in zip(*(x_PN.tolist() for x_PN in pool), strict=True)]
+    sizes, shuffle = [n for n in PUBLISHED_SIZES if n < c.candidates] + [c.candidates], random.Random(cfg.seed).shuffle
+    start = time.perf_counter()
+    rate_Sn = np.array([python_trial(samples, sizes, shuffle) for _ in range(c.python_trials)])
+    each = (time.perf_counter() - start) / c.python_trials
+    error = largest_error(rate_Sn, np.asarray(one_curve())[:, np.array(sizes) - 1])
+    shape = f"{c.problems} x {c.candidates:,} candidates of up to {c.steps} steps"
+    how = f"mean of {c.python_trials} of the published protocol at {len(sizes)} n"
+    return [
         Row("aggregate_seconds", seconds(aggregate_all), f"{len(score)} aggregators; {shape}"),
         Row("curves_seconds", seconds(lambda: curves(score)), f"{len(score)} exact best-of-n curves at every n"),
         Row("aggregate_and_curves_seconds", seconds(lambda: curves(aggregate_all())), "both, in one go"),
-        Row(
-            "reweight_seconds",
-            seconds(lambda: reweight(score["prod"])),
-            f"{c.betas} betas: accuracy, KL and score under each",
-        ),
+        Row("reweight_seconds", seconds(lambda: reweight(score["prod"])), f"{c.betas} betas: accuracy, KL, score"),
         Row("one_curve_seconds", ours, "the product of the step scores and its exact curve at every n"),
+        Row("python_trial_seconds", each, how),
+        Row("python_shuffles_times_slower", PUBLISHED_TRIALS * each / ours, "all trials than one_curve"),
+        Row("python_shuffles_largest_error", error, "over n: their mean against one_curve, in standard errors"),
     ]
-    # The shuffles get the product ready-made, rounded as ours compares it: so they see the same ties.
-    score_PN = np.asarray(jnp.where(answered_PN, rerank.round_score(score["prod"]), -jnp.inf))
-    pool, shuffle = (score_PN, np.asarray(right_PN), np.asarray(answered_PN)), random.Random(cfg.seed).shuffle
-    samples = [list(zip(*row, strict=True)) for row in zip(*(x_PN.tolist() for x_PN in pool), strict=True)]
-    sizes = [n for n in PUBLISHED_SIZES if n < c.candidates] + [c.candidates]
-    curve_Pn = np.asarray(one_curve())[:, np.array(sizes) - 1]
-    for name, trial, trials, how in (
-        ("numpy", lambda: numpy_trial(*pool[:2], sizes, rng), c.numpy_trials, "vectorised, one shuffle for all n"),
-        ("python", lambda: python_trial(samples, sizes, shuffle), c.python_trials, "as published, one for each n"),
-    ):
-        start = time.perf_counter()
-        rate_Sn = np.array([trial() for _ in range(trials)])
-        each = (time.perf_counter() - start) / trials
-        slower, error = PUBLISHED_TRIALS * each / ours, largest_error(rate_Sn, curve_Pn)
-        out += [
-            Row(f"{name}_trial_seconds", each, f"mean of {trials}; {len(sizes)} n; {how}"),
-            Row(
-                f"{name}_shuffles_times_slower", slower, f"{PUBLISHED_TRIALS} trials than one_curve, given the product"
-            ),
-            Row(f"{name}_shuffles_largest_error", error, "over n: their mean against one_curve, in standard errors"),
-        ]
-    return out
 
 
 def python_trial(samples: list[list[tuple]], sizes: list[int], shuffle: Callable) -> list[float]:
@@ -102,15 +88,6 @@ def python_trial(samples: list[list[tuple]], sizes: list[int], shuffle: Callable
             solved += bool(drawn) and max(drawn, key=lambda x: x[0])[1]
         rates.append(solved / len(samples))
     return rates
-
-
-def numpy_trial(score_PN, right_PN, sizes: list[int], rng) -> list[float]:
-    """The same without loops over problems and candidates, and one shuffle of each problem for all n."""
-    order_PN = rng.permuted(np.broadcast_to(np.arange(score_PN.shape[1]), score_PN.shape), axis=1)
-    drawn_PN = np.take_along_axis(score_PN, order_PN, 1)
-    right_PN = np.take_along_axis(right_PN, order_PN, 1) & (drawn_PN > -np.inf)
-    best = [drawn_PN[:, :n].argmax(1, keepdims=True) for n in sizes]
-    return [float(np.take_along_axis(right_PN, best_P1, 1).mean()) for best_P1 in best]
 
 
 def largest_error(rate_Sn, curve_Pn) -> float:

@@ -2,21 +2,17 @@
 batches of 32."""
 
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
 from prm_jax.bench import measure
 from prm_jax.bench.measure import BenchConfig, Row
-from prm_jax.checkpoints import hf
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.data.packing import layout_row, plan_rows
 from prm_jax.data.units import probability
 from prm_jax.scoring import ModelScorer, ScoringStats
 
-PLAIN = Format("plain", separator="\n")
 PROBLEM, STEP = 80, 40  # tokens of a problem, of a step
 
 
@@ -30,29 +26,25 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
             ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1).astype(np.int32)
             encoded.append(Encoded(ids_L, ends_T, PROBLEM))
     job = {"solutions": [{"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist()} for e in encoded]}
-    with tempfile.TemporaryDirectory() as folder:
-        hf.save(Path(folder), model, hf.load_tokenizer(hf.EMBEDDED))
-        theirs = measure.run_peer(cfg, Path(folder), job)  # first, so that what it lacks is said at once
+    theirs = measure.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
     for dtype in cfg.dtypes:
         model, seconds = measure.random_model(cfg, dtype), []
-        scorer = ModelScorer(model, None, PLAIN, "correctness", "prm", "bench", None, s.rows, s.tokens)
+        plain = Format("plain", separator="\n")
+        scorer = ModelScorer(model, None, plain, "correctness", "prm", "bench", None, s.rows, s.tokens)
         for _ in range(1 + s.repeats):  # the first compiles
             scorer.stats, start = ScoringStats(), time.perf_counter()
-            scores[dtype] = scorer.score_encoded(encoded)
+            score = scorer.score_encoded(encoded)
             seconds.append(time.perf_counter() - start)
-        ours[dtype] = statistics.median(seconds[1:])
+        ours[dtype], scores[dtype] = statistics.median(seconds[1:]), list(map(probability, score))
     work, width = scorer.stats, scorer.row_tokens
     rows = [[encoded[i].ids_L for i in pack] for pack in plan_rows([e.ids_L for e in encoded], width, share=True)[0]]
     pairs = sum(int((layout_row(row, share=True)[1] + 1).sum()) for row in rows)
     flops = measure.forward_flops(model.cfg, work.computed, pairs)  # a shared token counts once
-    out = [
+    return [
         Row("tokens", work.tokens, f"of {len(encoded)} solutions"),
         Row("tokens_a_computed_token", work.tokens / work.computed, "shared prefixes"),
         Row("padding_share", 1 - work.computed / work.places, f"{s.rows} rows of {width} tokens a batch"),
         *[Row(f"{dtype}_seconds", seconds, f"median of {s.repeats}") for dtype, seconds in ours.items()],
         *measure.speed(cfg, work.tokens, flops, ours, {dtype: r["seconds"] for dtype, r in theirs.items()}),
+        *measure.differences(cfg, "score", scores, theirs, "largest, of P(good)"),
     ]
-    for dtype, result in theirs.items():
-        worst = measure.largest_difference(list(map(probability, scores[dtype])), result["scores"])
-        out.append(Row(f"{cfg.peer}_{dtype}_score_difference", worst, "largest, of P(good)"))
-    return out

@@ -1,20 +1,17 @@
 """Optimiser steps of the PRM objective on random solutions; a peer takes the same solutions in every step."""
 
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError
 from prm_jax.bench import measure
 from prm_jax.bench.measure import BenchConfig, Row
-from prm_jax.checkpoints import hf
 from prm_jax.data.examples import Example
 from prm_jax.data.packing import pack_batch
+from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step
 
@@ -42,31 +39,27 @@ def random_example(rng, n: int, vocab: int, tokens_a_step: int) -> Example:
 
 def bench_train(cfg: BenchConfig) -> list[Row]:
     t, rng, n_steps = cfg.train, np.random.default_rng(cfg.seed), cfg.warmup + cfg.repeats
-    if t.solutions % t.rows:
-        raise InputError(f"train.rows: got {t.rows}, expected a divisor of train.solutions ({t.solutions})")
+    expect(t.solutions % t.rows == 0, "train.rows", t.rows, f"a divisor of train.solutions ({t.solutions})")
     model = measure.random_model(cfg, cfg.dtypes[0])
     lengths = measure.random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
     examples = [random_example(rng, n, model.cfg.vocab, t.tokens_a_step) for n in lengths]
     rows = [[examples[i] for i in row] for row in balanced(lengths, n_steps * t.rows, t.solutions // t.rows)]
-    steps = [[e for row in rows[at : at + t.rows] for e in row] for at in range(0, len(rows), t.rows)]
+    batches = [rows[at : at + t.rows] for at in range(0, len(rows), t.rows)]
+    steps = [[e for row in batch for e in row] for batch in batches]
     L = -(-max(sum(len(e.ids_L) for e in row) for row in rows) // 16) * 16
     T = max(sum(len(e.step_end_T) for e in row) for row in rows)
 
     optimizer, ours, losses = OptimizerConfig(**OPTIMIZER), {}, {}
     rates = [float(make_schedule(optimizer, n_steps)(i)) for i in range(n_steps)]
-    arrays = lambda e: {"ids": e.ids_L, "step_end": e.step_end_T, "label": e.targets["label"].astype(int)}
-    solution = lambda e: {name: x_n.tolist() for name, x_n in arrays(e).items()}
+    labels = lambda e: e.targets["label"].astype(int).tolist()
+    solution = lambda e: {"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": labels(e)}
     job = {"steps": [[solution(e) for e in step] for step in steps], "rates": rates} | OPTIMIZER
-    with tempfile.TemporaryDirectory() as folder:
-        hf.save(Path(folder), model, hf.load_tokenizer(hf.EMBEDDED))
-        theirs = measure.run_peer(cfg, Path(folder), job)  # first, so that what it lacks is said at once
-
+    theirs = measure.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
     for dtype in cfg.dtypes:
         model, ours[dtype], losses[dtype] = measure.random_model(cfg, dtype), [], []
         opt = make_optimizer(model, optimizer, n_steps)
-        for at in range(0, len(rows), t.rows):
-            batch = {name: x[None] for name, x in pack_batch(rows[at : at + t.rows], L, T).items()}
-            batch = shard_batch(batch, t.rows, axis=1)
+        for batch in batches:
+            batch = shard_batch({name: x[None] for name, x in pack_batch(batch, L, T).items()}, t.rows, axis=1)
             start = time.perf_counter()
             model, opt, metrics = train_step(model, opt, batch, LOSS, jax.random.key(0))
             losses[dtype].append(float(metrics["loss"]))
@@ -79,14 +72,11 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     note = f"median of {cfg.repeats}; {t.solutions} solutions, {sum(n) / cfg.repeats:.0f} tokens"
     seconds = {dtype: sum(s[timed]) for dtype, s in ours.items()}
     peer_seconds = {dtype: sum(result["seconds"][timed]) for dtype, result in theirs.items()}
-    out = [
+    return [
         Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
         Row("padding_share", 1 - lengths.sum() / (len(rows) * L), f"ours: rows of {L} tokens, one shape"),
         Row("peer_padding_share", 1 - lengths.sum() / places, f"of batches of {t.solutions} solutions"),
         *[Row(f"{dtype}_step_seconds", statistics.median(s[timed]), note) for dtype, s in ours.items()],
         *measure.speed(cfg, sum(n), flops, seconds, peer_seconds),
+        *measure.differences(cfg, "loss", losses, theirs, f"largest of {n_steps} steps from equal weights"),
     ]
-    for dtype, result in theirs.items():
-        worst = measure.largest_difference(losses[dtype], result["losses"])
-        out.append(Row(f"{cfg.peer}_{dtype}_loss_difference", worst, f"largest of {n_steps} steps from equal weights"))
-    return out

@@ -18,7 +18,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.hf_config import export_config
 from prm_jax.checkpoints.hf_tensors import DTYPES, open_tensors, write_tensors
 from prm_jax.data.formats import all_formats
-from prm_jax.launch.mesh import layout
+from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import write_json
 from prm_jax.model import HEADS, PRM, ModelConfig, cast_backbone, head_scale
 
@@ -204,7 +204,7 @@ def load(
         return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, once))
 
     # The stack of blocks, read a layer at a time, comes last: what a whole tensor takes on its way is small beside it.
-    order, where = sorted(state, key="blocks".__eq__), layout(state)
+    order, where = sorted(state, key="blocks".__eq__), shardings(state)
     nnx.update(abstract, {key: jax.tree.map(place, state[key], parts[key], where[key]) for key in order})
     return abstract
 

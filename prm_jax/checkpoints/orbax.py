@@ -18,7 +18,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import broadcast
-from prm_jax.launch.mesh import layout
+from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import run_config, write_json
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
@@ -154,7 +154,7 @@ def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
         if notes.pop("structure", None) != fingerprint(modules["model"]):
             raise ValueError("another structure")
         states = {name: nnx.state(module) for name, module in modules.items()}
-        target = {name: args.StandardRestore(jax.tree.map(place, x, layout(x))) for name, x in states.items()}
+        target = {name: args.StandardRestore(jax.tree.map(place, x, shardings(x))) for name, x in states.items()}
         out = manager.restore(step, args=args.Composite(**target))
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise InputError(

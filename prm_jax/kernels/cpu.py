@@ -14,7 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from prm_jax.kernels.mask import MASKED, visible
 from prm_jax.kernels.remat import save_inside
-from prm_jax.launch.mesh import features_are_split, over_own_rows, platform
+from prm_jax.launch.mesh import features_are_split, platform, sum_over_rows
 
 TILE = 64  # tokens; a tile's scores stay in a core's cache (measured, with gradient: 128 takes 1.2 x as long)
 
@@ -60,7 +60,7 @@ def _matmul_backward(_, saved, dy_nF):
     (x_nD, w_DF), dy_nF = saved, dy_nF.astype(saved[0].dtype)
     dx_nD = _multiply(dy_nF, w_DF, 1, 1)
     if platform() == "cpu" and not features_are_split():
-        dw_DF = over_own_rows(_weight_gradient, x_nD, dy_nF)
+        dw_DF = sum_over_rows(_weight_gradient, x_nD, dy_nF)
     else:
         dw_DF = _multiply(x_nD.T, dy_nF, 1, 0)
     return dx_nD.astype(x_nD.dtype), dw_DF.astype(w_DF.dtype)

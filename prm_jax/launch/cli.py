@@ -66,18 +66,15 @@ def command(config_name: str):
 def one_line(error: Exception, config_name: str | None = None) -> str:
     """`error: what was wrong`, without line breaks; a mistyped key gets the nearest real one."""
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    mistyped = re.match(r"Could not override '([^']+)'", text)
-    if mistyped and config_name:
+    if config_name and (mistyped := re.match(r"Could not override '([^']+)'", text)):
         key, keys = mistyped[1], known_keys(config_name)
         names = {k.split(".")[-1]: k for k in keys}
         close = difflib.get_close_matches(key, keys, n=1)
         close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1)]
         hint = f"did you mean {close[0]}?" if close else "--help lists every key"
         return f"error: {key}: no such key in the configuration; {hint}"
-    unknown = re.match(
-        r".*Could not find '([\w/]+)/([^'/]+)'.*?Available options in '[^']+': (.*?)(?: Config search path|$)", text
-    )
-    if unknown:
+    options = r"Available options in '[^']+': (.*?)(?: Config search path|$)"
+    if unknown := re.match(rf".*Could not find '([\w/]+)/([^'/]+)'.*?{options}", text):
         return f"error: {unknown[1]}: got {unknown[2]!r}, expected {', '.join(unknown[3].split())}"
     if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
         text += f" ({cause})"
@@ -97,8 +94,7 @@ def print_help(config_name: str, doc: str):
     print(f"Usage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
     top = (CONF / f"{config_name}.yaml").read_text()
     print(top.strip())
-    groups = re.findall(r"^  - (?:optional )?/?(\w+): (\w+)", top, flags=re.MULTILINE)
-    for group, default in groups:
+    for group, default in re.findall(r"^  - (?:optional )?/?(\w+): (\w+)", top, flags=re.MULTILINE):
         for path in sorted((CONF / group).glob("*.yaml"), key=lambda p: (p.stem != default, p.stem)):
             chosen = " (default)" if path.stem == default else ""
             print(f"\n# ----- {group}={path.stem}{chosen} -----\n{path.read_text().strip()}")
@@ -118,16 +114,8 @@ def progress(what: str, total: int, unit: str, initial: int = 0) -> tqdm:
     """A progress bar with the time left; one line every 20 seconds where the output is a file. Only process 0 shows it."""
     import jax
 
-    interval = 0.5 if sys.stderr.isatty() else 20
-    return tqdm(
-        desc=what,
-        total=total,
-        initial=initial,
-        unit=unit,
-        mininterval=interval,
-        maxinterval=interval,
-        disable=jax.process_index() > 0,
-    )
+    often = dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 20)
+    return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=jax.process_index() > 0, **often)
 
 
 def print_counts(counts: dict[str, float]):

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError
+from prm_jax.launch.config import expect
 
 
 def set_cpu_devices(n: int):
@@ -20,8 +21,7 @@ def set_cpu_devices(n: int):
 
     XLA gives matrix products all cores, but the loop of attention and what is small only one: devices run side by side.
     """
-    if type(n) is not int or n < 1:
-        raise InputError(f"cpu_devices: got {n!r}, expected a number of at least 1")
+    expect(type(n) is int and n >= 1, "cpu_devices", n, "a number of at least 1")
     try:
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:  # a process makes its devices once, in a sweep for its first job
@@ -40,10 +40,8 @@ def init_distributed(cfg):
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which train.py handles
     explicit = {"coordinator": "coordinator_address", "processes": "num_processes", "process": "process_id"}
-    if how != "auto" and (isinstance(how, str) or how.keys() != explicit.keys()):
-        raise InputError(
-            f"distributed: got {how}, expected null, auto or {{coordinator: HOST:PORT, processes: N, process: I}}"
-        )
+    is_right = how == "auto" or (not isinstance(how, str) and how.keys() == explicit.keys())
+    expect(is_right, "distributed", how, "null, auto or {coordinator: HOST:PORT, processes: N, process: I}")
     try:
         jax.distributed.initialize(**{} if how == "auto" else {explicit[key]: x for key, x in how.items()})
     except (ValueError, TypeError, RuntimeError) as error:
@@ -52,7 +50,7 @@ def init_distributed(cfg):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
 
 
-def same_folder(folder: Path) -> Path:
+def share_folder(folder: Path) -> Path:
     """Process 0's output folder on every process; the one that Hydra made for another process goes."""
     if jax.process_count() == 1:
         return folder
@@ -69,7 +67,7 @@ def broadcast(content: bytes) -> bytes:
     return bytes(multihost_utils.broadcast_one_to_all(own)) if size else b""
 
 
-def same_file(path: Path):
+def share_file(path: Path):
     """Gives every process, each of which writes a `path` of its own, what the one of process 0 holds; nothing if it is absent."""
     if jax.process_count() == 1:
         return
@@ -78,7 +76,7 @@ def same_file(path: Path):
         path.write_bytes(content)
 
 
-def text_folder(folder: Path) -> Path:
+def writable_folder(folder: Path) -> Path:
     """The folder itself on process 0; a temporary one on the others, so that code which writes need not ask who it is."""
     if jax.process_index() == 0:
         return folder

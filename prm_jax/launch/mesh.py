@@ -5,8 +5,8 @@ turn comes; `tensor` splits heads and features (Shoeybi et al. 2020). Where no m
 device and nothing here has an effect.
 """
 
-import collections
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -16,9 +16,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError
-from prm_jax.launch.config import Count
+from prm_jax.launch.config import Count, expect
 
-ROWS = ("data", "fsdp")
+AXES = ("data", "fsdp", "tensor")
+ROWS = AXES[:2]
 # How the last two axes of a matrix [in, out] are split. Heads and features are outputs of one kind of product and inputs of
 # the next, so that a pair of them needs one sum over `tensor`. Everything else (norms, biases, step heads) is small and whole.
 OUT_SPLIT = ("w_q", "w_k", "w_v", "w_gate", "w_up", "unembed")
@@ -43,31 +44,28 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     devices = jax.devices() if devices is None else devices
     inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
     if on_cpu and cfg.data is None:
-        devices = those_that_divide(devices, rows * cfg.tensor, inner)
+        devices = usable_devices(devices, rows * cfg.tensor, inner)
     data = len(devices) // inner if cfg.data is None else cfg.data
     if on_cpu and jax.process_count() == 1 and data:
         devices = devices[: data * inner]
     if data * inner != len(devices):
+        asked = f"data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor}"
         hint = "; cpu_devices says how many a CPU makes" if on_cpu else ""
-        raise InputError(
-            f"mesh: data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor} does not make "
-            f"the {len(devices)} devices there are{hint}"
-        )
+        raise InputError(f"mesh: {asked} does not make the {len(devices)} devices there are{hint}")
     # An axis of 8 goes over parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
     grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
     # Auto: XLA places what the model code, free of sharding, does not say.
-    return Mesh(grid, (*ROWS, "tensor"), axis_types=(AxisType.Auto,) * 3)
+    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def those_that_divide(devices: list, rows: int, inner: int) -> list:
+def usable_devices(devices: list, rows: int, inner: int) -> list:
     """The first few devices of each process: as many as divide the rows and are a multiple of `inner`; if none do, all."""
-    processes = collections.defaultdict(list)
-    for device in devices:
-        processes[device.process_index].append(device)
-    for n in range(min(map(len, processes.values())), 0, -1):
+    process = lambda device: device.process_index
+    processes = [list(own) for _, own in itertools.groupby(sorted(devices, key=process), process)]
+    for n in range(min(map(len, processes)), 0, -1):
         total = n * len(processes)
         if total % inner == 0 and rows % total == 0:
-            return [device for own in processes.values() for device in own[:n]]
+            return [device for own in processes for device in own[:n]]
     return devices
 
 
@@ -88,32 +86,38 @@ def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
 
     An axis that the mesh does not divide evenly stays whole. `path` is that of a jax key path.
     """
-    *_, last = on_way = names(path)
+    on_way = names(path)
     if any(name in OUT_SPLIT for name in on_way):
         axes = ["fsdp", "tensor"]
     elif any(name in IN_SPLIT for name in on_way):
         axes = ["tensor", "fsdp"]
     else:
         return P()
-    if last in ("a", "b"):  # low-rank factors: as the matrix, but for the axis of the rank
-        axes["ba".index(last)] = None
+    # Low-rank factors a_Dr and b_rF: as the matrix, but for the axis of the rank.
+    if on_way[-1] == "a":
+        axes[1] = None
+    if on_way[-1] == "b":
+        axes[0] = None
     # Stacked layers stay whole: the loop over them takes one at a time.
     axes = [None] * (len(shape) - 2) + axes
-    fits = [axis and sizes[axis] > 1 and n % sizes[axis] == 0 for axis, n in zip(axes, shape, strict=True)]
-    axes = [axis if fit else None for axis, fit in zip(axes, fits, strict=True)]
+    divides = lambda axis, n: sizes.get(axis, 1) > 1 and n % sizes[axis] == 0
+    axes = [axis if divides(axis, n) else None for axis, n in zip(axes, shape, strict=True)]
     # Without trailing None, as jax itself writes it; else the outputs of a step would not match its inputs.
     while axes and axes[-1] is None:
         axes.pop()
     return P(*axes)
 
 
-def layout(tree):
-    """The sharding of every array of a model or optimiser (abstract ones will do) on the mesh in use."""
+def sharding(*axes):
+    """Of an array on the mesh in use: for each of its first axes the mesh axes that split it, or None."""
     mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        here = SingleDeviceSharding(jax.devices()[0])
-        return jax.tree.map(lambda _: here, tree)
-    return jax.tree.map_with_path(lambda path, x: NamedSharding(mesh, spec(path, x.shape, mesh.shape)), tree)
+    return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*axes))
+
+
+def shardings(tree):
+    """The sharding of every array of a model or optimiser (abstract ones will do) on the mesh in use."""
+    sizes = jax.sharding.get_mesh().shape
+    return jax.tree.map_with_path(lambda path, x: sharding(*spec(path, x.shape, sizes)), tree)
 
 
 def make_sharded(make, *args, donate=()):
@@ -121,27 +125,27 @@ def make_sharded(make, *args, donate=()):
 
     Arguments numbered in `donate` give their memory to the result.
     """
-    return jax.jit(make, out_shardings=layout(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
+    return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
 
 
-def keep_layout(tree):
+def pin(x, *axes):
+    """Under jit: holds x to `sharding(*axes)`."""
+    return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P(*axes))
+
+
+def constrain(tree):
     """Under jit: pins every array of a model, optimiser or gradient to the layout rule."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return tree
-    return jax.tree.map_with_path(
-        lambda path, x: jax.lax.with_sharding_constraint(x, spec(path, x.shape, mesh.shape)), tree
-    )
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return jax.tree.map_with_path(lambda path, x: pin(x, *spec(path, x.shape, sizes)), tree)
 
 
-def split_rows(x):
+def constrain_rows(x):
     """Under jit: pins the residual stream, x_BLD, rows over data and fsdp, each row whole on every device of `tensor`.
 
     Rows split over `tensor` too would store less for the backward pass, but XLA then makes the linear layers, which flatten
     it to two axes, trade rows for features among all devices: nine times the bytes (72B on 64 devices).
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    return x if mesh.empty else jax.lax.with_sharding_constraint(x, P(ROWS))
+    return pin(x, ROWS)
 
 
 def embed_lookup(embed_VD, ids_BL):
@@ -150,15 +154,12 @@ def embed_lookup(embed_VD, ids_BL):
     Each device looks up its own features for the rows of its whole fsdp group, and an all-to-all trades features for rows;
     left to itself XLA may gather every row of the batch.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return embed_VD[ids_BL]
-    features = spec([jax.tree_util.DictKey("embed")], embed_VD.shape, mesh.shape)[1:]
-    ids_BL = jax.lax.with_sharding_constraint(ids_BL, P("data"))
-    return split_rows(jax.lax.with_sharding_constraint(embed_VD[ids_BL], P("data", None, *features)))
+    sizes = jax.sharding.get_abstract_mesh().shape
+    features = spec([jax.tree_util.DictKey("embed")], embed_VD.shape, sizes)[1:]
+    return constrain_rows(pin(embed_VD[pin(ids_BL, "data")], "data", None, *features))
 
 
-def on_own_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
+def shard_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
     """attend(...) on each device's own rows and heads: attention needs no communication, and kernels cannot be split by XLA."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size <= 1:
@@ -173,7 +174,7 @@ def features_are_split() -> bool:
     return jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
 
 
-def over_own_rows(product, x_nD, y_nF):
+def sum_over_rows(product, x_nD, y_nF):
     """Under jit: product(x, y), a sum over rows, from each device's own rows and a sum over the devices, for a product that
     XLA cannot split itself; only where features are not split."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -183,7 +184,7 @@ def over_own_rows(product, x_nD, y_nF):
     return jax.shard_map(summed, in_specs=P(ROWS), out_specs=P(), check_vma=False)(x_nD, y_nF)
 
 
-def row_parts() -> int:
+def row_shards() -> int:
     """Among how many parts of the mesh in use the rows of a batch are split."""
     shape = jax.sharding.get_mesh().shape
     return math.prod(shape.get(axis, 1) for axis in ROWS)
@@ -191,20 +192,16 @@ def row_parts() -> int:
 
 def check_divides(model_cfg, rows: int, key: str):
     """InputError where the mesh in use cannot split the rows of a batch or the heads of the model evenly."""
-    n, tensor = row_parts(), jax.sharding.get_mesh().shape.get("tensor", 1)
-    if rows % n:
-        raise InputError(f"{key}: got {rows}, expected a multiple of {n} (mesh.data x mesh.fsdp)")
+    n, tensor = row_shards(), jax.sharding.get_mesh().shape.get("tensor", 1)
+    expect(rows % n == 0, key, rows, f"a multiple of {n} (mesh.data x mesh.fsdp)")
     for name in ("heads", "kv_heads"):
-        if getattr(model_cfg, name) % tensor:
-            raise InputError(
-                f"mesh.tensor: got {tensor}, expected a divisor of the model's {getattr(model_cfg, name)} {name}"
-            )
+        heads = getattr(model_cfg, name)
+        expect(heads % tensor == 0, "mesh.tensor", tensor, f"a divisor of the model's {heads} {name}")
 
 
 def row_sharding(axis: int):
     """Sharding of an array whose axis number `axis` is the rows of a batch."""
-    mesh = jax.sharding.get_mesh()
-    return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*[None] * axis, ROWS))
+    return sharding(*[None] * axis, ROWS)
 
 
 def local_rows(rows: int) -> np.ndarray:
@@ -215,14 +212,10 @@ def local_rows(rows: int) -> np.ndarray:
 
 def shard_batch(batch: dict[str, np.ndarray], rows: int, axis: int = 0):
     """A batch of `rows` rows in all on the mesh; each process gives its own rows, or all of them, along `axis`."""
-    return {
-        name: jax.make_array_from_process_local_data(
-            row_sharding(axis), x, (*x.shape[:axis], rows, *x.shape[axis + 1 :])
-        )
-        for name, x in batch.items()
-    }
+    where, shape = row_sharding(axis), lambda x: (*x.shape[:axis], rows, *x.shape[axis + 1 :])
+    return {name: jax.make_array_from_process_local_data(where, x, shape(x)) for name, x in batch.items()}
 
 
 def replicate(x):
     """Under jit: the whole array on every device, so that every process can read it."""
-    return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P())
+    return pin(x)

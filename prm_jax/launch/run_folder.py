@@ -4,9 +4,10 @@ import contextlib
 import json
 import math
 import os
+import platform
 import shutil
 import subprocess
-import sys
+from importlib import metadata
 from pathlib import Path
 
 import yaml
@@ -41,12 +42,6 @@ def create_run_folder(folder: Path, cfg: DictConfig):
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation{hint}") from None
 
 
-def leave(folder: Path):
-    """Removes the folder that Hydra made for a command that goes on in another one."""
-    with contextlib.suppress(OSError):  # not empty, or another process was first
-        folder.rmdir()
-
-
 def read_json(path: Path) -> dict:
     try:
         return json.loads(path.read_text())
@@ -59,8 +54,8 @@ def newest_run(root: str = "runs") -> Path:
     summaries = sorted(Path(root).glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
     finished = [path.parent for path in summaries if read_json(path).get("objective") in ("prm", "orm")]
     if not finished:
-        where = Path(root).resolve()
-        raise InputError(f"checkpoint: no finished run under {where}; run `python train.py` first, or name one")
+        hint = "run `python train.py` first, or name one"
+        raise InputError(f"checkpoint: no finished run under {Path(root).resolve()}; {hint}")
     return finished[-1].resolve()
 
 
@@ -91,21 +86,23 @@ def run_config(folder: Path) -> DictConfig:
     return stored
 
 
-# Keys on which no number of a finished run depends.
-NO_SETTING = ("seed", "resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh", "distributed")
+# Keys and sections on which no number of a finished run or evaluation depends.
+HARMLESS = ("resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh", "distributed")
 
 
 def settings(folder: str | Path) -> dict:
     """What a run's configuration sets, {dotted key: value}; the seed is left aside, so that runs which share all of it are one setting."""
     found = leaves(run_config(Path(folder)))
-    return {key: value for key, value in found if key.split(".")[0] not in NO_SETTING}
+    return {key: value for key, value in found if key.split(".")[0] not in ("seed", *HARMLESS)}
 
 
-def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfig]:
+def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     """The run folder named by cfg.resume and the configuration to go on with: the stored one.
 
-    Keys given on this command line must agree with it, but for the `harmless` ones, on which no result depends.
+    Keys given on this command line must agree with it, but for the HARMLESS ones. The folder that Hydra made goes.
     """
+    with contextlib.suppress(OSError):  # not empty, or another process was first
+        output_dir().rmdir()
     run = Path(str(cfg.resume)).resolve()
     try:
         stored = run_config(run)
@@ -116,9 +113,9 @@ def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfi
         raise InputError("resume: goes on with the run's own configuration, expected no experiment= beside it")
     named = lambda key: any(key == name or key.startswith(f"{name}.") for name in overrides)
     changed = sorted(key for key in new.keys() | old.keys() if named(key) and new.get(key) != old.get(key))
-    refused = [f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in changed if key not in harmless]
-    if refused:
-        raise InputError(f"resume: {', '.join(refused)}: would change the result; start a new run instead")
+    if refused := [key for key in changed if key.split(".")[0] not in HARMLESS]:
+        listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
+        raise InputError(f"resume: {listed}: would change the result; start a new run instead")
     for key in changed:
         OmegaConf.update(stored, key, new[key])
     return run, stored
@@ -126,10 +123,9 @@ def resumed(cfg: DictConfig, harmless: tuple[str, ...]) -> tuple[Path, DictConfi
 
 def of_resumed(cfg: DictConfig, key: str):
     """A key that is needed before `resumed`: that of the run which goes on, if there is one and the command line says nothing."""
-    if cfg.resume is None or key in overridden_keys():
-        return cfg[key]
-    stored = Path(str(cfg.resume)).resolve()
-    return run_config(stored).get(key, cfg[key]) if (stored / ".hydra" / "config.yaml").exists() else cfg[key]
+    run = Path(str(cfg.resume))
+    given = cfg.resume is None or key in overridden_keys() or not (run / ".hydra" / "config.yaml").exists()
+    return cfg[key] if given else run_config(run).get(key, cfg[key])
 
 
 def overridden_keys() -> list[str]:
@@ -154,8 +150,6 @@ def write_json(path: Path, value):
 
 def versions() -> dict[str, str]:
     """What produced a result: package versions and the commit of this repository (`+` = with uncommitted changes)."""
-    from importlib import metadata
-
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
 
     def git(*args):  # an archive without .git has no commit, which is no error
@@ -163,5 +157,5 @@ def versions() -> dict[str, str]:
 
     commit = git("rev-parse", "HEAD")
     dirty = "+" if commit and git("status", "--porcelain", "--untracked-files=no") else ""
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python, **{p: metadata.version(p) for p in packages}, "commit": commit + dirty or "unknown"}
+    python = {"python": platform.python_version()}
+    return python | {p: metadata.version(p) for p in packages} | {"commit": commit + dirty or "unknown"}

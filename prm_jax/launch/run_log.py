@@ -21,9 +21,7 @@ class MetricsLog:
             try:
                 from tensorboardX import SummaryWriter
             except ImportError as error:
-                raise InputError(
-                    "tensorboard: needs a package that is not installed: pip install tensorboardX"
-                ) from error
+                raise InputError("tensorboard: needs a package: pip install tensorboardX") from error
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
         path, kept, broken = run / "metrics.jsonl", [], 0
         for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
@@ -85,10 +83,8 @@ def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
     """The numbers; InputError where one is NaN or infinite, so that no checkpoint of it is written."""
     if broken := {name: x for name, x in numbers.items() if not math.isfinite(x)}:
         listed = ", ".join(f"{name} is {x}" for name, x in broken.items())
-        raise InputError(
-            f"step {step}: {listed}; stopped, with no checkpoint of it. "
-            "A lower optimizer.lr or a longer optimizer.warmup may help"
-        )
+        hint = "a lower optimizer.lr or a longer optimizer.warmup may help"
+        raise InputError(f"step {step}: {listed}; stopped, with no checkpoint of it; {hint}")
     return numbers
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.solutions import Solution
-from prm_jax.launch.config import expect
+from prm_jax.launch.config import Count, NotNegative, Share, expect
 
 # A prime: modulo 10 a verifier learns parity first and stays there, blind to every result that is off by an even number.
 MODULUS = 7
@@ -34,24 +34,20 @@ SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (6
 class Config:
     """The task and the solver; conf/data/arithmetic.yaml gives the defaults and their reasons."""
 
-    min_operations: int
-    max_operations: int
-    error_rate: float  # probability that the solver gets a step wrong
-    perfect_share: float  # share of solutions by a solver that makes no errors
-    operations: dict[str, float]  # +, -, *, max, min -> relative frequency in problems
-    errors: dict[str, float]  # where a wrong result comes from: kind -> relative frequency
-    solutions_per_problem: int
+    min_operations: Count
+    max_operations: Count
+    error_rate: Share  # probability that the solver gets a step wrong
+    perfect_share: Share  # share of solutions by a solver that makes no errors
+    operations: dict[str, NotNegative]  # +, -, *, max, min -> relative frequency in problems
+    errors: dict[str, NotNegative]  # where a wrong result comes from: kind -> relative frequency
+    solutions_per_problem: Count
 
     def __post_init__(self):
-        low, high, n = self.min_operations, self.max_operations, self.solutions_per_problem
-        expect(1 <= low <= high, "data.task.min_operations", low, f"1 <= min <= max_operations ({high})")
-        for name in ("error_rate", "perfect_share"):
-            expect(0 <= getattr(self, name) <= 1, f"data.task.{name}", getattr(self, name), "a number in [0, 1]")
-        for name, kinds in (("operations", WORDS), ("errors", ERRORS)):
-            given = dict(getattr(self, name))
-            is_right = set(given) == set(kinds) and min(given.values()) >= 0 and sum(given.values()) > 0
-            expect(is_right, f"data.task.{name}", given, f"non-negative frequencies of {', '.join(kinds)}")
-        expect(n >= 1, "data.task.solutions_per_problem", n, "at least 1")
+        low, high = self.min_operations, self.max_operations
+        expect(low <= high, "data.task.min_operations", low, f"at most max_operations ({high})")
+        for name, given, kinds in (("operations", self.operations, WORDS), ("errors", self.errors, ERRORS)):
+            is_right = set(given) == set(kinds) and sum(given.values()) > 0
+            expect(is_right, f"data.task.{name}", given, f"frequencies of {', '.join(kinds)}, not all 0")
 
 
 @dataclasses.dataclass(frozen=True)
