@@ -186,11 +186,13 @@ def _encode_together(fmt: Format, tokenizer, rows):
             if fmt.separator and fmt.separator in text:
                 raise InputError(f"{where}: {name} contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
         text = fmt.prefix.replace("{problem}", problem)
-        if fmt.strip and steps and not steps[0]:
-            text = text.rstrip(" ")
         first, ends = len(text), []
         for t, step in enumerate(steps):
-            text += (fmt.between if t else "") + step + fmt.separator
+            text += fmt.between if t else ""
+            if fmt.strip and not step:  # its separator brings the blank before it
+                text = text.rstrip(" ")
+                first = min(first, len(text))
+            text += step + fmt.separator
             ends.append(len(text))
         text += fmt.suffix
         encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
