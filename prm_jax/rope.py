@@ -5,6 +5,7 @@ Dimension key: B rows, L tokens, H heads, K head size, k = K / 2 pairs of featur
 
 import dataclasses
 import math
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -14,7 +15,7 @@ class RopeScaling:
     """`slow` and `fast` count turns that a pair of features makes over the first length: below `slow` its frequency is
     divided by `factor`, above `fast` it is kept, and between the two it is blended."""
 
-    kind: str  # rope_type of a config.json: linear (all are divided), llama3, yarn
+    kind: Literal["linear", "llama3", "yarn"]  # rope_type of a config.json; linear: all are divided
     factor: float
     length: int = 0  # tokens that the model was first trained at
     slow: float = 1.0

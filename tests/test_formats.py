@@ -7,6 +7,7 @@ from conftest import real_data
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.data.formats import Encoded, Format, all_formats, check_marks, encode, train_tokenizer
+from prm_jax.launch.config import parse
 
 PLAIN = Format("plain", "\n")
 AWKWARD = ("It ends in a full stop.", "two\nlines\n\nhere", "", "the separator \n inside", "naïve 数学 → ∑ ки", " ")
@@ -80,7 +81,7 @@ def test_separator_without_tokens_raises(small):
     with pytest.raises(InputError, match="format.separator"):
         Format("plain", "")
     with pytest.raises(InputError, match="format.tokenized"):
-        Format("other", "\n", tokenized="sideways")
+        parse({"name": "other", "separator": "\n", "tokenized": "sideways"}, Format, "format")
 
 
 def test_every_convention_says_where_its_head_lies_and_what_it_learned():
@@ -97,10 +98,10 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
         "eurus_implicit": ("lm_head", "implicit", "value"),
         "plain": ("score", None, "unknown"),
     }
-    with pytest.raises(InputError, match="format.label_kind: got 'sure', expected correctness, value, unknown"):
-        Format("plain", "\n", label_kind="sure")
+    with pytest.raises(InputError, match="format.label_kind: got 'sure', expected correctness, value or unknown"):
+        parse({"name": "plain", "separator": "\n", "label_kind": "sure"}, Format, "format")
     with pytest.raises(InputError, match="format.score: got 'percent', expected logit, probability, difference"):
-        Format("plain", "\n", score="percent")
+        parse({"name": "plain", "separator": "\n", "score": "percent"}, Format, "format")
 
 
 def test_a_backslash_and_an_n_are_no_line_end():

@@ -172,10 +172,11 @@ def math_shepherd(tok, problem, steps):
 
 
 def openr_psa(tok, problem, steps):
-    """openr reason/inference/rm_call.py replace_step_tag and prm/infer_fns.py: marks where the id is 76325."""
-    tag = "\n\n\n\n\n"
+    """openr reason/inference/rm_call.py replace_step_tag, with prm_step_tag of reason/evaluation/evaluate.py, which ends in
+    a blank, and prm/infer_fns.py: marks where the id is 76325."""
+    tag = "\n\n\n\n\n "
     ids = tok.encode(f"{problem} " + f" {tag}".join(step.strip() for step in steps) + f" {tag}")
-    return ids, [i for i, token in enumerate(ids) if token == tok.encode(f" {tag}")[-1]]
+    return ids, [i for i, token in enumerate(ids) if token == 76325]
 
 
 def llama31(messages):
@@ -312,9 +313,9 @@ LITERALS = {
     ],
     # a blank belongs to the word after it: ▁One is 3776
     "openr_psa": [
-        (ONE, [16, 10, 16, 30, 220, 17, 13, 76325], [7]),
-        (TWO, [16, 10, 16, 30, 3776, 13, 76325, 11613, 13, 76325], [6, 9]),
-        (ODD_W, [32, 198, 33, 856, 198, 88, 76325, 86, 76325, 89, 76325], [6, 8, 10]),
+        (ONE, [16, 10, 16, 30, 220, 17, 13, 76325, 220], [7]),
+        (TWO, [16, 10, 16, 30, 3776, 13, 76325, 9043, 13, 76325, 220], [6, 9]),
+        (ODD_W, [32, 198, 33, 856, 198, 88, 76325, 289, 76325, 1147, 76325, 220], [6, 8, 10]),
     ],
     # Step ▁ 1 : ...; .\n\n fuses to 382. A step that is not the last ends two tokens after its line breaks where they
     # fused, one where they did not: <|im_end|> and \n\n stand at its end when it is counted. The last ends at <|im_end|>.

@@ -5,9 +5,11 @@ import json
 import math
 import typing
 from pathlib import Path
+from typing import Annotated
 
 from prm_jax import InputError
 from prm_jax.kernels.remat import REMAT
+from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.model import FAMILIES, HEADS, ModelConfig, RopeScaling, choose_dtype
 
 SIZES = {  # field of ModelConfig -> key of a config.json
@@ -43,9 +45,8 @@ def model_config(config: dict, where: str = "config.json", **changes) -> ModelCo
 
     Raises InputError where the config asks for something that the transformer of model.py does not compute.
     """
-    shape = shape_of(config, where)
     try:
-        return ModelConfig(**(shape | changes))
+        return ModelConfig(**shape_of(config, where) | changes)
     except AssertionError as error:
         raise InputError(f"{where}: {error}") from error
 
@@ -61,41 +62,34 @@ def shape_of(config: dict, where: str) -> dict:
     def size(key, default=None, most=10**9):
         value = need(key) if default is None else config.get(key) or default
         if type(value) is not int or not 1 <= value <= most:
-            raise InputError(
-                f"{where}: {key}: got {repr(value)[:20]}, expected a whole number above 0, at most {most:,}"
-            )
+            expected = f"a whole number above 0, at most {most:,}"
+            raise InputError(f"{where}: {key}: got {repr(value)[:20]}, expected {expected}")
         return value
 
-    def only(key, allowed, found):
-        if found != allowed:
-            raise InputError(f"{where}: {key}: got {found!r}, expected {allowed!r}")
-
     family = need("model_type")
-    only("hidden_act", "silu", config.get("hidden_act", "silu"))
-    only("quantization_config", None, config.get("quantization_config"))
+    for key, value in {"hidden_act": "silu", "quantization_config": None}.items():
+        found = config.get(key, value)
+        expect(found == value, f"{where}: {key}", found, repr(value))
     # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
     try:
         sizes = {field: size(key, most=10_000 if field == "layers" else 10**9) for field, key in SIZES.items()}
-        return (
-            sizes
-            | {
-                "family": family,
-                "kv_heads": size("num_key_value_heads", sizes["heads"]),
-                "head_dim": size("head_dim", sizes["dim"] // sizes["heads"]),
-                "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
-                "rope_scaling": rope_scaling(config, rope, where),
-                "norm_eps": float(need("rms_norm_eps")),
-                "qkv_bias": family == "qwen2" or biased,
-                "o_bias": biased,
-                "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
-                "qk_norm": family == "qwen3",
-                "tied": bool(config.get("tie_word_embeddings", False)),
-                "positions": size("max_position_embeddings", ModelConfig.positions),
-            }
-            | sliding_window(config, where)
-        )
+        others = {
+            "family": family,
+            "kv_heads": size("num_key_value_heads", sizes["heads"]),
+            "head_dim": size("head_dim", sizes["dim"] // sizes["heads"]),
+            "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
+            "rope_scaling": rope_scaling(config, rope, where),
+            "norm_eps": float(need("rms_norm_eps")),
+            "qkv_bias": family == "qwen2" or biased,
+            "o_bias": biased,
+            "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
+            "qk_norm": family == "qwen3",
+            "tied": bool(config.get("tie_word_embeddings", False)),
+            "positions": size("max_position_embeddings", ModelConfig.positions),
+        }
+        return sizes | others | sliding_window(config, where)
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -103,8 +97,6 @@ def shape_of(config: dict, where: str) -> dict:
 
 
 LENGTH = "original_max_position_embeddings"
-
-
 # rope_type -> {field of RopeScaling: key of a config.json}
 ROPE = {
     "linear": {"factor": "factor"},
@@ -127,8 +119,7 @@ def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
         why = ", with which a score depends on the longest row of its batch" if kind == "dynamic" else ""
         raise InputError(f"{where}: rope_type: got {kind!r}{why}; expected default, {', '.join(ROPE)}")
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if share != 1.0:
-        raise InputError(f"{where}: partial_rotary_factor: got {share!r}, expected 1.0")
+    expect(share == 1, f"{where}: partial_rotary_factor", share, "1.0")
     names = ROPE.get(kind, {})
     neutral = {"rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH}
     if unknown := sorted(rope.keys() - neutral - set(names.values())):
@@ -157,44 +148,31 @@ def sliding_window(config: dict, where: str) -> dict:
     if not kinds:
         first = 0 if family == "mistral" else config.get("max_window_layers", 28)
         kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
-    if not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise InputError(f"{where}: layer_types: got {sorted(set(kinds))}, expected full_ or sliding_attention")
+    is_known = set(kinds) <= {"sliding_attention", "full_attention"}
+    expect(is_known, f"{where}: layer_types", sorted(set(kinds)), "full_attention or sliding_attention")
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
     if any(sliding) and (family == "llama" or window is None):
         raise InputError(f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window")
-    return {
-        "window": window if any(sliding) else None,
-        "sliding": None if all(sliding) or not any(sliding) else sliding,
-    }
+    return {"window": window if any(sliding) else None, "sliding": sliding if len(set(sliding)) == 2 else None}
 
 
 FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that no config.json says
-FIELDS = {name: hint for name, hint in typing.get_type_hints(ModelConfig).items() if name != "lm_head"}
+HINTS = typing.get_type_hints(ModelConfig)
+FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"}
+FIELDS["head"] = Annotated[str, one_of(HEADS)]
+FIELDS["head_dropout"] = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1)")]
+FIELDS["remat"] = Annotated[str, one_of(("none", *REMAT))]
 # The model section of a config: any field of ModelConfig by its name, null or absent as in the config.json (conf/model).
-ModelChoice = dataclasses.make_dataclass(
-    "ModelChoice",
-    [*((name, hint | None, None) for name, hint in FIELDS.items()), ("new_head", bool, True)],
-    frozen=True,
-)
+choices = [(name, hint | None, None) for name, hint in FIELDS.items()]
+ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", bool, True)], frozen=True)
 
 
 def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-    """(the ModelConfig of a Hugging Face config with the asked fields, {field: (asked, in config)} where both say it and differ).
+    """(ModelConfig of a Hugging Face config with the asked fields, {field: (asked, in config)} of those that differ).
 
-    Raises InputError on values that no model has. `uses`: further fields, such as lm_head, which the objective decides.
+    `uses`: further fields, such as lm_head, which the objective decides.
     """
     asked = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
-    if asked.get("head") not in (None, *HEADS):
-        raise InputError(f"model.head: got {asked['head']!r}, expected {', '.join(HEADS)}")
-    if not 0 <= asked.get("head_dropout", 0) < 1:
-        raise InputError(f"model.head_dropout: got {asked['head_dropout']}, expected a number in [0, 1)")
-    if asked.get("remat", "none") not in ("none", *REMAT):
-        raise InputError(f"model.remat: got {asked['remat']!r}, expected none, {', '.join(REMAT)}")
-    for name, value in asked.items():
-        if type(value) is int and value < 1:
-            raise InputError(f"model.{name}: got {value}, expected at least 1")
-    if asked.get("rope_scaling") and asked["rope_scaling"].kind not in ROPE:
-        raise InputError(f"model.rope_scaling.kind: got {asked['rope_scaling'].kind!r}, expected {', '.join(ROPE)}")
     asked["dtype"] = choose_dtype(asked.get("dtype", "auto"))
     fixed = shape_of(config, where)
     changed = {name: (asked[name], fixed[name]) for name in asked.keys() & fixed if asked[name] != fixed[name]}
@@ -202,15 +180,13 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
 
 
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
-    """`hf_config`, or InputError naming the first field that a config.json cannot say: read back, it would be another model."""
+    """`hf_config`; InputError naming the first field that a config.json cannot say: read back, it would be another model."""
     config = hf_config(cfg, tokenizer)
     again = model_config(config, "export", **{name: getattr(cfg, name) for name in FROM_RUN})
     for name, value in vars(cfg).items():
-        if getattr(again, name) != value:
-            raise InputError(
-                f"export: model.{name}={value} has no place in a {cfg.family} config.json, which would be read as "
-                f"{getattr(again, name)}: this model cannot be exported"
-            )
+        if (other := getattr(again, name)) != value:
+            where = f"a {cfg.family} config.json, which would be read as {other}"
+            raise InputError(f"export: model.{name}={value} has no place in {where}: this model cannot be exported")
     return config
 
 
@@ -223,12 +199,12 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
-    slides = {"use_sliding_window": False}
     sliding = cfg.sliding or (True,) * cfg.layers
     kinds = ["sliding_attention" if slide else "full_attention" for slide in sliding]
-    if cfg.window is not None:
-        slides = {"use_sliding_window": True, "sliding_window": cfg.window, "layer_types": kinds}
-        slides["max_window_layers"] = [*sliding, True].index(True)  # for transformers 4
+    slides = {"use_sliding_window": cfg.window is not None}
+    if cfg.window is not None:  # max_window_layers: for transformers 4
+        first = [*sliding, True].index(True)
+        slides |= {"sliding_window": cfg.window, "layer_types": kinds, "max_window_layers": first}
     own = {  # what only this family's config has
         "qwen2": slides,
         "qwen3": slides | {"attention_bias": cfg.qkv_bias},
@@ -236,27 +212,26 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
         "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
     }[cfg.family]
-    return (
-        {key: getattr(cfg, field) for field, key in SIZES.items()}
-        | {
-            "architectures": [f"{family}For{kind}"],
-            "model_type": cfg.family,
-            "num_key_value_heads": cfg.kv_heads,
-            "head_dim": cfg.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": cfg.norm_eps,
-            "rope_theta": cfg.rope_theta,
-            "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
-            "max_position_embeddings": cfg.positions,
-            "tie_word_embeddings": cfg.tied,
-            "attention_dropout": 0.0,
-            "initializer_range": 0.02,
-            "dtype": "float32",
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
-        | own
-        | ({"rope_scaling": rope} if how is not None else {})  # for transformers 4
-        | ({"id2label": {str(i): label for i, label in enumerate(head.labels)}} if head else {})
-    )
+    if how is not None:
+        own["rope_scaling"] = rope  # for transformers 4
+    if head is not None:
+        own["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
+    config = {
+        "architectures": [f"{family}For{kind}"],
+        "model_type": cfg.family,
+        "num_key_value_heads": cfg.kv_heads,
+        "head_dim": cfg.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": cfg.norm_eps,
+        "rope_theta": cfg.rope_theta,
+        "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
+        "max_position_embeddings": cfg.positions,
+        "tie_word_embeddings": cfg.tied,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "dtype": "float32",
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return {key: getattr(cfg, field) for field, key in SIZES.items()} | config | own

@@ -1,10 +1,11 @@
 """How a solution becomes token ids and step marks. One function serves training, scoring, search and RL.
 
 The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format, which says
-where its convention was read. Two ways of tokenising exist among released PRMs, and each is followed exactly:
+where its convention was read; a new one is a new file there, with keys of `Format`. Two ways of tokenising exist among
+released PRMs, and each is followed exactly:
 
-apart: every step by itself, then its separator as ids. The mark cannot fuse with text, as `.` and a newline do in BPE when
-TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
+apart: every step by itself, then its separator as ids. The mark cannot fuse with text, as `.` and a newline do in BPE
+when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
 together: one text, one call, as the authors' code does; the marks are then found by their place in the text, never by
 looking for an id, and a mark that fused with the text beside it raises.
 """
@@ -13,14 +14,14 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable
+from typing import Annotated, Literal
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data.units import UNITS
-from prm_jax.launch.config import CONF, parse
-
-LABEL_KINDS = ("correctness", "value", "unknown")
+from prm_jax.launch.config import CONF, expect, one_of, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Format:
 
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
-    tokenized: str = "apart"  # apart | lines (apart, each line of a step too) | together
+    tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, each line of a step too
     mark: str = ""  # tokenized together: the one token that ends a separator, where that is not the whole separator
     prefix: str = "{problem}"  # text before the first step
     number: str = ""  # put before each step that does not begin with it already
@@ -48,47 +49,36 @@ class Format:
     layer: str = "score"  # last layer of that head in its checkpoints; lm_head: none of its own
     good: str | None = None  # head tokens: the good verdict, one token
     bad: str | None = None  # head tokens: the bad one
-    score: str = "probability"  # unit in which its authors state scores, of data/units.py; ours are log-odds
+    score: Annotated[str, one_of(UNITS)] = "probability"  # unit in which its authors state scores; ours are log-odds
     beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
-    label_kind: str = "unknown"  # what its checkpoints learned: correctness | value (of a completer) | unknown
+    label_kind: Literal["correctness", "value", "unknown"] = "unknown"  # what it learned; value: of a completer
 
     def __post_init__(self):
-        allowed = {"tokenized": ("apart", "lines", "together"), "score": tuple(UNITS), "label_kind": LABEL_KINDS}
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise InputError(f"format.{name}: got {getattr(self, name)!r}, expected {', '.join(values)}")
-        if not self.separator and not self.probe and self.name != "auto":
-            raise InputError(
-                "format.separator: is empty, expected a text such as '\\n' whose last token becomes the mark"
-            )
-        if "\\n" in self.separator:
-            raise InputError(
-                "format.separator: has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
-            )
-        if "{problem}" not in self.prefix:
-            raise InputError(f"format.prefix: got {self.prefix!r}, expected a text with {{problem}} in it")
-        if self.tokenized != "together" and (
-            self.between or self.suffix or self.drop_separator or self.probe or self.shift
-        ):
-            raise InputError("format.tokenized: between, suffix, drop_separator, probe and shift need 'together'")
-        if (self.head == "tokens") != (self.good is not None) or (self.good is None) != (self.bad is None):
-            raise InputError("format.good: good and bad go together with head 'tokens', and only with it")
-        if (self.head == "implicit") != (self.score == "log_ratio"):
-            raise InputError("format.score: 'log_ratio' goes together with head 'implicit', and only with it")
+        is_read = self.separator or self.probe or self.name == "auto"
+        expect(is_read, "format.separator", "", "a text such as '\\n' whose last token becomes the mark")
+        hint = "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
+        expect("\\n" not in self.separator, "format.separator", self.separator, f"line ends: {hint}")
+        expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
+        of_together = self.between or self.suffix or self.drop_separator or self.probe or self.shift
+        why = "'together', which between, suffix, drop_separator, probe and shift need"
+        expect(self.tokenized == "together" or not of_together, "format.tokenized", self.tokenized, why)
+        verdicts = [text for text in (self.good, self.bad) if text is not None]
+        expected = "good and bad with head 'tokens', and only with it"
+        expect(len(verdicts) == 2 * (self.head == "tokens"), "format.good", verdicts, expected)
+        of_ratio = (self.head == "implicit") == (self.score == "log_ratio")
+        expect(of_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
 
 def read_format(name: str) -> Format:
     """The format of conf/format/NAME.yaml."""
-    from omegaconf import OmegaConf
-
     return parse(OmegaConf.load(CONF / "format" / f"{name}.yaml"), Format, "format")
 
 
 @functools.cache
 def all_formats() -> tuple[Format, ...]:
     """Every convention of conf/format, those that belong to one head first."""
-    names = sorted(path.stem for path in (CONF / "format").glob("*.yaml"))
-    return tuple(sorted((read_format(name) for name in names if name != "auto"), key=lambda fmt: fmt.head is None))
+    names = {path.stem for path in (CONF / "format").glob("*.yaml")} - {"auto"}
+    return tuple(sorted(map(read_format, names), key=lambda fmt: (fmt.head is None, fmt.name)))
 
 
 def verdicts(fmt: Format, tokenizer) -> tuple[int, int] | None:
@@ -125,16 +115,14 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
         fmt = dataclasses.replace(fmt, **pad)
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     finish = [tokenizer.eos_token_id] if end else []
-    if finish == [None]:
-        raise InputError("tokenizer: has no end-of-sequence token, which objective=lm needs")
+    expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(problem, numbered(fmt, steps)) for problem, steps in rows]
     encode_rows = _encode_together if fmt.tokenized == "together" else _encode_apart
     found = []
     for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
         step_end_T = np.array(marks, np.int32) + len(begin) + fmt.shift
-        encoded = Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin))
-        check_marks(encoded, len(steps), repr(problem[:60]))
-        found.append(encoded)
+        found.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
+        check_marks(found[-1], len(steps), repr(problem[:60]))
     return found
 
 
@@ -143,10 +131,9 @@ def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:
     if fmt.strip:
         steps = tuple(step.strip() for step in steps)
     if fmt.number:
-        is_numbered = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE).match
-        steps = tuple(
-            step if is_numbered(step) else fmt.number.replace("{n}", str(n)) + step for n, step in enumerate(steps, 1)
-        )
+        own = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE)
+        name = lambda n, step: step if own.match(step) else fmt.number.replace("{n}", str(n)) + step
+        steps = tuple(name(n, step) for n, step in enumerate(steps, 1))
     return tuple(step.rstrip(" ") for step in steps) if fmt.strip else steps
 
 
@@ -161,18 +148,14 @@ def _encode_apart(fmt: Format, tokenizer, rows):
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
     ids_of = dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True)) if texts else {}
     separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
-    if not separator:
-        raise InputError(
-            f"format.separator: {fmt.separator!r} has no token in this tokenizer, so no step can be marked"
-        )
+    expect(separator, "format.separator", fmt.separator, "a text that has a token in this tokenizer")
     for head, (_, steps) in zip(heads, rows, strict=True):
         ids, marks = [*ids_of[head]], []
-        start = len(ids)
         for step in steps:
             for part in parts(step):
                 ids += [*ids_of[part], *separator]
             marks.append(len(ids) - 1)
-        yield ids, marks, start
+        yield ids, marks, len(ids_of[head])
 
 
 def _encode_together(fmt: Format, tokenizer, rows):
@@ -186,60 +169,48 @@ def _encode_together(fmt: Format, tokenizer, rows):
             if fmt.separator and fmt.separator in text:
                 raise InputError(f"{where}: {name} contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
         text = fmt.prefix.replace("{problem}", problem)
-        if fmt.strip and steps and not steps[0]:
-            text = text.rstrip(" ")
         first, ends = len(text), []
         for t, step in enumerate(steps):
-            text += (fmt.between if t else "") + step + fmt.separator
+            text += fmt.between if t else ""
+            if fmt.strip and not step:  # its separator brings the blank before it
+                text = text.rstrip(" ")
+                first = min(first, len(text))
+            text += step + fmt.separator
             ends.append(len(text))
-        text += fmt.suffix
-        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = tokenizer(text + fmt.suffix, add_special_tokens=False, return_offsets_mapping=True)
         ids, spans = encoding["input_ids"], np.array(encoding["offset_mapping"]).reshape(-1, 2)
         start = int((spans[:, 0] < first).sum())
         if fmt.probe:
-            last = len(ends) - 1
-            cuts = [text[:end] + (fmt.probe if t < last else fmt.probe.rstrip()) for t, end in enumerate(ends)]
+            probes = [fmt.probe] * (len(ends) - 1) + [fmt.probe.rstrip()]
+            cuts = [text[:end] + probe for end, probe in zip(ends, probes, strict=True)]
             marks = [len(tokenizer.encode(cut, add_special_tokens=False)) - 1 for cut in cuts]
         else:
-            marks = [_last_token(spans, end, fmt, where, t) for t, end in enumerate(ends)]
-            for t, mark in enumerate(marks):
-                if ids[mark : mark + 1] != mark_id:
-                    raise no_mark(fmt, where, t)
+            marks = [_mark(fmt, mark_id, ids, spans, end, f"{where}: step {t}") for t, end in enumerate(ends, 1)]
         if fmt.drop_separator:
-            dropped = [_last_token(spans, first, fmt, where, -1), *marks]
-            ids = [token for i, token in enumerate(ids) if i not in set(dropped)]
+            dropped = {_mark(fmt, mark_id, ids, spans, first, where), *marks}
+            ids = [token for i, token in enumerate(ids) if i not in dropped]
             marks = [mark - 2 - t for t, mark in enumerate(marks)]  # t + 1 separators were before it
             start -= 1
         yield ids, marks, start
 
 
-def _last_token(spans, end: int, fmt: Format, where: str, t: int) -> int:
+def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, where: str) -> int:
     """Index of the token that ends the separator that ends at text[:end], and is the mark and nothing else."""
-    i = int(np.searchsorted(spans[:, 1], end, side="right")) - 1
-    is_whole = i >= 0 and tuple(spans[i]) == (end - len(fmt.mark or fmt.separator), end)
+    i, mark = int(np.searchsorted(spans[:, 1], end, side="right")) - 1, fmt.mark or fmt.separator
+    is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
-        raise no_mark(fmt, where, t)
+        raise InputError(
+            f"{where}: its mark {mark!r} is no token of its own, so format={fmt.name} has no score for it: it fused with "
+            "the text beside it, or this tokenizer does not know it"
+        )
     return i
-
-
-def no_mark(fmt: Format, where: str, t: int) -> InputError:
-    return InputError(
-        f"{where}: step {t + 1}: its mark {fmt.mark or fmt.separator!r} is no token of its own, so format={fmt.name} "
-        "has no score for it: it fused with the text beside it, or this tokenizer does not know it"
-    )
 
 
 def check_marks(encoded: Encoded, n_steps: int, where: str):
     """Raises InputError unless there is exactly one mark a step, in order and inside the row."""
-    step_end_T = encoded.step_end_T
-    if (
-        len(step_end_T) != n_steps
-        or (np.diff(step_end_T) <= 0).any()
-        or (len(step_end_T) and step_end_T[-1] >= len(encoded.ids_L))
-    ):
-        raise InputError(
-            f"{where}: {len(step_end_T)} step marks {step_end_T.tolist()} for {n_steps} steps in {len(encoded.ids_L)} tokens"
-        )
+    marks, n_tokens = encoded.step_end_T.tolist(), len(encoded.ids_L)
+    if len(marks) != n_steps or (np.diff([-1, *marks, n_tokens]) <= 0).any():
+        raise InputError(f"{where}: {len(marks)} step marks {marks} for {n_steps} steps in {n_tokens} tokens")
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int):
@@ -251,21 +222,14 @@ def train_tokenizer(texts: Iterable[str], vocab: int):
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    words = Regex(
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
+    word = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    word += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(word), "isolated"), to_bytes])
     bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    end, alphabet = "<|endoftext|>", pre_tokenizers.ByteLevel.alphabet()
+    asked = {"vocab_size": vocab, "special_tokens": [end], "initial_alphabet": alphabet, "show_progress": False}
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(**asked))
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end, pad_token=end)

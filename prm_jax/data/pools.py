@@ -14,6 +14,10 @@ from prm_jax import InputError
 from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
 from prm_jax.data.units import UNITS
 
+# Fields of a row: id, problem, right answer; of a candidate: answer, step scores.
+NATIVE = ("id", "problem", "answer", "answer", "step_scores")
+STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_step_scores")
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -32,7 +36,7 @@ class Candidate:
             if len(scores) != len(self.steps):
                 raise field_error(f"step_scores.{name}", len(scores), f"one score for each of {len(self.steps)} steps")
             for index, score in enumerate(scores):
-                if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+                if type(score) not in (int, float) or not math.isfinite(score):
                     raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
 
 
@@ -63,46 +67,42 @@ def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
     """Problems of a pool file, one after another, with all its step scores or only those in `names` (then each must be there).
 
     One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit; answer,
-    correct, finished (then true), step_scores and scores_unit ({name: unit}) may be left out. StrictPRMBench's rows are read as they are:
-    problem_id, question, gold; extracted_answer, prm_step_scores, and `correct`, not source_is_correct, which
-    was graded against wrong answers. Raises InputError naming file, line and field, also for a repeated id.
+    correct, finished (then true), step_scores and scores_unit ({name: unit}) may be left out. StrictPRMBench's rows are read
+    as they are, `correct`, not source_is_correct, which was graded against wrong answers. Raises InputError naming file,
+    line and field, also for a repeated id.
     """
-    number_of = {}
+    place_of = {}
     for number, row in read_rows(path):
+        place = row_place(path, number)
         try:
             problem = _problem(row, names)
-            if problem.id in number_of:
-                raise field_error(
-                    "id", problem.id, f"an id not seen before, {row_place(path, number_of[problem.id])} has it"
-                )
+            if problem.id in place_of:
+                raise field_error("id", problem.id, f"an id not seen before, {place_of[problem.id]} has it")
         except InputError as error:
-            raise InputError(f"{row_place(path, number)}: {error}") from None
-        number_of[problem.id] = number
+            raise InputError(f"{place}: {error}") from None
+        place_of[problem.id] = place
         yield problem
 
 
 def _problem(row, names):
-    is_strict = "problem_id" in row
-    id_, problem, gold = ("problem_id", "question", "gold") if is_strict else ("id", "problem", "answer")
-    answer, scores = ("extracted_answer", "prm_step_scores") if is_strict else ("answer", "step_scores")
+    id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
         if not isinstance(candidate, dict):
             raise field_error(f"candidates[{index}]", candidate, "an object")
         try:
             stored = optional(candidate, scores, dict) or {}
-            lists = {name: field(stored, name, list, f"{scores}.") for name in (stored if names is None else names)}
-            candidates.append(
-                Candidate(
-                    steps=texts(candidate, "steps"),
-                    answer=optional(candidate, answer, str),
-                    correct=optional(candidate, "correct", bool),
-                    finished=optional(candidate, "finished", bool) is not False,
-                    step_scores={name: tuple(values) for name, values in lists.items()},
-                )
+            asked = stored if names is None else names
+            given = Candidate(
+                steps=texts(candidate, "steps"),
+                answer=optional(candidate, answer, str),
+                correct=optional(candidate, "correct", bool),
+                finished=optional(candidate, "finished", bool) is not False,
+                step_scores={name: tuple(field(stored, name, list, f"{scores}.")) for name in asked},
             )
         except InputError as error:
             raise InputError(f"candidates[{index}].{error}") from None
+        candidates.append(given)
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
     return Problem(field(row, id_, str), field(row, problem, str), optional(row, gold, str), tuple(candidates), units)
@@ -143,11 +143,10 @@ def incomplete_scores(problems: Sequence[Problem]) -> dict[str, int]:
 
 def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:
     """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
-    if name not in scores_names(problems):
-        found = ", ".join(scores_names(problems)) or "none"
-        raise field_error("scores", name, f"step scores that every candidate has ({found})")
-    widest = max(len(problem.candidates) for problem in problems)
-    longest = max(len(candidate.steps) for problem in problems for candidate in problem.candidates)
+    if name not in (found := scores_names(problems)):
+        raise field_error("scores", name, f"step scores that every candidate has ({', '.join(found) or 'none'})")
+    candidates = [candidate for problem in problems for candidate in problem.candidates]
+    widest, longest = max(len(p.candidates) for p in problems), max(len(c.steps) for c in candidates)
     score_PNT = np.zeros((len(problems), widest, longest))
     mask_PNT = np.zeros(score_PNT.shape, bool)
     for p, problem in enumerate(problems):
@@ -158,7 +157,7 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:
-    """The problems, one after another, with one more named list of step scores; `scores` are those of all candidates in order.
+    """The problems, one after another, with one more named list of step scores: those of all candidates in order.
 
     Raises InputError if the name is taken or a candidate's count is wrong, ValueError for any other count.
     """
@@ -170,8 +169,8 @@ def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: 
                 raise field_error("scores", name, f"a new name, problem {problem.id} has scores of this one")
             if (score_T := next(scores, None)) is None:
                 raise ValueError("fewer scores than candidates")
-            step_scores = candidate.step_scores | {name: tuple(map(float, score_T))}
-            candidates.append(dataclasses.replace(candidate, step_scores=step_scores))
+            new = candidate.step_scores | {name: tuple(map(float, score_T))}
+            candidates.append(dataclasses.replace(candidate, step_scores=new))
         units = problem.scores_unit | {name: unit}
         yield dataclasses.replace(problem, candidates=tuple(candidates), scores_unit=units)
     if next(scores, None) is not None:

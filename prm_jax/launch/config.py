@@ -51,7 +51,8 @@ class Rule:
     expected: str
 
 
-class one_of(typing.NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed as itself: a table has no hash
+class one_of:
     """The rule that a value is a name of a table, as the table is when the value is read."""
 
     names: typing.Collection[str]
