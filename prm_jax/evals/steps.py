@@ -150,6 +150,8 @@ def show_group(group: dict, kind: str):
         spread = f"  (std {group['std'][name]:.4f})" if "std" in group else ""
         print(f"  {name:<24}{group[name]:.4f}{spread}")
     if "baselines" not in group:
-        print("  baselines               left out: not asked for, or no training split beside a file that is measured whole")
+        print(
+            "  baselines               left out: not asked for, or no training split beside a file that is measured whole"
+        )
     for name, x in group.get("baselines", {}).items():
         print(f"  baseline {name:<15}{x:.4f}  (AUROC of what cannot read)")
