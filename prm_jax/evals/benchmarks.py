@@ -155,8 +155,6 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
             raise InputError(f"{where}: {error}") from None
         scores[i], line_of[i] = as_probability(np.array(found, np.float64), unit), number
     if missing := [i for i in n_steps if i not in scores]:
-        more = f" and {len(missing) - 1} more ids" if len(missing) > 1 else ""
-        raise InputError(
-            f"{path}: no row has the id {missing[0]!r}{more}, expected one for each of {len(n_steps)} solutions"
-        )
+        found = f"no row has the id {missing[0]!r}" + f" and {len(missing) - 1} more ids" * (len(missing) > 1)
+        raise InputError(f"{path}: {found}, expected one for each of {len(n_steps)} solutions")
     return [scores[i] for i in n_steps]
