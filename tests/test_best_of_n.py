@@ -1,5 +1,6 @@
 """task=best_of_n: every reported number against brute force, the reference table of the real pools, bad pools."""
 
+import dataclasses
 import itertools
 import json
 
@@ -14,6 +15,7 @@ from prm_jax.evals import pool_metrics as best_of_n
 from prm_jax.figures import style
 from prm_jax.figures.best_of_n import best_of_n_figures
 from prm_jax.figures.witness import witness_phases
+from prm_jax.launch.config import parse
 
 RULES = best_of_n.Rules("probability", "prod", "share", 50)
 
@@ -47,6 +49,10 @@ POOL = [  # two problems, four candidates; products .81 .72 .95 .2 and .5 .5 .25
         ),
     ),
 ]
+
+
+def parsed_rules(**changes):
+    return parse(dataclasses.asdict(RULES) | changes, best_of_n.Rules)
 
 
 def measured(pool=POOL, rules=RULES, labels=None, scorers=("a",)):
@@ -235,8 +241,8 @@ def test_what_a_winning_group_counts():
     assert [result["majority"]["3"] for result in said] == pytest.approx([0.5, 0, 0, 0.5])
     assert [result["vote_counts"] for result in said] == ["mean", "first", "first", "mean"]
     assert [r["scorers"]["a"]["prod"]["weighted_vote"]["3"] for r in said] == pytest.approx([0.5, 0, 0, 0.5])
-    with pytest.raises(InputError, match="vote_counts: got 'all', expected mean, first"):
-        rules("share", "all")
+    with pytest.raises(InputError, match="vote_counts: got 'all', expected mean or first"):
+        parsed_rules(vote_counts="all")
 
 
 @pytest.mark.parametrize(("counts", "right"), [("first", 245), ("mean", 246.03125)])
@@ -346,7 +352,7 @@ def test_bad_pools_name_the_place():
         p = 1 / (1 + np.exp([-0.5, 2.0]))
         assert logits["brier"] == pytest.approx(np.mean((p - 1) ** 2))
     with pytest.raises(InputError, match="aggregator: got 'median', expected min, prod"):
-        best_of_n.Rules("probability", "median", "share", 5)
+        parsed_rules(aggregator="median")
 
 
 def task(monkeypatch, tmp_path, *overrides):
@@ -394,7 +400,7 @@ def test_a_checker_grades_again_and_groups_the_votes(monkeypatch, tmp_path):
     ("overrides", "message"),
     [
         (["scores=b"], "scores: got 'b', expected step scores that every candidate has: a"),
-        (["ties=last"], "ties: got 'last', expected share, first"),
+        (["ties=last"], "ties: got 'last', expected share or first"),
         (["checker=llm"], "checker: got 'llm', expected string, number or math"),
         (["pool=nowhere.jsonl"], "nowhere.jsonl"),
         (["fresh.candidates=0"], "fresh.candidates: got 0, expected at least 1"),

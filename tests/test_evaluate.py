@@ -11,6 +11,7 @@ import evaluate
 from prm_jax import InputError
 from prm_jax.evals import steps
 from prm_jax.evals.common import new_name
+from prm_jax.figures.draw import FIGURES, draw
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 
@@ -97,6 +98,44 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     pool = [json.loads(line) for line in __import__("gzip").open(tmp_path / "out/pool.jsonl.gz", "rt")]
     assert pool[0]["scores_unit"] == dict.fromkeys(names, "logit")
     assert np.sign(pool[0]["candidates"][1]["step_scores"][names[0]]).tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize("task", FIGURES)
+def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tmp_path):
+    """One clean solution, one problem: hardly a number is defined, and what is not is null in the file."""
+    row = {"id": "a", "problem": PROBLEM, "steps": ["4+5=2", "max(2,3)=3"]}
+    rows = {
+        "bench": row | {"label": -1, "final_answer_correct": True},
+        "prm": {"modified_question": "m", "question": "q", "modified_process": ["a"], "error_steps": []}
+        | {"idx": "1", "classification": "circular"},
+        "pool": {
+            "id": "p",
+            "problem": PROBLEM,
+            "answer": "3",
+            "candidates": [{"steps": ["3"], "answer": "3", "correct": True}],
+        },
+        "native": row,
+    }
+    for name, x in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(x) + "\n")
+    steps, pool = ("data=processbench", "data.path=bench.jsonl"), ("pool=pool.jsonl",)
+    args = {
+        "steps": steps,
+        "best_of_n": pool,
+        "report": steps + pool,
+        "score": ("input=native.jsonl", "threshold=0"),
+        "processbench": steps,
+        "prmbench": ("data=prmbench", "data.path=prm.jsonl"),
+        "witness": ("witness.betas=3", "witness.errors=2"),
+    }[task]
+    verifier = () if task == "witness" else ("checkpoint=random",)
+    printed(evaluate.main, monkeypatch, f"task={task}", *args, *verifier, "hydra.run.dir=out", cwd=tmp_path)
+    first = sorted((tmp_path / "out/figures").iterdir())
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    (tmp_path / "again").mkdir()
+    again = sorted(draw(results, tmp_path / "again"))
+    assert [path.name for path in again] == [path.name for path in first] != []
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
 
 
 def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):

@@ -286,7 +286,8 @@ def test_figures_draw_latex_as_text(tmp_path):
 
     steps = ("It is $\\boxed{2}$.", "costs $5 and $6", "x_1 \\frac{1}{2} $")
     drawn = {"id": "a$b", "problem": "What is $\\frac{4}{2}$?", "steps": steps, "scores": [0.9, 0.2, 0.5]}
-    path = figures.solution_figure(drawn, "probability", 0.5, "v", tmp_path)
+    shown = {"shown_unit": "probability", "threshold": 0.5, "verifier": "v", "versions": {"commit": "0"}}
+    path = figures.solution_figure(drawn, shown, tmp_path)
     assert path.stat().st_size > 5_000
 
 

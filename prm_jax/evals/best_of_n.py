@@ -8,7 +8,7 @@ from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored
-from prm_jax.launch.config import Count, one_of
+from prm_jax.launch.config import Count, expect, one_of
 from prm_jax.tasks import TASKS
 
 
@@ -18,26 +18,15 @@ class FreshPool:
     candidates: Count
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(pool_metrics.Rules):
     """conf/task/best_of_n.yaml says what each key means."""
 
     pool: str | None
     scores: str | list | None
     scores_name: str | None
-    scores_unit: str
-    aggregator: str
-    ties: str
     checker: Annotated[str, one_of(grading.RULES)] | None
-    vote_counts: str | None
-    vote_draws: Count
     fresh: FreshPool
-
-    def __post_init__(self):
-        self.rules()
-
-    def rules(self) -> pool_metrics.Rules:
-        return pool_metrics.Rules(self.scores_unit, self.aggregator, self.ties, self.vote_draws, self.vote_counts)
 
 
 def needs_checkpoint(cfg: Config) -> bool:
@@ -62,11 +51,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
     scorers += verifiers
     if not scorers:
-        raise InputError(
-            "scores: the pool holds no step scores that every candidate has; checkpoint=FOLDER scores it now"
-        )
+        raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
     value = [name for name, about in verifiers.items() if about["label_kind"] == "value"]
-    results = pool_metrics.measure(problems, pool, scorers, cfg.rules(), setup.cfg.seed, exact_labels, value)
+    results = pool_metrics.measure(problems, pool, scorers, cfg, setup.cfg.seed, exact_labels, value)
     results |= {"pool": cfg.pool or "drawn from the noisy solver", "grading": graded, "verifiers": verifiers}
     return results | {"incomplete_scores": lacking}
 
@@ -76,10 +63,9 @@ def chosen_scores(asked, stored: list[str], scores_now: bool) -> list[str]:
     if asked is None:
         return [] if scores_now else list(stored)
     names = stored if asked == "all" else [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    expected = f"step scores that every candidate has: {', '.join(stored) or 'none'}"
     for name in names:
-        if name not in stored:
-            expected = f"step scores that every candidate has: {', '.join(stored) or 'none'}"
-            raise InputError(f"scores: got {name!r}, expected {expected}")
+        expect(name in stored, "scores", name, expected)
     return list(names)
 
 
@@ -88,34 +74,25 @@ def draw_pool(setup: Setup, cfg: Config):
     own = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
     data_cfg, _ = data_of(setup, own)
     if not isinstance(data_cfg, TaskData):
-        raise InputError(
-            f"pool: the data {data_cfg.name} has no solver to draw candidates from; name a pool, pool=FILE"
-        )
-    task, task_cfg = TASKS[data_cfg.name], data_cfg.task
-    task_cfg = dataclasses.replace(task_cfg, solutions_per_problem=cfg.fresh.candidates)
-    # Seed 0 draws the test split of the step metrics.
-    n, seed = cfg.fresh.problems * cfg.fresh.candidates, setup.cfg.seed + 1
-    solutions = task.make_solutions(task_cfg, n, "test", seed)
+        raise InputError(f"pool: the data {data_cfg.name} has no solver to draw candidates from; name one, pool=FILE")
+    task = TASKS[data_cfg.name]
+    task_cfg = dataclasses.replace(data_cfg.task, solutions_per_problem=cfg.fresh.candidates)
+    seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
+    solutions = task.make_solutions(task_cfg, cfg.fresh.problems * cfg.fresh.candidates, "test", seed)
     by_problem = {}
     for s in solutions:
-        by_problem.setdefault(s.problem, []).append(s)
+        by_problem.setdefault(s.problem, []).append(pools.Candidate(s.steps, s.answer, s.outcome == 1))
     problems = [
-        pools.Problem(
-            f"{data_cfg.name}/{seed}/{p}",
-            text,
-            task.answer(text),
-            tuple(pools.Candidate(s.steps, s.answer, s.outcome == 1) for s in found),
-        )
-        for p, (text, found) in enumerate(by_problem.items())
+        pools.Problem(f"{data_cfg.name}/{seed}/{p}", text, task.answer(text), tuple(candidates))
+        for p, (text, candidates) in enumerate(by_problem.items())
     ]
     return problems, {(s.problem, s.steps): s.labels for s in solutions}
 
 
 def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
     """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
-    if cfg.scores_name is not None and len(setup.checkpoints) > 1:
-        n = len(setup.checkpoints)
-        raise InputError(f"scores_name: names the scores of one verifier, got {n} in checkpoint")
+    n = len(setup.checkpoints)
+    expect(cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score")
     verifiers, total = {}, sum(len(problem.candidates) for problem in problems)
     for checkpoint in setup.checkpoints:
         scorer = open_scorer(setup, checkpoint)
@@ -129,31 +106,32 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
 
 def show(results: dict):
     N = str(results["n_candidates"])
-    graded = f"graded: {results['grading']['checker']}"
-    print(f"pool        {results['n_problems']} problems x {N} candidates; {graded}")
+    print(f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}")
     if odd := [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]:
         print(f"cannot win  {', '.join(odd)}")
     print(f"  mean of the candidates {results['mean']:.4f}")
     for name in ("majority", "oracle"):
         if name in results:
             print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
-    to_majority = {d["a"]: d for d in results["differences"] if d["b"] == "majority"}
+    against = {(d["a"], d["b"]): difference(d) for d in results["differences"]}
     for scorer, table in results["scorers"].items():
-        verifier = results["verifiers"].get(scorer, {}).get("verifier", "stored scores")
-        print(f"scorer      {scorer}: {verifier}")
+        print(f"scorer      {scorer}: {results['verifiers'].get(scorer, {}).get('verifier', 'stored scores')}")
+        if n := results["zero_scores"][scorer]:
+            print(
+                f"  {n} problems have a candidate with a step of probability 0: its product and minimum tie with all such"
+            )
         print(f"  {'':<10} best-of-{N:<27} minus majority vote{'':<24} weighted vote")
         for how, numbers in table.items():
             line = f"  {how:<10} {numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N]):<28}"
-            if d := to_majority.get(f"{scorer}.{how}.best_of_n"):
-                line += f" {difference(d)}".ljust(44)
+            if "weighted_vote" in numbers:
+                line += f" {against[f'{scorer}.{how}.best_of_n', 'majority']:<43}"
                 line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
             print(line)
-    print(
-        f"differences at n = {N}, paired over problems, 95 % intervals, sign-flip p-values of single tests (not adjusted):"
-    )
-    for d in results["differences"]:
-        if d["b"] != "majority":
-            print(f"  {d['a']} - {d['b']}: {difference(d)}")
+    tests = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
+    print(f"differences at n = {N}, paired over problems, {tests}; of other aggregators in results.json:")
+    for (a, b), text in against.items():
+        if b != "majority" and a.endswith((".weighted_vote", f".{results['aggregator']}.best_of_n")):
+            print(f"  {a} - {b}: {text}")
 
 
 FEW = 6  # problems that differ: below, a sign test cannot reach .05, whatever an interval says

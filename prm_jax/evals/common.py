@@ -100,12 +100,8 @@ def shown_unit(scorer) -> str:
 
 
 def describe(scorer) -> dict:
-    return {
-        "verifier": scorer.name,
-        "label_kind": scorer.label_kind,
-        "objective": scorer.objective,
-        "scores_unit": scorer.unit,
-    }
+    kind = {"label_kind": scorer.label_kind, "objective": scorer.objective}
+    return {"verifier": scorer.name, **kind, "scores_unit": scorer.unit}
 
 
 def is_run(name: str) -> bool:
@@ -122,23 +118,19 @@ def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
     return data_config(own.data), own.seed
 
 
-def trained_on(name: str, data: Data, test) -> int:
-    """How many distinct problems of `test` a run of ours was trained on; 0 for other verifiers, which do not say. Says which
-    files of its data have changed since."""
-    path = Path(name) / "data.json"
-    if not path.exists():
-        return 0
-    record = run_folder.read_json(path)
-    for file, found in data.fingerprints.items():
-        if record["files"].get(file, found) != found:
-            print(f"note        {file} has changed since {name} was trained")
-    return count_known(test, record["problems"])
-
-
-def of_training(name: str) -> dict:
-    """What the summary of a verifier's run says of its making; empty for other verifiers."""
-    path = Path(name) / "summary.json"
+def record_of(name: str, file: str) -> dict:
+    """What a run of ours keeps in one of its JSON files; empty for other verifiers, which do not say."""
+    path = Path(name) / file
     return run_folder.read_json(path) if path.exists() else {}
+
+
+def trained_on(name: str, data: Data, test) -> int:
+    """How many distinct problems of `test` a run of ours was trained on. Says which files of its data have changed since."""
+    record = record_of(name, "data.json")
+    for file, found in data.fingerprints.items():
+        if record.get("files", {}).get(file, found) != found:
+            print(f"note        {file} has changed since {name} was trained")
+    return count_known(test, record.get("problems", ()))
 
 
 def new_name(asked: str | None, scorer, taken: set[str]) -> str:

@@ -9,7 +9,9 @@ Dimension key
 """
 
 import dataclasses
+import functools
 import itertools
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from prm_jax import InputError, metrics, rerank, stats, votes
 from prm_jax.data.answers import is_blank
 from prm_jax.data.pools import Problem, as_arrays, scores_unit
 from prm_jax.data.units import UNITS, as_probability
+from prm_jax.launch.config import Count, one_of
 
 # From the arg max to the reference: solution scores are a few nats apart, seldom below a thousandth.
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
@@ -26,23 +29,18 @@ BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """How candidates are compared; conf/evaluate.yaml says what each key means."""
+    """How candidates are compared; conf/task/best_of_n.yaml says what each key means."""
 
-    scores_unit: str
-    aggregator: str
-    ties: str
-    vote_draws: int
-    vote_counts: str | None = None  # what a winning group of votes counts; None: "mean", under ties=first "first"
+    scores_unit: Annotated[str, one_of(UNITS)]
+    aggregator: Annotated[str, one_of(rerank.AGGREGATORS)]
+    ties: Literal["share", "first"]
+    vote_draws: Count
+    vote_counts: Annotated[str, one_of(votes.COUNTS)] | None = None
 
-    def __post_init__(self):
-        if self.vote_counts is None:
-            object.__setattr__(self, "vote_counts", "first" if self.ties == "first" else "mean")
-        expected = {"scores_unit": UNITS, "aggregator": rerank.AGGREGATORS, "ties": ("share", "first")}
-        for key, names in (expected | {"vote_counts": votes.COUNTS}).items():
-            if getattr(self, key) not in names:
-                raise InputError(f"{key}: got {getattr(self, key)!r}, expected {', '.join(names)}")
-        if self.vote_draws < 1:
-            raise InputError(f"vote_draws: got {self.vote_draws}, expected at least 1")
+    @property
+    def counts(self) -> str:
+        """What a winning group of votes counts, a name of votes.COUNTS."""
+        return self.vote_counts or ("first" if self.ties == "first" else "mean")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,26 +64,22 @@ def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None =
     Raises InputError naming problem and candidate where `correct` is missing.
     """
     P, N = len(problems), max(len(problem.candidates) for problem in problems)
-    right_PN, present_PN, eligible_PN = (np.zeros((P, N), np.float32), np.zeros((P, N), bool), np.zeros((P, N), bool))
-    answer_PN = np.full((P, N), -1, np.int32)
-    answer_of = lambda candidate: None if is_blank(candidate.answer) else candidate.answer
-    has_answers = any(answer_of(c) is not None for problem in problems for c in problem.candidates)
+    right_PN, (present_PN, eligible_PN) = np.zeros((P, N), np.float32), np.zeros((2, P, N), bool)
+    answer_PN, dropped = np.full((P, N), -1, np.int32), {"missing": P * N, "unfinished": 0, "without_answer": 0}
+    has_answers = any(not is_blank(c.answer) for problem in problems for c in problem.candidates)
     for p, problem in enumerate(problems):
-        texts = [answer_of(c) for c in problem.candidates]
-        number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-        groups = answer_groups[p] if answer_groups else [-1 if a is None else number[a] for a in texts]
-        for n, candidate in enumerate(problem.candidates):
-            if candidate.correct is None:
-                raise InputError(
-                    f"pool: problem {problem.id}: candidates[{n}].correct: nobody graded it; checker=math grades the"
-                    " answers against the problem's"
-                )
-            right_PN[p, n], present_PN[p, n] = candidate.correct, True
-            eligible_PN[p, n] = candidate.finished and (texts[n] is not None or not has_answers)
-            answer_PN[p, n] = groups[n] if eligible_PN[p, n] else -1
-    cut = [not c.finished for problem in problems for c in problem.candidates]
-    silent = [answer_of(c) is None for problem in problems for c in problem.candidates] if has_answers else []
-    dropped = {"missing": P * N - len(cut), "unfinished": sum(cut), "without_answer": sum(silent)}
+        number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
+        for n, c in enumerate(problem.candidates):
+            if c.correct is None:
+                place = f"pool: problem {problem.id}: candidates[{n}].correct"
+                raise InputError(f"{place}: nobody graded it; checker=math grades the answers against the problem's")
+            is_silent = has_answers and is_blank(c.answer)
+            right_PN[p, n], present_PN[p, n], eligible_PN[p, n] = c.correct, True, c.finished and not is_silent
+            if eligible_PN[p, n] and has_answers:
+                answer_PN[p, n] = answer_groups[p][n] if answer_groups else number[c.answer]
+            dropped["missing"] -= 1
+            dropped["unfinished"] += not c.finished
+            dropped["without_answer"] += is_silent
     return Pool(right_PN, present_PN, eligible_PN, answer_PN if has_answers else None, dropped)
 
 
@@ -95,23 +89,14 @@ def log_scores(problems: list[Problem], name: str, default_unit: str) -> tuple[n
     score_PNT, mask_PNT = as_arrays(problems, name)
     unit = scores_unit(problems, name, default_unit)
     low, high = UNITS[unit].low, UNITS[unit].high
-    outside = mask_PNT & ((score_PNT < low) | (score_PNT > high))
-    if outside.any():
-        p, n, t = np.argwhere(outside)[0]
-        raise InputError(
-            f"pool: problem {problems[p].id}: candidates[{n}].step_scores.{name}[{t}]: got {score_PNT[p, n, t]:g}, expected a"
-            f" {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores"
-        )
+    for p, n, t in np.argwhere(mask_PNT & ((score_PNT < low) | (score_PNT > high))):
+        place = f"pool: problem {problems[p].id}: candidates[{n}].step_scores.{name}[{t}]: got {score_PNT[p, n, t]:g}"
+        raise InputError(f"{place}, expected a {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores")
     with np.errstate(over="ignore", divide="ignore"):  # log-odds beyond float32 are as certain as infinite ones
         if np.isinf(low):
             return score_PNT.astype(np.float32), mask_PNT, "logit"
         logp_PNT = np.log(as_probability(score_PNT, unit), where=mask_PNT, out=np.zeros_like(score_PNT))
         return logp_PNT.astype(np.float32), mask_PNT, "logp"
-
-
-def sizes_of(N: int) -> list[int]:
-    """Powers of two up to N, and N."""
-    return sorted({2**k for k in range(N.bit_length()) if 2**k <= N} | {N})
 
 
 def measure(
@@ -124,9 +109,9 @@ def measure(
     chances of success, against the outcome of a step's solution.
     """
     P, N = pool.right_PN.shape
-    trace_PN = right_traces(problems, pool, step_labels) if step_labels else None
-    mask_PN = None if pool.present_PN.all() else pool.present_PN
-    sizes, k_vote = sizes_of(N), jax.random.key(seed)
+    golds = {"best_of_n": pool.right_PN} | ({"trace": right_traces(problems, pool, step_labels)} if step_labels else {})
+    mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
+    sizes, k_vote = sorted({2**k for k in range(N.bit_length())} | {N}), jax.random.key(seed)
     value, curve = {}, {}  # a number's path in the results -> {n: its value_P}, its mean for every n = 1..N
 
     def exact(name, x_Pn):
@@ -135,19 +120,17 @@ def measure(
         curve[name] = x_Pn.mean(0).tolist()
 
     def drawn(name, log_weight_PN=None):  # the votes without a closed form
-        given = pool.answer_PN, pool.right_PN, log_weight_PN, mask_PN, np.array(sizes)
-        x_Pn = votes.vote_curve(k_vote, *given, draws=rules.vote_draws, ties=rules.ties, counts=rules.vote_counts)
+        args = pool.answer_PN, pool.right_PN, log_weight_PN, mask_PN, np.array(sizes)
+        x_Pn = votes.vote_curve(k_vote, *args, draws=rules.vote_draws, ties=rules.ties, counts=rules.counts)
         value[name] = dict(zip(sizes, np.asarray(x_Pn, float).T, strict=True))
-
-    def best(score_PN, gold_PN):
-        return rerank.best_of_n(score_PN, gold_PN, pool.eligible_PN, mask_PN, ties=rules.ties)
 
     exact(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, mask_PN))
     result = {
         "n_problems": P,
         "n_candidates": N,
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
-        **dataclasses.asdict(rules),
+        **{field.name: getattr(rules, field.name) for field in dataclasses.fields(Rules)},
+        "vote_counts": rules.counts,
         "dropped": pool.dropped,
         "scores_units": {},
         "zero_scores": {},
@@ -158,8 +141,7 @@ def measure(
         result["majority_rule"] = "none: no candidate has an answer"
     elif rules.ties == "share" and N <= votes.EXACT_VOTE_SIZE:
         result["majority_rule"] = "exact over all subsets"
-        given = pool.answer_PN, pool.right_PN, mask_PN
-        exact(("majority",), votes.majority_curve(*given, counts=rules.vote_counts))
+        exact(("majority",), votes.majority_curve(pool.answer_PN, pool.right_PN, mask_PN, counts=rules.counts))
     else:
         result["majority_rule"] = f"mean of {rules.vote_draws} random subsets"
         drawn(("majority",))
@@ -171,40 +153,41 @@ def measure(
         score_PN = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=unit)
         for how in rerank.AGGREGATORS:  # the jitted dict comes back in alphabetical order
             x_PN, name = score_PN[how], ("scorers", scorer, how)
-            exact((*name, "best_of_n"), best(x_PN, pool.right_PN))
-            if trace_PN is not None:
-                exact((*name, "trace"), best(x_PN, trace_PN))
+            for rule, gold_PN in golds.items():
+                best_Pn = rerank.best_of_n(x_PN, gold_PN, pool.eligible_PN, mask_PN, ties=rules.ties)
+                exact((*name, rule), best_Pn)
             if pool.answer_PN is not None and how == rules.aggregator:
                 drawn((*name, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
-                law_PN = votes.vote(pool.answer_PN, x_PN, ties=rules.ties, counts=rules.vote_counts)
+                law_PN = votes.vote(pool.answer_PN, x_PN, ties=rules.ties, counts=rules.counts)
                 value[*name, "weighted_vote"] = {N: np.asarray(rerank.expectation(law_PN, pool.right_PN), float)}
-        result["reward_kl"][scorer] = reward_against_kl(score_PN[rules.aggregator], pool, sizes, rules.ties)
+        given = score_PN[rules.aggregator], pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
+        laws = reward_against_kl(*given, np.array(sizes), rules.ties)
+        by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), laws)
+        by_beta |= {"beta": BETA_b.tolist()}
+        result["reward_kl"][scorer] = {"reweighted": by_beta, "best_of_n": by_n | {"n": sizes}}
         labels = None if scorer in value_scorers else step_labels
         result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)
 
     # The same resampled problems for every number, so that all differences are paired.
-    mean_P = np.stack([x_P for by_size in value.values() for x_P in by_size.values()], -1)
-    bounds = zip(*stats.mean_interval(mean_P, seed), strict=True)
+    value_PX = np.stack([x_P for by_size in value.values() for x_P in by_size.values()], -1)
+    columns = value_PX.mean(0), *stats.mean_interval(value_PX, seed), rerank.subset_band(value_PX)
+    rows = iter(np.stack(columns, -1).tolist())
     for name, by_size in value.items():
         *path, rule = name
-        place = result
-        for part in path:
-            place = place.setdefault(part, {})
+        place = functools.reduce(lambda table, part: table.setdefault(part, {}), path, result)
         # Beside best_of_n its siblings are `band`, `interval`, `curve`; beside other rules `RULE_band` and so on.
         before = "" if rule == "best_of_n" else f"{rule}_"
-        place[rule] = {str(n): float(x_P.mean()) for n, x_P in by_size.items()}
-        place[f"{before}interval"] = {str(n): [float(x) for x in next(bounds)] for n in by_size}
-        place[f"{before}band"] = {str(n): float(rerank.subset_band(x_P[:, None])[0]) for n, x_P in by_size.items()}
+        mean, low, high, band = zip(*[next(rows) for _ in by_size])
+        for key, numbers in ((rule, mean), (f"{before}interval", zip(low, high)), (f"{before}band", band)):
+            place[key] = dict(zip(map(str, by_size), numbers, strict=True))
         if name in curve:
             place[f"{before}curve"] = curve[name]
     written = lambda name: ".".join(part for part in name if part != "scorers")
     pairs = list(comparisons(list(value), rules))
-    a_PX, b_PX = ([value[pair[side]][N] for pair in pairs] for side in (0, 1))
-    tests = stats.paired_differences(np.stack(a_PX, -1), np.stack(b_PX, -1), seed) if pairs else []
-    result["differences"] = [
-        {"a": written(a), "b": written(b), "n": N} | test for (a, b), test in zip(pairs, tests, strict=True)
-    ]
+    a_PX, b_PX = (np.array([value[pair[side]][N] for pair in pairs]).reshape(-1, P).T for side in (0, 1))
+    tests = zip(pairs, stats.paired_differences(a_PX, b_PX, seed), strict=True)
+    result["differences"] = [{"a": written(a), "b": written(b), "n": N} | test for (a, b), test in tests]
     return result
 
 
@@ -232,68 +215,58 @@ def comparisons(names, rules: Rules):
     yield from itertools.combinations(headline, 2)
 
 
-def reward_against_kl(score_PN, pool: Pool, sizes: list[int], ties: str) -> dict:
-    """Expected accuracy and mean score against KL from the uniform law, of KL-reweighting and of best-of-n.
+@functools.partial(jax.jit, static_argnames="ties")
+def reward_against_kl(score_PN, right_PN, present_PN, eligible_PN, mask_PN, size_n, ties: str) -> tuple[dict, dict]:
+    """Expected accuracy and mean score against KL from the uniform law: (of KL-reweighting by BETA_b, of best-of-n by size_n).
 
     Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; the reference
     of both is uniform over a problem's candidates, eligible or not. `score` is the aggregated score that the laws climb, in
     nats: the mean over what can win and has a finite score, of the problems where something does.
     """
-    mask_PN = None if pool.present_PN.all() else pool.present_PN
-    x = jax.tree.map(jnp.asarray, (score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN))
 
-    def best_of(n, score_PN, right_PN, present_PN, eligible_PN, mask_PN):
+    def means(law_PN, kl_P):
+        accuracy_P = rerank.expectation(law_PN, right_PN * eligible_PN)
+        score_P = rerank.mean_score(law_PN, score_PN, eligible_PN)
+        return {"kl": kl_P.mean(), "accuracy": accuracy_P.mean(), "score": jnp.nanmean(score_P)}
+
+    def best_of(n):
         law_PN = rerank.best_of_n_law(score_PN, n, eligible_PN, mask_PN, ties=ties)
         kl_P = rerank.kl_divergence(law_PN, present_PN / present_PN.sum(-1, keepdims=True))
-        return means(law_PN, kl_P, score_PN, right_PN, eligible_PN)
+        return means(law_PN, kl_P)
 
-    def tilted(beta, score_PN, right_PN, _, eligible_PN, mask_PN):
+    def tilted(beta):
         law = rerank.reweight(score_PN, beta, None, eligible_PN, mask_PN)
-        return means(law.weight_PN, law.kl_P, score_PN, right_PN, eligible_PN)
+        return means(law.weight_PN, law.kl_P)
 
-    def means(law_PN, kl_P, score_PN, right_PN, eligible_PN):
-        accuracy_P = rerank.expectation(law_PN, right_PN * eligible_PN)
-        return kl_P.mean(), accuracy_P.mean(), jnp.nanmean(rerank.mean_score(law_PN, score_PN, eligible_PN))
-
-    tables = {}
-    for name, f, column in (("reweighted", tilted, {"beta": BETA_b}), ("best_of_n", best_of, {"n": np.array(sizes)})):
-        (grid,) = column.values()
-        over = jax.jit(lambda grid, *x, f=f: jax.lax.map(lambda value: f(value, *x), grid))
-        found = over(jnp.asarray(grid, jnp.float32 if name == "reweighted" else jnp.int32), *x)
-        column |= dict(zip(("kl", "accuracy", "score"), found, strict=True))
-        tables[name] = {key: np.asarray(values).tolist() for key, values in column.items()}
-    return tables
+    return jax.lax.map(tilted, jnp.asarray(BETA_b, jnp.float32)), jax.lax.map(best_of, size_n)
 
 
 def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_labels) -> dict:
     """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against `correct`, by
     aggregator (of those whose score is the log of a probability)."""
-    present_PN = pool.present_PN
-    right = pool.right_PN[present_PN].astype(float)
+    right = pool.right_PN[pool.present_PN].astype(float)
     solutions = {
-        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[present_PN]), right)
+        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[pool.present_PN]), right)
         for how, aggregator in rerank.AGGREGATORS.items()
         if aggregator.is_log_probability
     }
     score, y = [], []
     for problem in problems:
-        for candidate in problem.candidates:
-            score_T = candidate.step_scores[scorer]
-            label_T = step_labels[problem.problem, candidate.steps] if step_labels else None
-            steps = metrics.labelled_steps(label_T)[0] if step_labels else range(len(score_T))
-            score.extend(score_T[t] for t in steps)
-            y.extend(label_T[t] if step_labels else float(candidate.correct) for t in steps)
-    p = as_probability(np.array(score, np.float64), scores_unit(problems, scorer, rules.scores_unit))
-    steps = calibration_numbers(p, np.array(y))
+        for c in problem.candidates:
+            label_T = step_labels[problem.problem, c.steps] if step_labels else [float(c.correct)] * len(c.steps)
+            steps = metrics.labelled_steps(label_T, "correctness" if step_labels else "value")[0]
+            score += [c.step_scores[scorer][t] for t in steps]
+            y += [label_T[t] for t in steps]
+    steps = calibration_numbers(as_probability(score, scores_unit(problems, scorer, rules.scores_unit)), np.array(y))
     return {"solutions": solutions, "steps": steps, "step_label": "exact" if step_labels else "outcome"}
 
 
 def calibration_numbers(p, y) -> dict:
     p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
-    mean_p, mean_y, count = metrics.reliability(p, y)
-    return {
-        "ece": metrics.ece(p, y),
-        "brier": metrics.brier(p, y),
-        "auroc": metrics.auroc(p, y >= 0.5),
-        "reliability": {"mean_score": mean_p.tolist(), "mean_label": mean_y.tolist(), "n": count.tolist()},
-    }
+    numbers = {"ece": metrics.ece(p, y), "brier": metrics.brier(p, y), "auroc": metrics.auroc(p, y >= 0.5)}
+    return numbers | {"reliability": reliability_table(p, y)}
+
+
+def reliability_table(p, y) -> dict:
+    """The curve behind a figure of calibration."""
+    return {name: x.tolist() for name, x in zip(("mean_score", "mean_label", "n"), metrics.reliability(p, y))}

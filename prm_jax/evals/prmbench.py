@@ -1,24 +1,81 @@
-"""task=prmbench: PRMScore by class of error, from a verifier now or from stored scores."""
+"""task=prmbench: PRMScore by class of error (arXiv 2501.03124)."""
+
+from collections.abc import Sequence
+
+import numpy as np
 
 from prm_jax.evals import benchmarks
+from prm_jax.evals.benchmarks import Config, Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.evals.common import Setup, plus_minus
-
-Config, needs_checkpoint = benchmarks.Config, benchmarks.needs_checkpoint
+from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS
+from prm_jax.metrics import f1, prm_score
+from prm_jax.stats import bootstrap_interval, problem_numbers
 
 
 def run(setup: Setup, cfg: Config) -> dict:
     rows, scores, about = benchmarks.rows_and_scores(setup, cfg, "prmbench")
-    return about | benchmarks.prmbench(rows, scores, cfg.threshold, setup.cfg.seed)
+    return about | measure(rows, scores, cfg.threshold, setup.cfg.seed)
 
 
 def show(results: dict):
     benchmarks.show_verifier(results)
     print(f"  {'class':<21}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
+    show_row = lambda name, x, score, interval: print(
+        f"  {name:<21}{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}  {score:.4f} {plus_minus(interval)}"
+    )
     for name, x in results["classes"].items():
-        sizes = f"{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}"
-        print(f"  {name:<21}{sizes}  {x['prmscore']:.4f} {plus_minus(x['prmscore_interval'])}")
+        show_row(name, x, x["prmscore"], x["prmscore_interval"])
     for name, x in results["groups"].items():
         print(f"  {name + ', mean of its':<27}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
-    sizes = f"{results['n_rows']:6}{results['n_steps']:7}{results['n_bad_steps']:6}"
-    interval = plus_minus(results["overall_interval"])
-    print(f"  {'overall, all steps':<21}{sizes}  {results['overall']:.4f} {interval}")
+    show_row("overall, all steps", results, results["overall"], results["overall_interval"])
+
+
+def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, seed: int = 0) -> dict:
+    """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
+
+    PRMScore is the mean of F1 on good and F1 on bad steps, of multi_solutions, which has no bad step, F1 on good steps
+    alone. A group's is the plain mean of its classes', nan unless all are there. Every class is judged by validity;
+    the redundancy ratings that ReasonEval's published redundency and circular rest on are not read. Intervals: 95 %,
+    bootstrap over problems (`question`, which the classes share).
+    """
+    is_good = np.concatenate([row.solution.labels for row in rows]) >= 0.5
+    predicted = np.concatenate([np.asarray(score, np.float64) for score in scores]) >= threshold
+    if len(is_good) != len(predicted):
+        raise ValueError(f"{len(predicted)} scores for {len(is_good)} steps")
+    row_of_step = np.repeat(np.arange(len(rows)), [len(row.solution.steps) for row in rows])
+    names = list(dict.fromkeys(row.group for row in rows))
+    problem, group = (problem_numbers(getattr(row, name) for row in rows)[row_of_step] for name in ("problem", "group"))
+
+    def numbers(here, score_fn):
+        good, says = is_good[here], predicted[here]
+        of_drawn = lambda drawn: score_fn(good[drawn], says[drawn])
+        return {
+            "prmscore": score_fn(good, says),
+            "prmscore_interval": bootstrap_interval(of_drawn, problem[here], seed=seed),
+            "f1_good": f1(good, says),
+            "f1_bad": np.nan if good.all() else f1(~good, ~says),
+            "step_accuracy": float(np.mean(good == says)),
+            "n_rows": len(np.unique(row_of_step[here])),
+            "n_steps": len(good),
+            "n_bad_steps": int((~good).sum()),
+        }
+
+    classes = {
+        name: numbers(np.flatnonzero(group == names.index(name)), f1 if name == "multi_solutions" else prm_score)
+        for name in sorted(names, key=lambda name: [*PRMBENCH_CLASSES, name].index(name))
+    }
+    groups = {}
+    for name, members in PRMBENCH_GROUPS.items():
+        found = [classes[member]["prmscore"] if member in classes else np.nan for member in members]
+        groups[name] = {"prmscore": float(np.mean(found)), "classes": list(members)}
+    pooled = numbers(np.arange(len(group)), prm_score)
+    return {
+        "classes": classes,
+        "groups": groups,
+        "overall": pooled.pop("prmscore"),
+        "overall_interval": pooled.pop("prmscore_interval"),
+        **pooled,
+        "threshold": float(threshold),
+        "threshold_origin": "given",
+        "published": PRMBENCH,
+    }

@@ -1,19 +1,12 @@
-"""Published numbers of ProcessBench and PRMBench, with their sources."""
+"""Published numbers of ProcessBench and PRMBench, with their sources: tables in per cent, given as shares of 1."""
 
 
 def shares(names, table: dict) -> dict:
-    """{system: {name: value}} of rows in per cent, as shares of 1."""
+    """{system: {name: value}}."""
     return {system: {name: x / 100 for name, x in zip(names, row, strict=True)} for system, row in table.items()}
 
 
-# F1 in per cent on gsm8k, math, olympiadbench, omnimath. GenPRM: majority of 8 critiques.
-PROCESSBENCH_SOURCE = (
-    "Qwen2.5-Math-PRM paper (arXiv 2501.07301); R-PRM and GenPRM by their own papers, "
-    "TRL's PRM-0.2 by its model card, critics by ProcessBench (arXiv 2412.06559)"
-)
-
-PROCESSBENCH_SPLITS = ("gsm8k", "math", "olympiadbench", "omnimath")
-
+# F1. GenPRM: majority of 8 critiques.
 PROCESSBENCH_F1 = {
     "Math-Shepherd-7B": (47.9, 29.5, 24.8, 23.8),
     "RLHFlow-Mistral-8B": (50.4, 33.4, 13.8, 15.8),
@@ -32,6 +25,11 @@ PROCESSBENCH_F1 = {
     "GPT-4o (critic)": (79.2, 63.6, 51.4, 53.5),
     "o1-mini (critic)": (93.2, 88.9, 87.2, 82.4),
 }
+PROCESSBENCH = {
+    "source": "Qwen2.5-Math-PRM paper (arXiv 2501.07301); R-PRM and GenPRM by their own papers, "
+    "TRL's PRM-0.2 by its model card, critics by ProcessBench (arXiv 2412.06559)",
+    "f1": shares(("gsm8k", "math", "olympiadbench", "omnimath"), PROCESSBENCH_F1),
+}
 
 # The paper's three groups (arXiv 2501.03124, section 3); `redundency` is the data's own spelling.
 PRMBENCH_GROUPS = {
@@ -39,13 +37,9 @@ PRMBENCH_GROUPS = {
     "soundness": ("counterfactual", "step_contradiction", "domain_inconsistency", "confidence"),
     "sensitivity": ("missing_condition", "deception", "multi_solutions"),
 }
-
 PRMBENCH_CLASSES = tuple(name for names in PRMBENCH_GROUPS.values() for name in names)
-
-# PRMScore in per cent: overall, then in the order of PRMBENCH_CLASSES. Skywork is left out: its adapter there reads
-# differences of scores behind another model's marks.
-PRMBENCH_SOURCE = "PRMBench's leaderboard, all 6,216 rows (ssmisya/PRMBench, README at f4fee62, February 2025)"
-
+# PRMScore: overall, then by class. Skywork is left out: its adapter there reads differences of scores behind another
+# model's marks.
 PRMBENCH_SCORE = {
     "Math-Shepherd-7B": (47.0, 44.0, 50.3, 49.4, 44.5, 41.3, 47.7, 47.2, 48.6, 86.1),
     "RLHFlow-Mistral-8B": (54.4, 46.1, 47.3, 56.6, 55.1, 54.4, 63.8, 51.5, 56.2, 97.9),
@@ -54,6 +48,7 @@ PRMBENCH_SCORE = {
     "Qwen2.5-Math-PRM-72B": (68.2, 50.4, 58.8, 73.7, 71.1, 72.2, 78.6, 60.3, 71.2, 99.4),
     "GPT-4o (critic)": (66.8, 57.0, 62.4, 72.0, 69.7, 70.7, 71.1, 62.5, 65.7, 99.2),
 }
-
-PROCESSBENCH = {"source": PROCESSBENCH_SOURCE, "f1": shares(PROCESSBENCH_SPLITS, PROCESSBENCH_F1)}
-PRMBENCH = {"source": PRMBENCH_SOURCE, "prmscore": shares(("overall", *PRMBENCH_CLASSES), PRMBENCH_SCORE)}
+PRMBENCH = {
+    "source": "PRMBench's leaderboard, all 6,216 rows (ssmisya/PRMBench, README at f4fee62, February 2025)",
+    "prmscore": shares(("overall", *PRMBENCH_CLASSES), PRMBENCH_SCORE),
+}

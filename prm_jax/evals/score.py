@@ -22,9 +22,7 @@ class Config:
     threshold: Share
 
     def __post_init__(self):
-        expect(
-            self.input is not None, "input", self.input, "a file of solutions or a pool, input=FILE, with task=score"
-        )
+        expect(self.input is not None, "input", None, "a file of solutions or a pool, input=FILE")
 
 
 def needs_checkpoint(cfg: Config) -> bool:
@@ -40,39 +38,29 @@ def run(setup: Setup, cfg: Config) -> dict:
     else:
         found, _ = sources.load(cfg.input, "native")
         source = lambda: ((s.id, s.problem, s.steps) for s in found)
+    ids = [i for i, *_ in source()]
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
-    unknown, total = set(wanted or ()), 0
-    for i, *_ in source():
-        unknown.discard(i)
-        total += 1
-    if unknown:
+    if unknown := set(wanted or ()).difference(ids):
         raise InputError(f"figures: no solution has the id {min(unknown)!r}")
-    path, pool_path = setup.folder / "scores.jsonl", setup.folder / "pool.jsonl.gz"
+    files = {"scores": setup.folder / "scores.jsonl"} | ({"pool": setup.folder / "pool.jsonl.gz"} if is_pool else {})
     if is_pool:
         taken = {name for p in pools.iter_pool(cfg.input) for c in p.candidates for name in c.step_scores}
         name = new_name(cfg.scores_name, scorer, taken)
-    scores = scored(path, scorer, source(), total)
+    scores = scored(files["scores"], scorer, source(), len(ids))
     if is_pool:
-        pools.write_pool(pool_path, pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
+        pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
     unit = shown_unit(scorer)
-    ranking = rank(source(), stored_scores(path), unit)
+    shown = UNITS[unit].of_log_odds
+    ranking = rank(source(), stored_scores(files["scores"]), unit)
     wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted
     drawn = {
-        i: {
-            "id": i,
-            "problem": problem,
-            "steps": steps,
-            "scores": UNITS[unit].of_log_odds(logit_T.astype(float)).tolist(),
-        }
-        for (i, problem, steps), logit_T in zip(source(), stored_scores(path), strict=True)
+        i: {"id": i, "problem": problem, "steps": steps, "scores": shown(logit_T.astype(float)).tolist()}
+        for (i, problem, steps), logit_T in zip(source(), stored_scores(files["scores"]), strict=True)
         if i in wanted
     }
-    shown = {
-        "shown_unit": unit,
-        "threshold": float(UNITS[unit].of_log_odds(UNITS["probability"].log_odds(cfg.threshold))),
-    }
-    files = {"scores": str(path)} | ({"pool": str(pool_path)} if is_pool else {})
-    return describe(scorer) | shown | {"files": files, "ranking": ranking, "drawn": [drawn[i] for i in wanted]}
+    results = {"shown_unit": unit, "threshold": float(shown(UNITS["probability"].log_odds(cfg.threshold)))}
+    results |= {"files": {name: str(path) for name, path in files.items()}}
+    return describe(scorer) | results | {"ranking": ranking, "drawn": [drawn[i] for i in wanted]}
 
 
 def rank(rows, scores, unit: str) -> list[dict]:
@@ -82,13 +70,12 @@ def rank(rows, scores, unit: str) -> list[dict]:
     """
     order, table = {}, []
     for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
-        order.setdefault(problem, len(order))
-        weakest = int(logit_T.argmin())
-        score = float(UNITS[unit].of_log_odds(float(logit_T[weakest])))
-        row = {"id": i, "problem": problem, "score": score, "weakest_step": weakest + 1, "n_steps": len(steps)}
+        weakest, lowest = int(logit_T.argmin()), float(logit_T.min())
+        row = {"id": i, "problem": problem, "score": float(UNITS[unit].of_log_odds(lowest))}
+        row |= {"weakest_step": weakest + 1, "n_steps": len(steps)}
         if unit == "probability":
             row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
-        table.append((order[problem], -float(logit_T[weakest]), row))
+        table.append((order.setdefault(problem, len(order)), -lowest, row))
     return [row for *_, row in sorted(table, key=lambda entry: entry[:2])]
 
 

@@ -11,12 +11,13 @@ from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals.baselines import Steps, baseline_aurocs
-from prm_jax.evals.common import Setup, data_of, describe, is_run, of_training, open_scorer, scored, trained_on
+from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, record_of, scored, trained_on
+from prm_jax.evals.pool_metrics import reliability_table
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count
-from prm_jax.metrics import labelled_steps, reliability, step_metrics
+from prm_jax.metrics import labelled_steps, step_metrics
 from prm_jax.scoring import ModelScorer
-from prm_jax.stats import bootstrap_interval
+from prm_jax.stats import bootstrap_interval, problem_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +34,8 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Every number of each verifier in `runs`. On top the means and deviations over runs that differ in their seed alone;
-    where runs differ in another setting, `groups` has these for each setting, and there is no mean over all."""
+    """Every number of each verifier in `runs`, on top the means over runs that differ in their seed alone; where runs differ
+    in another setting, `groups` has the means of each setting."""
     runs = []
     for i, name in enumerate(setup.checkpoints):
         scorer, (data_cfg, seed) = open_scorer(setup, name), data_of(setup, name)
@@ -55,11 +56,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         result = measure(cfg, data_cfg.label_kind, test, p, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves nothing to fit them on
             tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
-            tables = [
-                step_table(solutions, tokenizer, data_cfg.label_kind) for solutions in (data.splits["train"], test)
-            ]
+            tables = [step_table(split, tokenizer, data_cfg.label_kind) for split in (data.splits["train"], test)]
             result["baselines"] = baseline_aurocs(*tables)
-        trained = of_training(name)
+        trained = record_of(name, "summary.json")
         result |= describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts}
         result |= {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
         runs.append(result | {"settings": run_folder.settings(name) if is_run(name) else {}})
@@ -70,15 +69,13 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 def measure(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
     """Every number of one verifier's P(step good) on solutions with labels of this kind, and the curves behind the figures."""
-    labels, number_of = [s.labels for s in test], {}
-    problems = [number_of.setdefault(s.problem, len(number_of)) for s in test]
+    labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     result = step_metrics(p, labels, problems, cfg.threshold, kind)
     chosen = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
     p_n, y_n = np.array([p[i][t] for i, t in chosen]), np.array([labels[i][t] for i, t in chosen])
-    owner_n, hit_n = [problems[i] for i, _ in chosen], (p_n >= cfg.threshold) == (y_n >= 0.5)
+    owner_n, hit_n = problems[[i for i, _ in chosen]], (p_n >= cfg.threshold) == (y_n >= 0.5)
     result["step_accuracy_interval"] = bootstrap_interval(lambda rows: hit_n[rows].mean(), owner_n, seed=seed)
-    mean_p, mean_y, count = reliability(p_n, y_n)
-    result["reliability"] = {"mean_score": mean_p.tolist(), "mean_label": mean_y.tolist(), "n": count.tolist()}
+    result["reliability"] = reliability_table(p_n, y_n)
     result["histogram"] = {
         name: np.histogram(p_n[here], bins=20, range=(0, 1))[0].tolist()
         for name, here in {"good": y_n >= 0.5, "bad": y_n < 0.5}.items()
@@ -105,11 +102,8 @@ def by_settings(runs: list[dict]) -> list[dict]:
     groups = {}
     for r in runs:
         groups.setdefault(tuple(repr(r["settings"].get(key)) for key in varied), []).append(r)
-    found = []
-    for members in groups.values():
-        setting = {key: members[0]["settings"].get(key) for key in varied}
-        found.append(average(members) | ({"setting": setting} if varied else {}))
-    return found
+    setting = lambda members: {"setting": {key: members[0]["settings"].get(key) for key in varied}} if varied else {}
+    return [average(members) | setting(members) for members in groups.values()]
 
 
 def average(runs: list[dict]) -> dict:

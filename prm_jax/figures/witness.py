@@ -5,28 +5,32 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.figures.style import BLUE, GREY, ORANGE, commit, save
+from prm_jax import witness
+from prm_jax.figures.style import GREY, LINES, caption, save
 
-TRACE_STYLES = (  # colour, dashes and hatching of the witness's traces, in their order
-    (BLUE, "solid", ""),
-    (ORANGE, (0, (6, 2)), "////"),
-    ("#009E73", "dashdot", "...."),
-    ("#CC79A7", "dotted", "xxxx"),
-)
-
-
+# Colour, dashes and hatching of the witness's traces, in their order.
+DASHES, HATCHES = ("solid", (0, (6, 2)), "dashdot", "dotted"), ("", "////", "....", "xxxx")
+TRACE_STYLES = [(colour, dashes, hatch) for (colour, _), dashes, hatch in zip(LINES, DASHES, HATCHES, strict=False)]
+MASSES = {0.5: "solid", 0.9: "dotted"}  # contours of the mass on valid traces
 BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
 
 
 def witness_figures(results: dict, folder: Path) -> list[Path]:
-    """The toy witness: mass of the traces by beta under three verifiers; who wins, by beta, error and aggregator."""
-    return [witness_mass(results, folder / "witness_mass.png"), witness_phases(results, folder / "witness_phases.png")]
+    """Mass of the traces by beta under three verifiers; who wins, by beta, error and aggregator; the page."""
+    figures = [
+        witness_mass(results, folder / "witness_mass.png"),
+        witness_phases(results, folder / "witness_phases.png"),
+    ]
+    shown = {
+        key: x for key, x in results.items() if key not in ("by_beta", "plane", "versions")
+    }  # it has its own grids
+    return [*figures, witness.page(folder / "witness.html", shown)]
 
 
 def witness_mass(results: dict, path: Path) -> Path:
     titles = {"outcome": "Outcome verifier", "process": "Process verifier", "hacked": "Process verifier, hacked"}
     by_beta, beta, traces = results["by_beta"], results["beta"], results["traces"]
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.1), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.1), sharey=True)
     for axis, (verifier, title) in zip(axes, titles.items(), strict=True):
         policy, mass_Nb = results["policies"][verifier], np.transpose(by_beta[verifier])
         for i, mass_b in enumerate(mass_Nb):
@@ -44,24 +48,17 @@ def witness_mass(results: dict, path: Path) -> Path:
         axis.set(xscale="log", xlim=(by_beta["beta"][0], by_beta["beta"][-1]), ylim=(-0.02, 1.1))
         axis.set_title(title, fontsize=10, loc="left", pad=18)
         axis.xaxis.set_major_formatter("{x:g}")
-    reference, at = results["reference"], ("axes fraction", "data")
+    reference, middle = results["reference"], np.mean(results["reference"])
+    at = {"xycoords": ("axes fraction", "data"), "textcoords": ("axes fraction", "data"), "fontsize": 7.5}
     for place, i in enumerate(np.argsort(reference)):
-        axes[2].annotate(
-            f"{traces[i]} {reference[i]:.2f}",
-            xy=(1, reference[i]),
-            xytext=(1.07, np.mean(reference) + 0.075 * (place - 1.5)),
-            xycoords=at,
-            textcoords=at,
-            va="center",
-            fontsize=7.5,
-            arrowprops={"arrowstyle": "-", "color": TRACE_STYLES[i][0], "linewidth": 0.8},
-        )
-    axes[2].annotate("reference law", (1.07, np.mean(reference) + 0.2), xycoords=at, fontsize=7.5)
+        arrow = {"arrowstyle": "-", "color": TRACE_STYLES[i][0], "linewidth": 0.8}
+        text, target = (1.07, middle + 0.075 * (place - 1.5)), (1, reference[i])
+        axes[2].annotate(f"{traces[i]} {reference[i]:.2f}", target, text, va="center", arrowprops=arrow, **at)
+    axes[2].annotate("reference law", (1.07, middle + 0.2), **at)
     axes[0].set_ylabel("probability mass of a trace")
     figure.supxlabel(BETA_LABEL, fontsize=9)
     text = f"Four toy traces, score by {results['aggregator']}. Dashed: beta = {beta:g}. "
-    text += f"Hacked: an error of size 1 on {results['plane']['trace']}. {commit(results)}"
-    figure.text(0, -0.02, text, fontsize=6.5, color=GREY, va="top")
+    caption(figure, text + f"Hacked: an error of size 1 on {results['plane']['trace']}", results)
     return save(figure, path)
 
 
@@ -70,18 +67,16 @@ def witness_phases(results: dict, path: Path) -> Path:
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
     winners = np.unique([panel["winner"] for panel in panels.values()])
     rows = -(-len(panels) // 3)
-    shared = {"sharex": True, "sharey": True, "squeeze": False, "layout": "constrained"}
-    figure, axes = plt.subplots(rows, 3, figsize=(9, 0.6 + 2 * rows), **shared)
+    figure, axes = plt.subplots(rows, 3, figsize=(9, 0.6 + 2 * rows), sharex=True, sharey=True, squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
     for axis, (how, panel) in zip(axes.flat, panels.items(), strict=False):
-        names = ("winner", "lead", "valid")
-        winner_eb, lead_eb, valid_eb = (np.transpose(panel[name]) for name in names)
+        winner_eb, lead_eb, valid_eb = (np.transpose(panel[name]) for name in ("winner", "lead", "valid"))
         for i in winners:
             ahead_eb = np.where(winner_eb == i, abs(lead_eb), -abs(lead_eb))  # 0 between the grid's points
             colour, _, hatch = TRACE_STYLES[i]
             axis.contourf(beta_b, error_e, ahead_eb, [0, np.inf], colors=[colour], alpha=0.35, hatches=[hatch])
-        for mass, dashes in ((0.5, "solid"), (0.9, "dotted")):
+        for mass, dashes in MASSES.items():
             axis.contour(beta_b, error_e, valid_eb, [mass], colors="black", linewidths=0.9, linestyles=dashes)
         axis.axvline(results["beta"], color=GREY, linewidth=0.8, linestyle="--")
         axis.set(xscale="log", xlim=(beta_b[0], beta_b[-1]))
@@ -92,13 +87,12 @@ def witness_phases(results: dict, path: Path) -> Path:
         for i, (colour, _, hatch) in enumerate(TRACE_STYLES)
         if i in winners
     ]
-    for mass, dashes in ((0.5, "solid"), (0.9, "dotted")):
+    for mass, dashes in MASSES.items():
         label = f"{mass} of the mass on traces without a wrong step"
         keys.append(plt.Line2D([], [], color="black", linewidth=0.9, linestyle=dashes, label=label))
-    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), frameon=False, fontsize=8)
+    figure.legend(handles=keys, loc="outside upper center", ncols=len(keys), fontsize=8)
     figure.supxlabel(BETA_LABEL, fontsize=9)
     figure.supylabel(f"verifier error injected on {plane['trace']} (0 none, 1 fully fooled)", fontsize=9)
     text = "Four toy traces under the process verifier, one panel for each aggregator of step scores. "
-    text += f"Dashed: beta = {results['beta']:g}. {commit(results)}"
-    figure.text(0, -0.01, text, fontsize=6.5, color=GREY, va="top")
+    caption(figure, text + f"Dashed: beta = {results['beta']:g}", results)
     return save(figure, path)
