@@ -1,10 +1,12 @@
 """How good are step scores? Step metrics, calibration, first errors, within-problem ranking. Intervals: stats.py.
 
-Pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they
-carry no shape suffix); ragged step scores are lists of such arrays. A score is P(step good). What no data
-defines is nan.
+Pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they carry no shape
+suffix); ragged step scores are lists of such arrays. A score is P(step good), a NaN score a ValueError. What no data defines
+is nan.
 """
 
+import functools
+import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -15,7 +17,7 @@ TAIL_SCORE = 0.9  # a wrong step scored above this is one that best-of-N will fi
 
 
 def _mean(x) -> float:
-    return float(np.mean(x)) if len(x) else float("nan")
+    return float(np.mean(x)) if len(x) else math.nan
 
 
 def _checked(score, other) -> tuple[np.ndarray, np.ndarray]:
@@ -46,21 +48,21 @@ def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
 def auroc(score, is_positive) -> float:
     """P(a random positive scores above a random negative), in [0, 1]; nan if a class is missing.
 
-    Ties count 1/2. Any real score will do, infinite ones too; a NaN score raises ValueError.
+    Ties count 1/2. Any real score will do, infinite ones too.
     """
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     wins, n_pairs = _pair_wins(score, is_positive)
-    return wins / n_pairs if n_pairs else float("nan")
+    return wins / n_pairs if n_pairs else math.nan
 
 
 def average_precision(score, is_positive) -> float:
-    """Area under the precision-recall staircase, in [0, 1]; nan without a positive; NaN scores raise.
+    """Area under the precision-recall staircase, in [0, 1]; nan without a positive.
 
     AP = sum_n (R_n - R_{n-1}) P_n over the distinct scores from the top. No trapezoids: they are optimistic.
     """
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     if not is_positive.any():
-        return float("nan")
+        return math.nan
     order = np.argsort(-score, kind="stable")
     is_block_end = np.append(score[order][1:] != score[order][:-1], True)  # equal scores enter together
     n_found = np.cumsum(is_positive[order])[is_block_end]
@@ -97,50 +99,41 @@ def brier(p, y) -> float:
 def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean p, mean y, count) in each of `bins` equal-width bins of [0, 1]; means are nan where count is 0.
 
-    Bins are [k/bins, (k+1)/bins), the last one closed: p = 1, which a float32 sigmoid reaches at logit 17,
-    counts.
+    Bins are [k/bins, (k+1)/bins), the last one closed: p = 1, which a float32 sigmoid reaches at logit 17, counts.
     """
     p, y = _checked_probability(p, y)
-    bin_index = np.minimum((p * bins).astype(int), bins - 1)
-    count = np.bincount(bin_index, minlength=bins)
+    total = functools.partial(np.bincount, np.minimum((p * bins).astype(int), bins - 1), minlength=bins)
+    count = total()
     with np.errstate(invalid="ignore"):
-        mean_p = np.bincount(bin_index, weights=p, minlength=bins) / count
-        mean_y = np.bincount(bin_index, weights=y, minlength=bins) / count
-    return mean_p, mean_y, count
+        return total(weights=p) / count, total(weights=y) / count, count
 
 
 def ece(p, y, bins: int = 15) -> float:
     """Expected calibration error of P(good), in [0, 1]; nan if empty.
 
-    sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the probability of class 1 and not on top-label
-    confidence); y may be soft. It is biased upwards when bins hold few steps.
+    sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the probability of class 1 and not on top-label confidence); y may
+    be soft. It is biased upwards when bins hold few steps.
     """
     mean_p, mean_y, count = reliability(p, y, bins)
-    if not count.any():
-        return float("nan")
-    return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum())
+    return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 
 
 def predict_first_error(scores: Sequence[float], threshold: float = 0.5) -> int:
     """0-based index of the first step with P(good) < threshold, -1 if there is none."""
-    scores, _ = _checked(scores, scores)
-    is_bad = scores < threshold
+    is_bad = _checked(scores, scores)[0] < threshold
     return int(is_bad.argmax()) if is_bad.any() else -1
 
 
 def first_error_accuracy(predicted, label) -> float:
     """Share of solutions whose predicted first error (index or -1) is the label, in [0, 1]; nan if empty."""
-    predicted, label = _checked(predicted, label)
-    return _mean(predicted == label)
+    return _mean(np.equal(*_checked(predicted, label)))
 
 
 def first_error_f1(predicted, label) -> dict[str, float]:
     """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean, f1.
 
-    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. A split without
-    erroneous (or without clean) solutions has nan for that accuracy and for f1: a number there would reward
-    the verifier that always says the same. The benchmark's headline is the plain mean of f1 over its four
-    splits, not weighted by their size.
+    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. A split without erroneous (or without
+    clean) solutions has nan for that accuracy and for f1: a number there would reward the verifier that always says the same.
     """
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
@@ -151,28 +144,25 @@ def first_error_f1(predicted, label) -> dict[str, float]:
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
     """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems).
 
-    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the
-    pooled AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted
-    version equals 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
+    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the pooled AUROC, is
+    what best-of-N uses. If all problems have equally many solutions the pair-weighted version equals
+    1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
     """
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
-    problem = problem_numbers(problem_ids)
-    _checked(problem, score)
+    problem, _ = _checked(problem_numbers(problem_ids), score)
     order = np.argsort(problem, kind="stable")
     cuts = np.flatnonzero(np.diff(problem[order])) + 1
     wins_and_pairs = [_pair_wins(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
-    mixed = np.array([(wins, n_pairs) for wins, n_pairs in wins_and_pairs if n_pairs]).reshape(-1, 2)
-    if not len(mixed):
-        return float("nan"), float("nan"), 0
-    return float(np.mean(mixed[:, 0] / mixed[:, 1])), float(mixed[:, 0].sum() / mixed[:, 1].sum()), len(mixed)
+    wins, pairs = np.array([(wins, n_pairs) for wins, n_pairs in wins_and_pairs if n_pairs]).reshape(-1, 2).T
+    return _mean(wins / pairs), float(wins.sum() / pairs.sum()) if len(pairs) else math.nan, len(pairs)
 
 
 def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "correctness") -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
-    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out:
-    correctness labels are not defined there, and each convention fills them differently. Value labels, a
-    solver's chances of success, know no first error: all of them count.
+    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out: correctness labels are
+    not defined there, and each convention fills them differently. Value labels, a solver's chances of success, know no first
+    error: all of them count.
     """
     indices = []
     for index, label in enumerate(() if labels is None else labels):
@@ -195,20 +185,18 @@ def step_metrics(
 ) -> dict:
     """Every number about step scores in [0, 1] of solutions, from one list of scores and labels a solution.
 
-    Population of step numbers: the labelled steps up to and including the first error of each solution;
-    step_auroc has the good steps (label >= 0.5) as positives, average_precision_bad the bad ones; Brier and
-    ECE use the soft label. First-error numbers follow ProcessBench: the prediction is the first step below
-    `threshold` among *all* the solution's steps, so one at an unlabelled step of a solution without labelled
-    error is wrong. Within-problem AUROC ranks solutions by their lowest step score; a solution is sound if no
-    labelled step is bad. tail_miss_rate is the share of first wrong steps scored above 0.9. Solutions without
-    a labelled step count in n_unlabelled_solutions only. Of value labels all steps count, and numbers about
+    Population of step numbers: the labelled steps up to and including the first error of each solution; step_auroc has the
+    good steps (label >= 0.5) as positives, average_precision_bad the bad ones; Brier and ECE use the soft label. First-error
+    numbers follow ProcessBench: the prediction is the first step below `threshold` among *all* the solution's steps, so one at
+    an unlabelled step of a solution without labelled error is wrong. Within-problem AUROC ranks solutions by their lowest step
+    score; a solution is sound if no labelled step is bad. tail_miss_rate is the share of first wrong steps scored above 0.9.
+    Solutions without a labelled step count in n_unlabelled_solutions only. Of value labels all steps count, and numbers about
     first errors and sound solutions are nan.
     """
     if not len(scores) == len(labels) == len(problem_ids):
         sizes = len(scores), len(labels), len(problem_ids)
         raise ValueError(f"scores, labels and problem_ids have lengths {sizes}, expected one length")
-    p, y, position, predicted, first_error, lowest, ids = [], [], [], [], [], [], []
-    n_solutions = 0
+    p, y, position, of_solution, n_solutions = [], [], [], [], 0
     for row, (score, label) in enumerate(zip(scores, labels)):
         if label is not None and len(score) != len(label):
             raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
@@ -218,22 +206,29 @@ def step_metrics(
         score = np.asarray(score, np.float64)
         if not np.all((score >= 0) & (score <= 1)):
             raise ValueError(f"solution {row}: expected step scores in [0, 1], found {score}")
-        p.extend(score[index] for index in indices)
+        p.extend(score[indices])
         y.extend(label[index] for index in indices)
         position.extend(indices)
         n_solutions += 1
-        if label_kind == "value":
-            continue
-        predicted.append(predict_first_error(score, threshold))
-        first_error.append(error_index)
-        lowest.append(score.min())
-        ids.append(problem_ids[row])
-    p, y = np.array(p, np.float64), np.array(y, np.float64)
-    position, first_error = np.array(position, int), np.array(first_error, int)
+        if label_kind != "value":
+            of_solution.append((predict_first_error(score, threshold), error_index, score.min(), problem_ids[row]))
+    p, y, position = np.array(p, np.float64), np.array(y, np.float64), np.array(position, int)
+    predicted, first_error, lowest, ids = zip(*of_solution) if of_solution else ((), (), (), ())
+    first_error = np.array(first_error, int)
     is_good, predicted_good = y >= 0.5, p >= threshold
     is_hit = predicted_good == is_good
-    by_problem = within_problem_auroc(lowest, first_error == -1, ids)
+    within, pair_weighted, n_mixed = within_problem_auroc(lowest, first_error == -1, ids)
     processbench = first_error_f1(predicted, first_error)
+    by_position = {
+        str(t + 1): {
+            "n": int(here.sum()),
+            "base_rate_bad": _mean(~is_good[here]),
+            "auroc": auroc(p[here], is_good[here]),
+            "accuracy": _mean(is_hit[here]),
+        }
+        for t in np.unique(position)
+        for here in [position == t]
+    }
     return {
         "step_auroc": auroc(p, is_good),
         "step_accuracy": _mean(is_hit),
@@ -244,23 +239,12 @@ def step_metrics(
         "brier": brier(p, y),
         "ece": ece(p, y),
         "first_error_accuracy": first_error_accuracy(predicted, first_error),
-        "first_error_accuracy_error": processbench["accuracy_error"],
-        "first_error_accuracy_clean": processbench["accuracy_clean"],
-        "first_error_f1": processbench["f1"],
-        "within_problem_auroc": by_problem[0],
-        "within_problem_auroc_pair_weighted": by_problem[1],
-        "n_mixed_problems": by_problem[2],
+        **{f"first_error_{name}": x for name, x in processbench.items()},
+        "within_problem_auroc": within,
+        "within_problem_auroc_pair_weighted": pair_weighted,
+        "n_mixed_problems": n_mixed,
         "n_steps": len(p),
         "n_solutions": n_solutions,
         "n_unlabelled_solutions": len(scores) - n_solutions,
-        "by_position": {
-            str(t + 1): {
-                "n": int(here.sum()),
-                "base_rate_bad": _mean(~is_good[here]),
-                "auroc": auroc(p[here], is_good[here]),
-                "accuracy": _mean(is_hit[here]),
-            }
-            for t in np.unique(position)
-            for here in [position == t]
-        },
+        "by_position": by_position,
     }

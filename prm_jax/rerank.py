@@ -31,18 +31,16 @@ import jax.numpy as jnp
 from prm_jax.kernels.sort import best_first
 
 HIGHEST = jax.lax.Precision.HIGHEST  # full float32 in products: an accelerator's default keeps 8 or 11 bits
+TIES = ("share", "first")
 # Below all scores: of probability 0, of who cannot win, of who does not exist. `round_score` keeps them.
 ZERO, UNABLE, MISSING = -(2.0**127), -1.5 * 2.0**127, -1.75 * 2.0**127
 
 
 class Reweighted(NamedTuple):
-    """weight_PN: the law pi*. kl_P: KL(pi* || ref), nats. log_z_P: log Z. reward_P: mean score under pi*, nats, over
-    the eligible candidates with a finite score; nan where there is none."""
-
-    weight_PN: jax.Array
-    kl_P: jax.Array
+    weight_PN: jax.Array  # the law pi*
+    kl_P: jax.Array  # KL(pi* || ref), nats
     log_z_P: jax.Array
-    reward_P: jax.Array
+    reward_P: jax.Array  # `mean_score` under pi*, nats
 
 
 # Step scores to solution scores
@@ -129,10 +127,8 @@ def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, 
     how: a name in AGGREGATORS. unit "logit": step_PNT are log-odds of p_t. "logp": natural logs of stored p_t; log 1 = 0
     and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without steps gets -inf.
     """
-    if how not in AGGREGATORS:
-        raise ValueError(f"unknown aggregator {how!r}, expected one of {', '.join(AGGREGATORS)}")
-    if unit not in ("logit", "logp"):
-        raise ValueError(f'unit is {unit!r}, expected "logit" or "logp"')
+    expect_name("aggregator", how, AGGREGATORS)
+    expect_name("unit", unit, ("logit", "logp"))
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
     if unit == "logit":
@@ -183,7 +179,7 @@ def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Rew
     candidate is in ref. KL = reward / beta - log Z where all scores are finite. At beta = 0 log Z is its limit: ±inf, or
     log ref(arg max) where the maximum is 0. A nan score makes its problem nan.
     """
-    given_PN, exists_PN = as_float(score_PN), _all_or(mask_PN, score_PN)
+    given_PN, exists_PN = as_float(score_PN), all_or(mask_PN, score_PN)
     score_PN = rank_scores(given_PN, eligible_PN, mask_PN, rounded=False)
     ref_PN = jnp.where(exists_PN, 1.0 if ref_PN is None else as_float(ref_PN), 0.0).astype(score_PN.dtype)
     total_P1 = ref_PN.sum(-1, keepdims=True)
@@ -242,7 +238,7 @@ def best_of_n_law(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "s
         weight_N = jnp.where(_shares(ties) | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
         return jnp.zeros_like(score_N).at[order_N].set(weight_N)
 
-    return jax.lax.map(one, (score_PN, best_first(score_PN), _all_or(mask_PN, score_PN).sum(-1)), batch_size=64)
+    return jax.lax.map(one, (score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)), batch_size=64)
 
 
 def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
@@ -284,26 +280,6 @@ def subset_band(curve_Pn):
     return jnp.sqrt(jnp.maximum(jnp.sum(curve_Pn * (1 - curve_Pn), 0), 0.0)) / curve_Pn.shape[0]
 
 
-def over_subsets(key, law, gold_PN, mask_PN, size_n, draws):
-    """Mean of expectation(law(drawn_PN), gold_PN) over draws of n of a problem's candidates, for each size n."""
-    gold_PN, exists_PN = as_float(gold_PN), _all_or(mask_PN, gold_PN)
-    P, N = gold_PN.shape
-    size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
-    index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
-    valid_n = (size_n >= 1) & (size_n <= N)
-
-    def one_draw(total_nP, k_draw):
-        # Random bits above the index in one integer: no two are equal, and XLA sorts bare integers fastest.
-        bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
-        bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
-        sorted_PN = jnp.sort(bits_PN, -1)
-        drawn = lambda n: (bits_PN <= sorted_PN[:, jnp.clip(n - 1, 0, N - 1), None]) & exists_PN
-        return total_nP + jax.lax.map(lambda n: expectation(law(drawn(n)), gold_PN), size_n), None
-
-    start_nP = jnp.where(valid_n, 0.0, jnp.nan)[:, None] * jnp.ones(P, gold_PN.dtype)
-    return jax.lax.scan(one_draw, start_nP, jax.random.split(key, draws))[0].T / draws
-
-
 # Ranks, ties and arguments; votes.py takes them too
 
 
@@ -321,9 +297,14 @@ def rank_scores(score_PN, eligible_PN=None, mask_PN=None, rounded=True):
     return score_PN if mask_PN is None else jnp.where(mask_PN, score_PN, MISSING)
 
 
+def expect_name(what: str, found: str, names):
+    if found not in names:
+        expected = " or ".join(f'"{name}"' for name in names)
+        raise ValueError(f"{what} is {found!r}, expected {expected}")
+
+
 def _shares(ties: str) -> bool:
-    if ties not in ("share", "first"):
-        raise ValueError(f'ties is {ties!r}, expected "share" or "first"')
+    expect_name("ties", ties, TIES)
     return ties == "share"
 
 
@@ -341,7 +322,7 @@ def as_float(x):
     return x.astype(jnp.promote_types(jnp.result_type(x, float), jnp.float32))
 
 
-def _all_or(mask_PN, like_PN):
+def all_or(mask_PN, like_PN):
     return jnp.ones(like_PN.shape, bool) if mask_PN is None else jnp.asarray(mask_PN)
 
 

@@ -6,7 +6,7 @@ Dimension key: P problems, S resamples, X any trailing axes, m differences that 
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
@@ -22,13 +22,13 @@ def problem_numbers(problems: Iterable[Hashable]) -> np.ndarray:
     return np.fromiter((number.setdefault(problem, len(number)) for problem in problems), np.int64)
 
 
-def drawn_problems(P: int, draws: int, seed: int) -> np.ndarray:
+def _drawn_problems(P: int, draws: int, seed: int) -> np.ndarray:
     """drawn_SP: in each row P problems drawn with replacement."""
     return np.random.default_rng(seed).integers(P, size=(draws, P))
 
 
-def _percentiles(value_SX, level) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(np.quantile(value_SX, [(1 - level) / 2, (1 + level) / 2], axis=0))
+def _percentiles(value_SX, level) -> np.ndarray:
+    return np.quantile(value_SX, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
 def mean_interval(value_PX, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
@@ -38,19 +38,12 @@ def mean_interval(value_PX, seed: int = 0, draws: int = RESAMPLES, level: float 
     """
     value_PX = np.asarray(value_PX, np.float64)
     if (P := len(value_PX)) < 2:
-        nan_X = np.full(value_PX.shape[1:], np.nan)
-        return nan_X, nan_X
-    count_SP = np.stack([np.bincount(drawn_P, minlength=P) for drawn_P in drawn_problems(P, draws, seed)])
+        return np.full((2, *value_PX.shape[1:]), np.nan)
+    count_SP = np.stack([np.bincount(drawn_P, minlength=P) for drawn_P in _drawn_problems(P, draws, seed)])
     return _percentiles(np.tensordot(count_SP, value_PX, 1) / P, level)
 
 
-def bootstrap_interval(
-    statistic: Callable[[np.ndarray], float],
-    problems: Sequence[Hashable],
-    seed: int = 0,
-    draws: int = RESAMPLES,
-    level: float = 0.95,
-) -> tuple[float, float]:
+def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
     """(low, high) percentile interval of statistic(row indices); problems[row] says whose row it is.
 
     All rows of a problem come or stay away together. For a paired difference let the statistic return it. A statistic
@@ -62,13 +55,12 @@ def bootstrap_interval(
     if len(count) < 2:
         return math.nan, math.nan
     order, end, values = np.argsort(problem, kind="stable"), np.cumsum(count), []
-    for drawn in drawn_problems(len(count), draws, seed):
+    for drawn in _drawn_problems(len(count), draws, seed):
         n = count[drawn]  # `order[start : end]` of every drawn problem, laid end to end without a loop
         values.append(statistic(order[np.repeat(end[drawn] - np.cumsum(n), n) + np.arange(n.sum())]))
     values = np.array(values, np.float64)
     values = values[~np.isnan(values)]
-    low, high = _percentiles(values, level) if len(values) else (math.nan, math.nan)
-    return float(low), float(high)
+    return tuple(_percentiles(values, level).tolist()) if len(values) else (math.nan, math.nan)
 
 
 def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
@@ -78,13 +70,13 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
     farther. "exact": all patterns counted; where all magnitudes are equal that is the sign test, binomial for any m.
     Else SIGN_FLIPS random patterns, the one seen counted as one more.
     """
-    size_m = np.abs(difference_P := np.asarray(difference_P, np.float64))
-    difference_P, size_m = difference_P[size_m > ROUNDING], size_m[size_m > ROUNDING]
-    if not (m := len(size_m)):
+    difference_m = np.asarray(difference_P, np.float64)
+    difference_m = difference_m[np.abs(difference_m) > ROUNDING]
+    if not (m := len(difference_m)):
         return 1.0, "exact: no problem differs"
-    far = abs(difference_P.sum()) - ROUNDING
+    size_m, far = np.abs(difference_m), abs(difference_m.sum()) - ROUNDING
     if np.ptp(size_m) <= ROUNDING:
-        fewer = min((difference_P > 0).sum(), (difference_P < 0).sum())
+        fewer = min((difference_m > 0).sum(), (difference_m < 0).sum())
         tail = 2 * sum(math.comb(m, k) for k in range(fewer + 1))
         return min(tail / 2**m, 1.0), "exact: binomial"
     if m <= ENUMERATED:
@@ -108,7 +100,6 @@ def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
     found = []
     for column_P, low, high in zip(difference_PX.T, *mean_interval(difference_PX, seed), strict=True):
         p, method = sign_flip_test(column_P, seed)
-        interval, n_differ = [float(low), float(high)], int(np.count_nonzero(column_P))
-        found.append({"difference": float(column_P.mean()), "interval": interval})
-        found[-1] |= {"p": p, "p_method": method, "n_differ": n_differ}
+        row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)]}
+        found.append(row | {"p": p, "p_method": method, "n_differ": int(np.count_nonzero(column_P))})
     return found

@@ -16,7 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.rerank import HIGHEST, as_float, over_subsets, rank_scores, round_score, subset_sizes
+from prm_jax.rerank import (
+    HIGHEST,
+    TIES,
+    all_or,
+    as_float,
+    expect_name,
+    expectation,
+    rank_scores,
+    round_score,
+    subset_sizes,
+)
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
 COUNTS = ("mean", "first")
@@ -30,9 +40,8 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
     up, Uesato et al. 2022). ties "share": tied groups split the win; "first": the one whose first member has the lowest
     index has it. A group's members share its win, or its first member has it (counts).
     """
-    for name, x, expected in (("ties", ties, ("share", "first")), ("counts", counts, COUNTS)):
-        if x not in expected:
-            raise ValueError(f'{name} is {x!r}, expected "{expected[0]}" or "{expected[1]}"')
+    expect_name("ties", ties, TIES)
+    expect_name("counts", counts, COUNTS)
     N = answer_PN.shape[-1]
     log_weight_PN = rank_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, rounded=False)
     answer_PN = answer_PN if mask_PN is None else jnp.where(mask_PN, answer_PN, -1)
@@ -116,28 +125,37 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
         curve_k = (total_k + quad_u @ both_xuk[1]) / choose_kk[count]
         return jnp.where((size_n >= 1) & (size_n <= N), curve_k[jnp.clip(size_n, 0, count)], jnp.nan)
 
-    mask_PN = jnp.ones(answer_PN.shape, bool) if mask_PN is None else mask_PN
+    mask_PN = all_or(mask_PN, answer_PN)
     problems = answer_PN, gold_PN, (answer_PN >= 0) & mask_PN, mask_PN.sum(-1)
     return jax.lax.map(one, problems, batch_size=16)
 
 
 @functools.partial(jax.jit, static_argnames=("draws", "ties", "counts"))
 def vote_curve(
-    key,
-    answer_PN,
-    gold_PN,
-    log_weight_PN=None,
-    mask_PN=None,
-    size_n=None,
-    *,
-    draws: int = 400,
-    ties: str = "share",
-    counts: str = "mean",
+    key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws=400, ties="share", counts="mean"
 ):
     """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets.
 
     A subset keeps the candidates' order, on which ties="first" rests. The standard error of the curve's mean over
     problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
     """
-    law = lambda drawn_PN: vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts)
-    return over_subsets(key, law, gold_PN, mask_PN, size_n, draws)
+    gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
+    P, N = gold_PN.shape
+    size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
+    index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
+
+    def one_draw(total_nP, k_draw):
+        # Random bits above the index in one integer: no two are equal, and XLA sorts bare integers fastest.
+        bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
+        bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
+        sorted_PN = jnp.sort(bits_PN, -1)
+
+        def of_size(n):
+            drawn_PN = (bits_PN <= sorted_PN[:, jnp.clip(n - 1, 0, N - 1), None]) & exists_PN
+            return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
+
+        return total_nP + jax.lax.map(of_size, size_n), None
+
+    is_size_n = (size_n >= 1) & (size_n <= N)
+    start_nP = jnp.where(is_size_n, 0.0, jnp.nan)[:, None] * jnp.ones(P, gold_PN.dtype)
+    return jax.lax.scan(one_draw, start_nP, jax.random.split(key, draws))[0].T / draws

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import rerank
+from prm_jax.data.units import UNITS
 
 TRACES = ("clean", "lucky_final", "slip", "wrong")
 FINAL_RIGHT_N = np.array([True, True, False, False])
@@ -32,25 +33,18 @@ HACKED_P_T = np.array([0.98, 0.97])  # what a fully fooled process verifier says
 HACKED_TRACE = 1
 BETA = 0.7  # nats of score per nat of KL
 VERIFIERS = ("outcome", "process", "hacked")
+logit = UNITS["probability"].log_odds
 BETA_RANGE = 0.01, 100.0  # of the grids: from the arg max to the reference law, to the eye
 
 
 class Plane(NamedTuple):
-    """score_heN: log scores. weight_hbeN: policies. kl_hbe: nats from REF_N. reward_hbe: mean score. winner_hbe: mode
-    of the policy, an index into TRACES. right_hbe, valid_hbe: mass on right final answers, on traces without a wrong
-    step."""
-
-    score_heN: jax.Array
-    weight_hbeN: jax.Array
-    kl_hbe: jax.Array
-    reward_hbe: jax.Array
-    winner_hbe: jax.Array
-    right_hbe: jax.Array
-    valid_hbe: jax.Array
-
-
-def logit(p):
-    return np.log(p) - np.log1p(-p)
+    score_heN: jax.Array  # log scores
+    weight_hbeN: jax.Array  # policies
+    kl_hbe: jax.Array  # nats from REF_N
+    reward_hbe: jax.Array  # mean score
+    winner_hbe: jax.Array  # mode of the policy, an index into TRACES
+    right_hbe: jax.Array  # mass on right final answers
+    valid_hbe: jax.Array  # mass on traces without a wrong step
 
 
 def process_logits(error_N):
@@ -92,6 +86,11 @@ def results(how: str = "sum_logit", beta=BETA) -> dict:
     }
 
 
+def over_beta(score_PN, beta_b) -> rerank.Reweighted:
+    """The policies by beta of several laws over the traces: `weight_PN` is bPN."""
+    return jax.vmap(lambda beta: rerank.reweight(score_PN, beta, jnp.asarray(REF_N)))(jnp.asarray(beta_b))
+
+
 @functools.partial(jax.jit, static_argnames=("hows", "trace"))
 def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS), trace: int = HACKED_TRACE) -> Plane:
     """Every aggregator x beta x size of the error that the process verifier makes on one trace.
@@ -102,19 +101,10 @@ def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS), tr
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, how, unit="logit") for how in hows])
-    over_e = functools.partial(rerank.reweight, ref_PN=jnp.asarray(REF_N))
-    over_be = jax.vmap(over_e, in_axes=(None, 0))
-    law = jax.vmap(over_be, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
+    law = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
     mass = lambda traces_N: law.weight_PN @ jnp.asarray(traces_N, law.weight_PN.dtype)
-    return Plane(
-        score_heN=score_heN,
-        weight_hbeN=law.weight_PN,
-        kl_hbe=law.kl_P,
-        reward_hbe=law.reward_P,
-        winner_hbe=law.weight_PN.argmax(-1),
-        right_hbe=mass(FINAL_RIGHT_N),
-        valid_hbe=mass(STEP_RIGHT_NT.all(-1)),
-    )
+    masses = mass(FINAL_RIGHT_N), mass(STEP_RIGHT_NT.all(-1))
+    return Plane(score_heN, law.weight_PN, law.kl_P, law.reward_P, law.weight_PN.argmax(-1), *masses)
 
 
 def grids(how: str, betas: int, errors: int) -> dict:
@@ -123,8 +113,7 @@ def grids(how: str, betas: int, errors: int) -> dict:
     score + beta log ref the misjudged trace leads the best other; the mass on right answers and on valid steps."""
     beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
     score_vN = jnp.stack([score(verifier, how) for verifier in VERIFIERS])
-    over_b = jax.vmap(functools.partial(rerank.reweight, ref_PN=jnp.asarray(REF_N)), in_axes=(None, 0))
-    weight_vbN = jnp.swapaxes(over_b(score_vN, beta_b).weight_PN, 0, 1)
+    weight_vbN = jnp.swapaxes(over_beta(score_vN, beta_b).weight_PN, 0, 1)
     whole = plane(beta_b, error_e, tuple(rerank.AGGREGATORS))
 
     def rounded(x):
@@ -138,18 +127,12 @@ def grids(how: str, betas: int, errors: int) -> dict:
         "right": whole.right_hbe,
         "valid": whole.valid_hbe,
     }
-    return {
-        "by_beta": {"beta": rounded(beta_b), **dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))},
-        "plane": {
-            "trace": TRACES[HACKED_TRACE],
-            "beta": rounded(beta_b),
-            "error": rounded(error_e),
-            "by_aggregator": {
-                name: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
-                for h, name in enumerate(rerank.AGGREGATORS)
-            },
-        },
+    by_aggregator = {
+        name: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()} for h, name in enumerate(rerank.AGGREGATORS)
     }
+    axes = {"trace": TRACES[HACKED_TRACE], "beta": rounded(beta_b), "error": rounded(error_e)}
+    by_beta = {"beta": rounded(beta_b)} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))
+    return {"by_beta": by_beta, "plane": axes | {"by_aggregator": by_aggregator}}
 
 
 def page(path: Path, found: dict) -> Path:

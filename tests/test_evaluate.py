@@ -114,7 +114,6 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
             "answer": "3",
             "candidates": [{"steps": ["3"], "answer": "3", "correct": True}],
         },
-        "native": row,
     }
     for name, x in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(x) + "\n")
@@ -123,7 +122,7 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
         "steps": steps,
         "best_of_n": pool,
         "report": steps + pool,
-        "score": ("input=native.jsonl", "threshold=0"),
+        "score": ("input=pool.jsonl", "threshold=0"),
         "processbench": steps,
         "prmbench": ("data=prmbench", "data.path=prm.jsonl"),
         "witness": ("witness.betas=3", "witness.errors=2"),

@@ -74,7 +74,8 @@ def processbench_thresholds(results: dict, path: Path) -> Path:
     axes.annotate(plain(f"{threshold:.4g}\n({results['threshold_origin']})"), (threshold, 100), **at)
     axes.set(xlabel="threshold on P(step good): a step below it is bad", ylabel="F1 (%)")
     axes.set(xlim=(-0.01, 1.01), ylim=(0, 100))
-    axes.legend(**OUTSIDE)
+    if axes.get_legend_handles_labels()[0]:  # an F1 may be undefined in every split
+        axes.legend(**OUTSIDE)
     axes.set_title("ProcessBench: F1 against the threshold", fontsize=10)
     text = "legend: F1 there, then the best of the curve, chosen on the same rows and so optimistic"
     benchmark_caption(figure, results, f"{results['n_rows']} solutions", text)
