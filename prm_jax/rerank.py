@@ -127,7 +127,8 @@ def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, 
     how: a name in AGGREGATORS. unit "logit": step_PNT are log-odds of p_t. "logp": natural logs of stored p_t; log 1 = 0
     and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without steps gets -inf.
     """
-    expect_name("aggregator", how, AGGREGATORS)
+    if how not in AGGREGATORS:
+        raise ValueError(f"unknown aggregator {how!r}, expected one of {', '.join(AGGREGATORS)}")
     expect_name("unit", unit, ("logit", "logp"))
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)

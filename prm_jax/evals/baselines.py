@@ -22,15 +22,15 @@ LBFGS_STEPS = 200
 
 @dataclass(frozen=True)
 class Steps:
-    """Labelled steps, one entry a step: 0-based position in its solution, its own token ids, label >= 0.5."""
+    """Labelled steps, one entry a step."""
 
-    position: Sequence[int]
-    token_ids: Sequence[Sequence[int]]
-    is_good: Sequence[bool]
+    position: Sequence[int]  # in its solution, from 0
+    token_ids: Sequence[Sequence[int]]  # its own
+    is_good: Sequence[bool]  # label >= 0.5
 
     def __post_init__(self):
-        if not len(self.position) == len(self.token_ids) == len(self.is_good):
-            sizes = len(self.position), len(self.token_ids), len(self.is_good)
+        sizes = len(self.position), len(self.token_ids), len(self.is_good)
+        if len(set(sizes)) > 1:
             raise ValueError(f"position, token_ids and is_good have lengths {sizes}, expected one length")
 
     @property
@@ -43,12 +43,10 @@ def baseline_aurocs(train: Steps, test: Steps) -> dict[str, float]:
     """Test AUROC of `position`, `length`, `bag_of_tokens`; positive = good; nan if a class is missing."""
     if not len(train.is_good):
         raise ValueError("the baselines need at least one training step")
-    score = {
-        "position": frequency_score(train.position, train.is_good, test.position),
-        "length": frequency_score(train.length, train.is_good, test.length),
-        "bag_of_tokens": bag_of_tokens_score(train, test),
-    }
-    return {name: auroc(x, test.is_good) for name, x in score.items()}
+    position = frequency_score(train.position, train.is_good, test.position)
+    length = frequency_score(train.length, train.is_good, test.length)
+    scores = {"position": position, "length": length, "bag_of_tokens": bag_of_tokens_score(train, test)}
+    return {name: auroc(x, test.is_good) for name, x in scores.items()}
 
 
 def frequency_score(train_key, is_good, test_key) -> np.ndarray:
@@ -84,15 +82,13 @@ def _flat(token_ids) -> np.ndarray:
 
 def _features(steps: Steps, vocabulary: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sparse rows: (first entry of each row, column and value of each entry); column 0 is the constant."""
-    token, n_steps = _flat(steps.token_ids), len(steps.is_good)
-    row = np.repeat(np.arange(n_steps), steps.length)
+    token, width = _flat(steps.token_ids), 1 + len(vocabulary)
+    first = np.arange(len(steps.is_good)) * width  # the constant keeps every row non-empty: np.add.reduceat needs that
     is_known = np.isin(token, vocabulary)
-    width = 1 + len(vocabulary)
-    key = row[is_known] * width + 1 + np.searchsorted(vocabulary, token[is_known])
-    # The constant's column also keeps every row non-empty, without which np.add.reduceat is wrong.
-    key, count = np.unique(np.concatenate([np.arange(n_steps) * width, key]), return_counts=True)
+    key = np.repeat(first, steps.length)[is_known] + 1 + np.searchsorted(vocabulary, token[is_known])
+    key, count = np.unique(np.concatenate([first, key]), return_counts=True)
     value = np.where(key % width == 0, 1.0, np.log1p(count))
-    return np.searchsorted(key, np.arange(n_steps) * width), key % width, value
+    return np.searchsorted(key, first), key % width, value
 
 
 @partial(jax.jit, static_argnames="n_columns")

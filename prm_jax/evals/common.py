@@ -15,7 +15,7 @@ from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Natural
 from prm_jax.launch.mesh import MeshConfig
-from prm_jax.scoring import CheckerScorer, ModelScorer, RandomScorer, score_into, stored_scores
+from prm_jax.scoring import CheckerScorer, RandomScorer, score_into, stored_scores
 from prm_jax.tasks.chain import step_labels
 
 # Scorers that need no folder: the exact checker of the embedded task, and noise.
@@ -92,11 +92,6 @@ def scored(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarra
     """Log-odds of the steps of (id, problem, steps) rows, one after another, by way of a file that a resumed evaluation keeps."""
     score_into(path, scorer, rows, total)
     return stored_scores(path)
-
-
-def shown_unit(scorer) -> str:
-    """The unit in which a verifier's scores are printed and drawn: that of its authors."""
-    return scorer.format.score if isinstance(scorer, ModelScorer) else "probability"
 
 
 def describe(scorer) -> dict:

@@ -7,9 +7,9 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
-from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored, shown_unit
+from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored
 from prm_jax.launch.config import Natural, Share, expect
-from prm_jax.scoring import stored_scores
+from prm_jax.scoring import ModelScorer, stored_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     scores = scored(files["scores"], scorer, source(), len(ids))
     if is_pool:
         pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
-    unit = shown_unit(scorer)
+    unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"  # as its authors show scores
     shown = UNITS[unit].of_log_odds
     ranking = rank(source(), stored_scores(files["scores"]), unit)
     wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted

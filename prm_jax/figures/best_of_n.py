@@ -5,12 +5,10 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.figures.style import GREY, caption, floats, line_style, perfect_calibration, plain, reliability, save
+from prm_jax.figures.style import GREY, caption, floats, line_style, plain, reliability, save
 
-RULES = {
-    "majority": ("--", "majority vote"),
-    "oracle": ("-.", "oracle (any of n right)"),
-}  # that no scorer takes part in
+# Rules that no scorer takes part in: dashes and label.
+RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle (any of n right)")}
 NO_LINE = {"linestyle": "none"}
 
 
@@ -35,10 +33,10 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
     Where exact step labels are known a second panel counts only winners without a wrong step.
     """
     how, sizes, scorers = results["aggregator"], [int(n) for n in results["oracle"]], results["scorers"]
-    has_traces = all("trace" in table[how] for table in scorers.values())
+    many, has_traces = len(scorers) > 2, all("trace" in table[how] for table in scorers.values())
     size = (7.2 + 3.6 * has_traces, 4)
-    figure, all_axes = plt.subplots(1, 1 + has_traces, figsize=size, sharey=True, squeeze=False)
-    many, handles = len(scorers) > 2, []
+    figure, ((first, *rest),) = plt.subplots(1, 1 + has_traces, figsize=size, sharey=True, squeeze=False)
+    handles = []
 
     def curve(axes, numbers, rule, style, label=None):
         before = "" if rule == "best_of_n" else f"{rule}_"
@@ -51,12 +49,11 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
         if label:
             handles.append(plt.Line2D([], [], **style, label=plain(label)))
 
-    first = all_axes[0, 0]
     for i, (scorer, table) in enumerate(scorers.items()):
         style, numbers = line_style(i), table[how]
         curve(first, numbers, "best_of_n", style, f"{scorer}, best of n ({how})")
-        if has_traces:
-            curve(all_axes[0, 1], numbers, "trace", style)
+        for axes in rest:
+            curve(axes, numbers, "trace", style)
         if "weighted_vote" in numbers and not many:
             style |= {"linestyle": ":", "markerfacecolor": "white"}
             curve(first, numbers, "weighted_vote", style, f"{scorer}, weighted vote")
@@ -65,7 +62,7 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
             curve(first, results, rule, {"linestyle": dashes, "linewidth": 1.2, "color": GREY}, label)
     handles.append(first.axhline(results["mean"], color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates"))
     labels = ("share of problems solved", "... by a solution without a wrong step")
-    for axes, ylabel in zip(all_axes[0], labels, strict=False):
+    for axes, ylabel in zip((first, *rest), labels, strict=False):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(n) for n in sizes])
         axes.minorticks_off()
@@ -131,19 +128,21 @@ def calibration_figure(results: dict, folder: Path) -> Path:
     """Reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier score."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2))
     how, tables = results["aggregator"], results["calibration"]
-    for i, (scorer, table) in enumerate(tables.items()):
-        for axes, numbers in ((left, table["steps"]), (right, table["solutions"].get(how))):
-            if numbers is not None:
-                ece, brier, auroc = floats([numbers[name] for name in ("ece", "brier", "auroc")])
-                label = plain(f"{scorer}: ECE {ece:.3f}, Brier {brier:.3f}, AUROC {auroc:.3f}")
-                reliability(axes, numbers["reliability"], line_style(i), label)
+
+    def curve(i, scorer, numbers):
+        ece, brier, auroc = floats([numbers[name] for name in ("ece", "brier", "auroc")])
+        label = plain(f"{scorer}: ECE {ece:.3f}, Brier {brier:.3f}, AUROC {auroc:.3f}")
+        return numbers["reliability"], i, label
+
+    reliability(left, [curve(i, scorer, x["steps"]) for i, (scorer, x) in enumerate(tables.items())])
+    solutions = {scorer: x["solutions"][how] for scorer, x in tables.items() if how in x["solutions"]}
+    reliability(right, [curve(i, *pair) for i, pair in enumerate(solutions.items())])
     is_outcome = any(table["step_label"] == "outcome" for table in tables.values())
     left.set(title="Step scores", xlabel="P(step good)")
     left.set(ylabel="share of steps in right solutions" if is_outcome else "share of good steps")
     right.set(title=f"Solution scores ({how})", xlabel="solution score", ylabel="share of right solutions")
     for axes in (left, right):
-        perfect_calibration(axes)
-        if axes.get_legend_handles_labels()[0]:
+        if axes.collections:
             axes.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         else:
             axes.text(0.5, 0.5, "not a probability", ha="center", color=GREY)

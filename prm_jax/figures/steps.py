@@ -9,19 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax.data.units import UNITS
-from prm_jax.figures.style import (
-    BAD_TO_GOOD,
-    BLUE,
-    GREY,
-    ORANGE,
-    caption,
-    floats,
-    line_style,
-    perfect_calibration,
-    plain,
-    reliability,
-    save,
-)
+from prm_jax.figures.style import BAD_TO_GOOD, BLUE, GREY, ORANGE, caption, floats, plain, reliability, save
 
 
 def step_caption(figure, group: dict, runs: list[dict], results: dict):
@@ -48,9 +36,7 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
     """Reliability, score histogram, and accuracy by position of the runs of one setting."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2))
     number = {name: f"{floats(group[name]):.3f}" for name in ("ece", "brier", "step_auroc", "first_error_f1")}
-    for run in runs:
-        reliability(left, run["reliability"], line_style(0))
-    perfect_calibration(left)
+    reliability(left, [(run["reliability"], 0, None) for run in runs])
     left.set(xlabel="predicted P(step good)", ylabel="share of good steps (dashed: perfect)")
     left.set_title(f"Reliability (ECE {number['ece']}, Brier {number['brier']})")
 

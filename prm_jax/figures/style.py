@@ -47,15 +47,16 @@ def percent(x) -> np.ndarray:
     return 100 * floats(x)
 
 
-def reliability(axes, curve: dict, style: dict, label: str | None = None):
-    """Mean label against mean score of the bins that hold something; larger dots hold more."""
-    n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
-    n, x, y = n[n > 0], x[n > 0], y[n > 0]
-    axes.plot(x, y, color=style["color"], linewidth=1, alpha=0.5)
-    axes.scatter(x, y, s=3 + 7 * np.log10(n), color=style["color"], marker=style["marker"], label=label)
+def reliability(axes, curves):
+    """Mean label against mean score of the bins that hold something, larger dots hold more; dashed: perfect calibration.
 
-
-def perfect_calibration(axes):
+    curves: (numbers, index of the line style, label) of each.
+    """
+    for curve, i, label in curves:
+        n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
+        n, x, y, style = n[n > 0], x[n > 0], y[n > 0], line_style(i)
+        axes.plot(x, y, color=style["color"], linewidth=1, alpha=0.5)
+        axes.scatter(x, y, s=3 + 7 * np.log10(n), color=style["color"], marker=style["marker"], label=label)
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--")
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 

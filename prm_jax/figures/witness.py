@@ -17,14 +17,11 @@ BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
 
 def witness_figures(results: dict, folder: Path) -> list[Path]:
     """Mass of the traces by beta under three verifiers; who wins, by beta, error and aggregator; the page."""
-    figures = [
-        witness_mass(results, folder / "witness_mass.png"),
-        witness_phases(results, folder / "witness_phases.png"),
-    ]
-    shown = {
-        key: x for key, x in results.items() if key not in ("by_beta", "plane", "versions")
-    }  # it has its own grids
-    return [*figures, witness.page(folder / "witness.html", shown)]
+    mass, phases = folder / "witness_mass.png", folder / "witness_phases.png"
+    # The page has grids of its own.
+    shown = {key: x for key, x in results.items() if key not in ("by_beta", "plane", "versions")}
+    page = witness.page(folder / "witness.html", shown)
+    return [witness_mass(results, mass), witness_phases(results, phases), page]
 
 
 def witness_mass(results: dict, path: Path) -> Path:
