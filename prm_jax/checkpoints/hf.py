@@ -6,7 +6,6 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 import functools
 import json
 import math
-import re
 from pathlib import Path
 
 import jax
@@ -26,13 +25,9 @@ EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 
 # our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
-NORMS = {
-    "norm_attn": "input_layernorm",
-    "norm_q": "self_attn.q_norm",
-    "norm_k": "self_attn.k_norm",
-    "norm_ffn": "post_attention_layernorm",
-}
-LINEAR = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+NORMS = {"norm_attn": "input_layernorm", "norm_ffn": "post_attention_layernorm"}
+NORMS |= {f"norm_{x}": f"self_attn.{x}_norm" for x in "qk"}
+LINEAR = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x in ("down", "gate", "up")}
 LAYER = {key: (f"layers.{{}}.{name}.weight", False) for key, name in NORMS.items()}
 LAYER |= {f"w_{key}": (f"layers.{{}}.{name}.weight", True) for key, name in LINEAR.items()}
 LAYER |= {f"b_{key}": (f"layers.{{}}.{name}.bias", False) for key, name in LINEAR.items()}
@@ -58,8 +53,7 @@ def locate(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = ["*.json", "*.safetensors", "*.txt", "tokenizer.model"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "tokenizer.model"]))
     except Exception as error:  # the hub client raises a dozen kinds; all mean that the name cannot be loaded
         reason = str(error).splitlines()[0]
         raise InputError(f"{name}: neither a folder here nor a model that the hub gives ({reason})") from error
@@ -68,8 +62,8 @@ def locate(name: str) -> Path:
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
 
-    Of several heads with as many outputs the first of model.HEADS, unless the checkpoint has `named` its own (our exports).
-    Raises InputError on several heads, on a part of one, and on a head that no known system uses.
+    Of several heads with as many outputs the first of model.HEADS, or the one that our exports `named`. Raises InputError
+    on several heads, on a part of one, and on a head that no known system uses.
     """
     layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
     found = [layer for layer in layers if f"{layer}.weight" in tensors]
@@ -78,10 +72,8 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     if not found:
         backbone = ("model.", "lm_head.", *(top.split(".")[0] + "." for top, _ in TOP.values()), "layers.")
         if others := sorted(name for name in tensors if not name.startswith(backbone)):
-            known = ", ".join(f"{layer}.weight" for layer in layers)
-            raise InputError(
-                f"{where}: its step head is incomplete or unknown ({', '.join(others[:3])}); known: {known}"
-            )
+            known = f"({', '.join(others[:3])}); known: {', '.join(f'{layer}.weight' for layer in layers)}"
+            raise InputError(f"{where}: its step head is incomplete or unknown {known}")
         return "none", "lm_head"
     (layer,) = found
     C, heads = tensors[f"{layer}.weight"].get_shape()[0], {}
@@ -106,36 +98,36 @@ def load(
 
     Arrays are of `dtype`; None: as they are stored; "thin": as `model.cast_backbone` stores them. A step head that the
     checkpoint lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good
-    token, the binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that answers
-    in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head may go
-    unused, nothing else. Needs little more memory than the model.
+    token, the binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that
+    answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head
+    may go unused, and all heads where cfg has none. Needs little more memory than the model.
     """
     tensors = open_tensors(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     unused = {name for name in tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")}
-    own_head = cfg.head if cfg.head != "none" and verdicts is None else None
-    layer = find_head(tensors, str(folder), own_head)[1] if own_head else "score"
-    layer = HEADS[own_head].layer if layer == "lm_head" else layer  # of a head still to be started
+    layer = "lm_head"
+    if cfg.head == "none":
+        heads = {fmt.layer.split(".")[0] for fmt in all_formats()}
+        unused = {name for name in unused if name.split(".")[0] not in heads}
+    elif verdicts is None:
+        layer = find_head(tensors, str(folder), cfg.head)[1]
+        layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be started
 
-    def shape_of(name, transposed=False):
-        shape = tuple(tensors[name].get_shape()) if name in tensors else None
-        return shape[::-1] if shape and transposed else shape
-
-    def dtype_of(name):
-        if (kind := tensors[name].get_dtype()) not in DTYPES:
-            raise InputError(f"{folder}: tensor {name}: has type {kind}, expected {', '.join(DTYPES)}")
-        return DTYPES[kind]
-
-    def part(names, transposed, shape, key):
+    def part(key, names, transposed, shape):
         """(dtype, what reads the part at an index into an array) of a tensor, or of a list of them, one a layer, as one array."""
         stacked, names = not isinstance(names, str), [names] if isinstance(names, str) else names
-        expected = shape[1:] if stacked else shape
+        expected, kinds = shape[1:] if stacked else shape, []
         for name in names:
-            found = shape_of(name, transposed)
-            if found is None:
-                raise InputError(f"{folder}: tensor {name} is missing ({key})")
+            if name not in tensors:
+                why = f": config.json says {cfg.layers} layers" if stacked else ""
+                raise InputError(f"{folder}: tensor {name} is missing{why} ({key})")
+            found, kind = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
+            found = found[::-1] if transposed else found
             if found != expected:
                 raise InputError(f"{folder}: tensor {name}: has shape {found}, expected {expected} ({key})")
+            if kind not in DTYPES:
+                raise InputError(f"{folder}: tensor {name}: has type {kind}, expected {', '.join(DTYPES)}")
+            kinds.append(DTYPES[kind])
             unused.discard(name)
 
         def read(index, out):
@@ -146,45 +138,39 @@ def load(
                     x, y = x.view(np.uint16), y.view(np.uint16)
                 y[...] = x
 
-        return functools.reduce(jnp.promote_types, map(dtype_of, names)), read
+        return functools.reduce(jnp.promote_types, kinds), read
 
     def made(x):
         """The same of an array that is in no file."""
         return x.dtype, lambda index, out: np.copyto(out, x[index], casting="unsafe")
 
-    # What a hostile config.json could make large: compared before anything of that size is made.
-    n_layers = 1 + max(
-        (int(found[1]) for name in tensors if (found := re.match(r"(?:model\.)?layers\.(\d+)\.", name))), default=-1
-    )
-    if cfg.layers > n_layers:
-        missing = prefix + LAYER["norm_attn"][0].format(n_layers)
-        raise InputError(f"{folder}: tensor {missing} is missing: config.json says {cfg.layers} layers")
     abstract = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
     state = nnx.state(abstract).to_pure_dict()
-    parts = {key: part(prefix + TOP[key][0], TOP[key][1], state[key].shape, key) for key in TOP}
-    for key in HEAD.keys() & state.keys():
-        name, transposed = HEAD[key][0].format(layer), HEAD[key][1]
-        is_head, has_head = key != "unembed", f"{layer}.weight" in tensors
+    parts = {key: part(key, prefix + name, transposed, state[key].shape) for key, (name, transposed) in TOP.items()}
+    has_head = f"{layer}.weight" in tensors
+    for key, (name, transposed) in HEAD.items():
+        name = name.format(layer)
+        if key not in state:
+            continue
         if key == "w_head" and verdicts is not None:
-            rows = prefix + "embed_tokens.weight" if cfg.tied else "lm_head.weight"
-            if shape_of(rows) != (cfg.vocab, cfg.dim):
-                raise InputError(f"{folder}: tensor lm_head.weight: expected shape {(cfg.vocab, cfg.dim)}")
+            rows = prefix + TOP["embed"][0] if cfg.tied else "lm_head.weight"
+            part(key, rows, False, (cfg.vocab, cfg.dim))
             parts[key] = made(np.concatenate([tensors[rows][i : i + 1] for i in verdicts]).T)
-        elif is_head and new_head and not has_head:
+        elif key != "unembed" and new_head and not has_head:
             parts[key] = made(new_parameter(key, state[key].shape, seed))
         elif key == "w_head" and not has_head:
             raise InputError(f"{folder}: has no step head ({name}); set model.new_head=true to start one at random")
         elif key == "b_head" and name not in tensors:  # a classification head may have none
             parts[key] = made(np.zeros(state[key].shape, parts["embed"][0]))
         else:
-            parts[key] = part(name, transposed, state[key].shape, key)
-    if unnamed := sorted(state["blocks"].keys() - LAYER.keys()):
+            parts[key] = part(key, name, transposed, state[key].shape)
+    blocks, parts["blocks"] = state["blocks"], {}
+    if unnamed := sorted(blocks.keys() - LAYER.keys()):
         raise InputError(f"{folder}: has no tensors for {unnamed[0]} of a block, which only init=random can start")
-    of_layers = lambda key: [prefix + LAYER[key][0].format(i) for i in range(cfg.layers)]
-    parts["blocks"] = {key: part(of_layers(key), LAYER[key][1], x.shape, key) for key, x in state["blocks"].items()}
-    if cfg.head == "none":
-        heads = tuple(f"{fmt.layer.split('.')[0]}." for fmt in all_formats())
-        unused = {name for name in unused if not name.startswith(heads)}
+    for key, (name, transposed) in LAYER.items():
+        if key in blocks:
+            names = [prefix + name.format(i) for i in range(cfg.layers)]
+            parts["blocks"][key] = part(key, names, transposed, blocks[key].shape)
     if unused:
         listed = ", ".join(sorted(unused)[:3])
         raise InputError(f"{folder}: {len(unused)} tensors have no place in a {cfg.family} PRM: {listed} ...")
@@ -196,9 +182,9 @@ def load(
 
         def once(index):
             if str(index) not in seen:
-                out = aligned(tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True)), kept)
+                shape = tuple(len(range(n)[i]) for n, i in zip(x.shape, index, strict=True))
+                seen[str(index)] = out = aligned(shape, kept)
                 read(index, out)
-                seen[str(index)] = out
             return seen[str(index)]
 
         return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, once))
@@ -219,10 +205,8 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """A fresh step-head parameter."""
-    if key.startswith("b_"):
-        return np.zeros(shape, np.float32)
-    noise = np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
-    return head_scale(key, shape[0]) * noise
+    scale = 0 if key.startswith("b_") else head_scale(key, shape[0])
+    return scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32)
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
@@ -240,12 +224,12 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
 def save_weights(folder: Path, model: PRM):
     """Writes the tensors of `load`."""
     folder.mkdir(parents=True, exist_ok=True)
-    state, head = nnx.state(model).to_pure_dict(), HEADS.get(model.cfg.head)
-    parts = [(f"model.{name}", state[key], ..., transposed) for key, (name, transposed) in TOP.items()]
+    state = nnx.state(model).to_pure_dict()
+    parts = [(f"model.{name}", state[key], ..., t) for key, (name, t) in TOP.items()]
     for key, x in state["blocks"].items():
-        name, transposed = LAYER[key]
-        parts += [(f"model.{name.format(i)}", x, i, transposed) for i in range(model.cfg.layers)]
-    layer = head.layer if head else ""
+        name, t = LAYER[key]
+        parts += [(f"model.{name.format(i)}", x, i, t) for i in range(model.cfg.layers)]
+    layer = HEADS[model.cfg.head].layer if model.cfg.head != "none" else ""
     parts += [(name.format(layer), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
     write_tensors(folder, parts)
 
@@ -256,19 +240,15 @@ def load_tokenizer(folder: str | Path):
 
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        if (folder / "tokenizer.model").exists():
-            raise InputError(  # without its rule for leading blanks, so that even Math-Shepherd's mark is another token
-                f"{folder}: has tokenizer.model but no tokenizer.json, and transformers 5 reads other ids from the former: "
-                "save the tokenizer once with AutoTokenizer of transformers 4"
-            )
-        raise InputError(f"{folder}: has no tokenizer.json")  # transformers would make up an empty tokenizer
+        # transformers would make up an empty tokenizer; from tokenizer.model version 5 reads other ids, without its rule
+        # for leading blanks, so that even Math-Shepherd's mark is another token.
+        old = "has tokenizer.model but no tokenizer.json: save it once with AutoTokenizer of transformers 4"
+        raise InputError(f"{folder}: {old if (folder / 'tokenizer.model').exists() else 'has no tokenizer.json'}")
     path = folder / "tokenizer_config.json"
     try:
-        if path.exists() and "auto_map" in json.loads(path.read_text()):
-            raise InputError(f"{path}: auto_map: the tokenizer is Python code of its own, which is never run")
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except InputError:
-        raise
+        if not path.exists() or "auto_map" not in json.loads(path.read_text()):
+            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # of many kinds, down to the KeyError of a field that it misses
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
+    raise InputError(f"{path}: auto_map: the tokenizer is Python code of its own, which is never run")

@@ -56,34 +56,30 @@ def why_no_weights(folder: Path) -> str:
     """What a folder holds in place of safetensors, and what to do about it."""
     if (folder / "adapter_config.json").exists():
         return "; the folder holds an adapter (LoRA): merge it into its base model and save that"
-    pickles = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in folder.glob(kind))
-    if pickles or (folder / "pytorch_model.bin.index.json").exists():
-        return (
-            f"; {pickles[0] if pickles else 'its weights'} is a pickle, which can run code when it is read, and is "
-            "not read: where you trust it, convert it once with torch.load(FILE, weights_only=True) and "
-            "safetensors.torch.save_file(TENSORS, 'model.safetensors')"
+    convert = "torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
+    for name in sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth")):
+        why = (
+            "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once with"
         )
+        return f"; {name} {why} {convert}"
     return ""
 
 
 def write_tensors(folder: Path, parts: list[tuple]):
     """Writes the tensors of a checkpoint in float32; inverse of `open_tensors`. A file gets its name once all are whole.
 
-    A part is (name, array, the layer of it or ... for everything, stored transposed). Takes the memory of one file (5 GB)
-    beside the arrays.
+    A part is (name, array, the layer of it or ... for everything, stored transposed). Takes the memory of one file
+    (5 GB) beside the arrays.
     """
     size = lambda part: 4 * math.prod(part[1].shape if part[2] is ... else part[1].shape[1:])
-    shards, free = [], 0
+    shards, free = [], -1
     for part in parts:
-        if not shards or size(part) > free:
+        if (free := free - size(part)) < 0:
             shards.append([])
-            free = SHARD
+            free = SHARD - size(part)
         shards[-1].append(part)
-        free -= size(part)
-    files = [
-        "model.safetensors" if len(shards) == 1 else f"model-{k:05}-of-{len(shards):05}.safetensors"
-        for k in range(1, len(shards) + 1)
-    ]
+    n = len(shards)
+    files = ["model.safetensors"] if n == 1 else [f"model-{k + 1:05}-of-{n:05}.safetensors" for k in range(n)]
     for file, shard in zip(files, shards, strict=True):
         arrays = {name: np.asarray(x[i], np.float32) for name, x, i, _ in shard}
         arrays |= {name: np.ascontiguousarray(arrays[name].T) for name, *_, transposed in shard if transposed}
@@ -95,7 +91,7 @@ def write_tensors(folder: Path, parts: list[tuple]):
     (folder / INDEX).unlink(missing_ok=True)  # read before the one file
     for file in files:
         (folder / f"{file}.tmp").replace(folder / file)
-    if len(shards) > 1:
+    if n > 1:
         weight_map = {part[0]: file for file, shard in zip(files, shards, strict=True) for part in shard}
         write_json(folder / INDEX, {"metadata": {"total_size": sum(map(size, parts))}, "weight_map": weight_map})
     for old in {path.name for path in folder.glob("model*.safetensors")} - set(files):

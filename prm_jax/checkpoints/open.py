@@ -1,4 +1,8 @@
-"""A path to a model with all that its outputs mean: run folders of ours, our exports, and released Hugging Face checkpoints."""
+"""A path to a model with all that its outputs mean: runs of ours, our exports, and released Hugging Face checkpoints.
+
+What a released checkpoint means is in its format, a file of conf/format (data/formats.py); its tensors, configuration and
+tokenizer are read by hf.py, a run's weights by orbax.py.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -43,16 +47,15 @@ def open_checkpoint(
     """A run folder of ours (its `which` checkpoint), or a Hugging Face folder or hub name.
 
     A run and our own exports bring their format; other checkpoints are read with `fmt`, or, where that is `auto`, with the
-    one format that their step head belongs to; None: as a language model. `reference` is the second model of an implicit PRM.
+    one format that their step head belongs to; None: as a language model. `reference` is the second model of an implicit
+    PRM.
     """
     implicit = fmt is not None and fmt.head == "implicit"
-    if implicit != (reference is not None):
-        name = fmt.name if fmt else "null"
-        raise InputError(
-            f"reference: format={name} scores by the log-ratio of two models, so name the second: reference=FOLDER"
-            if implicit
-            else f"reference: format={name} uses one model alone, expected null"
-        )
+    if implicit and reference is None:
+        why = "scores by the log-ratio of two models, so name the second: reference=FOLDER"
+        raise InputError(f"reference: format={fmt.name} {why}")
+    if reference is not None and not implicit:
+        raise InputError(f"reference: format={fmt.name if fmt else 'null'} uses one model alone, expected null")
     open_one = of_run if (Path(path) / "checkpoints").is_dir() else of_folder
     loaded = open_one(str(path), which, None if implicit else fmt, dtype)
     if (most := max(loaded.tokenizer.get_vocab().values(), default=0)) >= loaded.model.cfg.vocab:
@@ -62,10 +65,8 @@ def open_checkpoint(
     if loaded.objective != "lm":
         raise InputError(f"{path}: has a step head, but format={fmt.name} reads a language model")
     second = open_checkpoint(reference, which, None, dtype)
-    if second.model.cfg.vocab < len(loaded.tokenizer):
-        raise InputError(
-            f"{reference}: has {second.model.cfg.vocab} tokens, but {path} writes in {len(loaded.tokenizer)}"
-        )
+    if (vocab := second.model.cfg.vocab) < len(loaded.tokenizer):
+        raise InputError(f"{reference}: has {vocab} tokens, but {path} writes in {len(loaded.tokenizer)}")
     return dataclasses.replace(loaded, format=fmt, objective="prm", label_kind=fmt.label_kind, reference=second.model)
 
 
@@ -77,30 +78,29 @@ def of_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
 
 def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     folder = hf.locate(path)
-    config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_tensors(folder)
+    config, where = hf_config.read_config(folder), str(folder / "config.json")
     notes = config.get("prm_jax", {})  # of our own exports: format, head, meaning of the labels, objective
-    is_own = "format" in notes
-    kind, layer = hf.find_head(tensors, str(folder), notes.get("head") if notes.get("head") != "none" else None)
-    classes = [str(name) for name in config.get("architectures") or ()]
-    if kind != "none" and not is_own and any(name.endswith(OUTCOME) for name in classes):
-        raise InputError(
-            f"{where}: architectures: {', '.join(classes)} is an outcome model: one score for a whole text, read at its last token; "
-            "no format reads steps from it"
-        )
-    if is_own:
+    named = notes.get("head") if notes.get("head") != "none" else None
+    kind, layer = hf.find_head(open_tensors(folder), str(folder), named)
+    if "format" in notes:
         fmt = own_format(parse(notes["format"], Format, f"{where}: prm_jax.format"), fmt, path)
         as_lm = notes.get("objective") == "lm"
     else:
+        classes = [str(name) for name in config.get("architectures") or ()]
+        if kind != "none" and any(name.endswith(OUTCOME) for name in classes):
+            why = (
+                "is an outcome model: one score for a whole text, read at its last token; no format reads steps from it"
+            )
+            raise InputError(f"{where}: architectures: {', '.join(classes)} {why}")
         as_lm = fmt is None
         fmt = None if as_lm else choose_format(fmt, kind, layer, str(folder))
-    if as_lm:
-        cfg = hf_config.model_config(config, where, lm_head=True, dtype=dtype)
-        return Loaded(hf.load(folder, cfg, dtype=None), hf.load_tokenizer(folder), fmt, "lm", "unknown", path)
-    cfg = hf_config.model_config(config, where, head="binary" if fmt.head == "tokens" else kind, dtype=dtype)
+    head = "none" if as_lm else "binary" if fmt.head == "tokens" else kind
+    cfg = hf_config.model_config(config, where, head=head, lm_head=as_lm, dtype=dtype)
     tokenizer = hf.load_tokenizer(folder)
-    model = hf.load(folder, cfg, dtype=None, verdicts=verdicts(fmt, tokenizer))
-    label_kind, objective = notes.get("label_kind", fmt.label_kind), notes.get("objective", "prm")
-    return Loaded(model, tokenizer, fmt, objective, label_kind, path)
+    model = hf.load(folder, cfg, dtype=None, verdicts=None if as_lm else verdicts(fmt, tokenizer))
+    if as_lm:
+        return Loaded(model, tokenizer, fmt, "lm", "unknown", path)
+    return Loaded(model, tokenizer, fmt, notes.get("objective", "prm"), notes.get("label_kind", fmt.label_kind), path)
 
 
 def own_format(own: Format, asked: Format | None, path: str) -> Format:

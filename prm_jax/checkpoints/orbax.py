@@ -16,7 +16,8 @@ from omegaconf import DictConfig
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.launch.config import parse
+from prm_jax.data.rows import file_fingerprint
+from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import broadcast
 from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import run_config, write_json
@@ -78,7 +79,8 @@ def manager(folder: Path) -> ocp.CheckpointManager:
     def seal():
         if jax.process_index() == 0:
             for step in folder.glob("*.orbax-checkpoint-tmp"):
-                sums = {name: checksum(step / name) for name in files_of(step)}
+                files = sorted(p for p in step.rglob("*") if p.is_file() and p.name != CHANGES_LATER)
+                sums = {str(p.relative_to(step)): file_fingerprint(p) for p in files}
                 (step / CHECKSUMS).write_text(json.dumps(sums))
 
     options = ocp.CheckpointManagerOptions(
@@ -87,15 +89,6 @@ def manager(folder: Path) -> ocp.CheckpointManager:
         async_options=ocp.AsyncOptions(post_finalization_callback=seal),
     )
     return ocp.CheckpointManager(folder, options=options)
-
-
-def files_of(step: Path) -> list[str]:
-    return sorted(str(p.relative_to(step)) for p in step.rglob("*") if p.is_file() and p.name != CHANGES_LATER)
-
-
-def checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def damage(step: Path) -> str | None:
@@ -107,7 +100,7 @@ def damage(step: Path) -> str | None:
     for name, expected in sums.items():
         if not (step / name).is_file():
             return f"{name} is missing"
-        if checksum(step / name) != expected:
+        if file_fingerprint(step / name) != expected:
             return f"{name} is not as it was written"
     return None
 
@@ -117,20 +110,23 @@ def newest_whole(folder: Path) -> int | None:
     are damaged."""
 
     def choose():
-        steps, found = sorted((int(p.name) for p in folder.glob("*") if p.name.isdigit()), reverse=True), []
-        for step in steps:
+        found = {}  # step -> what is wrong with it, the newest first
+        for step in sorted((int(p.name) for p in folder.glob("*") if p.name.isdigit()), reverse=True):
             if (wrong := damage(folder / str(step))) is None:
-                for n, why in zip(steps, found, strict=False):
+                for n, why in found.items():
                     print(f"checkpoint  {folder / str(n)}: {why}; falls back to step {step}")
                 return {"step": step}
-            found.append(wrong)
-        return {"wrong": f"{folder / str(steps[0])}: {found[0]}; no other step is whole"} if steps else {"step": None}
+            found[step] = wrong
+        return {
+            "step": None,
+            "wrong": [f"{folder / str(n)}: {why}; no other step is whole" for n, why in found.items()],
+        }
 
     chosen = choose() if jax.process_index() == 0 else {}
     if jax.process_count() > 1:
         chosen = json.loads(broadcast(json.dumps(chosen).encode()))
-    if "wrong" in chosen:
-        raise InputError(chosen["wrong"])
+    if chosen.get("wrong"):
+        raise InputError(chosen["wrong"][0])
     return chosen["step"]
 
 
@@ -157,10 +153,8 @@ def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
         target = {name: args.StandardRestore(jax.tree.map(place, x, shardings(x))) for name, x in states.items()}
         out = manager.restore(step, args=args.Composite(**target))
     except (ValueError, KeyError, FileNotFoundError) as error:
-        raise InputError(
-            f"{manager.directory}/{step}: its parameters are not those that this code has for the run's configuration: "
-            "written by another version?"
-        ) from error
+        why = "its parameters are not those that this code has for the run's configuration: written by another version?"
+        raise InputError(f"{manager.directory}/{step}: {why}") from error
     for name, module in modules.items():
         nnx.update(module, out[name])
     return notes
@@ -194,8 +188,7 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
 
     Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype.
     """
-    if which not in ("best", "latest"):
-        raise InputError(f"which: got {which!r}, expected best or latest")
+    expect(which in ("best", "latest"), "which", which, "best or latest")
     run = run_config(folder)
     cfg = dataclasses.replace(load_description(folder / "model"), dtype=dtype, remat="none")
     saved = folder.resolve() / "checkpoints" / which
