@@ -30,6 +30,7 @@ from prm_jax.launch.hosts import init_distributed, max_over_processes, set_cpu_d
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
 from prm_jax.lora import LoraConfig, attach
+from prm_jax.losses import RATING_LOSSES
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, make_schedule, train_step
 
@@ -96,8 +97,8 @@ def main(cfg):
     run, raw_cfg = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
-    if cfg.model.head == "ternary" and getattr(data_cfg, "neutral", None) == "bad":
-        raise InputError("data.neutral: got 'bad', but the ternary head learns the rating and counts neutral as good")
+    if cfg.model.head in RATING_LOSSES and getattr(data_cfg, "neutral", None) == "bad":
+        raise InputError(f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good")
     texts = writable_folder(run)
     if not resumes:
         run_folder.create_run_folder(texts, raw_cfg)

@@ -37,7 +37,7 @@ def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
 
 RATING_LOSSES = {"ternary": three_ratings_loss}  # head -> how it learns a human rating
 
-# loss.step -> f(logit_BTC, batch, head, pos_weight) -> loss_BT, in nats, of each step. `batch` has the arrays of data/packing.py:
+# loss.step -> f(logit_BTC, batch, head, pos_weight) -> loss_BT of each step, in nats for bce. `batch` has the arrays of data/packing.py:
 # label and rating are NaN where there is none, and steps of one solution share batch["visible_until"] at their step ends.
 # The trainer multiplies by batch["weight"] and ignores what stands where that is 0.
 STEP_LOSSES = {"bce": bce_loss}

@@ -552,7 +552,7 @@ def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
 CHOICE = {"head": "binary", "new_head": True, "dtype": "float32"}
 
 
-def test_the_model_section_overrides_any_field_of_the_model(tokenizer):
+def test_the_model_section_overrides_any_field_of_the_model(tokenizer, monkeypatch):
     config = hf_config.hf_config(TINY, tokenizer)
     choose = lambda **changes: hf_config.resolve_model(
         parse(CHOICE | changes, hf_config.ModelChoice, "model"), config, "c", lm_head=True
@@ -566,6 +566,11 @@ def test_the_model_section_overrides_any_field_of_the_model(tokenizer):
     )  # fmt: skip
     assert changed["window"] == (3, None) and changed["norm_eps"] == (1.0, 1e-6)
     assert choose(dim=48)[1] == {"dim": (48, 32)} and choose(dim=32)[1] == {}
+    # A variant that no config.json knows differs from what its weights were made for, too.
+    shape_of = hf_config.shape_of
+    without = lambda *args: {name: x for name, x in shape_of(*args).items() if name != "o_bias"}
+    monkeypatch.setattr(hf_config, "shape_of", without)
+    assert choose(o_bias=True)[1] == {"o_bias": (True, False)}
     for changes, pattern in (
         ({"dmi": 3}, r"model.dmi: unknown key; did you mean model.dim\?"),
         ({"window": "wide"}, "model.window: got 'wide', expected an integer or null"),

@@ -218,8 +218,8 @@ def test_padding_has_no_gradient_and_real_steps_have_one():
 
 def test_unknown_names_raise_with_what_was_expected():
     step = np.zeros((1, 1, 1))
-    with pytest.raises(ValueError, match="'median', expected one of min, prod"):
-        aggregate(step, step == 0, "median", unit="logit")
+    with pytest.raises(ValueError, match="'nothing', expected one of min, prod"):
+        aggregate(step, step == 0, "nothing", unit="logit")
     with pytest.raises(ValueError, match='expected "logit" or "logp"'):
         aggregate(step, step == 0, "min", unit="p")
     with pytest.raises(ValueError, match='expected "share" or "first"'):

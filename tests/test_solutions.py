@@ -16,7 +16,7 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.rows import read_rows
 from prm_jax.data.solutions import Solution, first_error, write_jsonl
-from prm_jax.data.sources import load, prm800k, prmbench
+from prm_jax.data.sources import READERS, load, prm800k, prmbench
 from prm_jax.data.splits import (
     assign_fold,
     count_known,
@@ -240,7 +240,7 @@ def test_unknown_option_value(tmp_path, option, allowed):
 def test_unknown_kind(tmp_path):
     with pytest.raises(InputError) as error:
         read(jsonl(tmp_path, native_row()), "trl")
-    expected = "native, prm800k, math_shepherd, processbench, prmbench"
+    expected = ", ".join(READERS)
     assert str(error.value) == f"kind: found 'trl', expected one of {expected}"
 
 

@@ -253,13 +253,13 @@ element("data").textContent = DATA;
 """
 
 
-@pytest.mark.parametrize("start", ["prod", "median"])
+@pytest.mark.parametrize("start", ["prod", "no_formula"])
 def test_page_leaves_out_an_aggregator_without_a_formula(start, monkeypatch, tmp_path):
-    """In Node, where a browser is not needed: `median` is known to Python alone."""
+    """In Node, where a browser is not needed: `no_formula` is known to Python alone."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("no node on the path")
-    monkeypatch.setitem(rerank.AGGREGATORS, "median", rerank.AGGREGATORS["min"])
+    monkeypatch.setitem(rerank.AGGREGATORS, "no_formula", rerank.AGGREGATORS["min"])
     source = witness.page(tmp_path / "witness.html", witness.results(start)).read_text()
     data, script = re.findall(r"<script[^>]*>(.*?)</script>", source, flags=re.DOTALL)
     said = "console.log(JSON.stringify([element('how').children.map(x => x.value), state.how, element('check').textContent]))"
@@ -267,10 +267,13 @@ def test_page_leaves_out_an_aggregator_without_a_formula(start, monkeypatch, tmp
     run = subprocess.run([node, tmp_path / "page.js"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     offered, how, check = json.loads(run.stdout)
-    assert offered == [name for name in rerank.AGGREGATORS if name != "median"]
+    assert offered == [name for name in rerank.AGGREGATORS if name != "no_formula"]
     assert (how, check.split(" (")[0]) == {
         "prod": ("prod", "Its three presets agree with Python's"),
-        "median": ("min", "Python's median is none of this page's aggregations, so nothing was checked against it."),
+        "no_formula": (
+            "min",
+            "Python's no_formula is none of this page's aggregations, so nothing was checked against it.",
+        ),
     }[start]
 
 

@@ -174,8 +174,9 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
     """
     asked = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
     asked["dtype"] = choose_dtype(asked.get("dtype", "auto"))
-    fixed = shape_of(config, where)
-    changed = {name: (asked[name], fixed[name]) for name in asked.keys() & fixed if asked[name] != fixed[name]}
+    made_for = model_config(config, where)
+    shape = {name: value for name, value in asked.items() if name not in FROM_RUN}
+    changed = {name: (value, x) for name, value in shape.items() if value != (x := getattr(made_for, name))}
     return model_config(config, where, **asked | uses), changed
 
 

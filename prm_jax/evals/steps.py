@@ -139,7 +139,7 @@ def show_group(group: dict, kind: str):
     if "setting" in group:
         print("setting     " + ", ".join(f"{key}={value}" for key, value in group["setting"].items()))
     steps = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps ({kind} labels)"
-    print(f"held out    {steps}" + (f"; means of {group['mean_of']} seeds" if group["mean_of"] > 1 else ""))
+    print(f"measured    {steps}" + (f"; means of {group['mean_of']} seeds" if group["mean_of"] > 1 else ""))
     for name in METRICS:
         spread = f"  (std {group['std'][name]:.4f})" if "std" in group else ""
         print(f"  {name:<24}{group[name]:.4f}{spread}")
