@@ -80,27 +80,25 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     folder = hf.locate(path)
     config, where = hf_config.read_config(folder), str(folder / "config.json")
     notes = config.get("prm_jax", {})  # of our own exports: format, head, meaning of the labels, objective
-    named = notes.get("head") if notes.get("head") != "none" else None
-    kind, layer = hf.find_head(open_tensors(folder), str(folder), named)
+    kind, layer = hf.find_head(open_tensors(folder), str(folder), notes.get("head"))
     if "format" in notes:
         fmt = own_format(parse(notes["format"], Format, f"{where}: prm_jax.format"), fmt, path)
         as_lm = notes.get("objective") == "lm"
     else:
         classes = [str(name) for name in config.get("architectures") or ()]
         if kind != "none" and any(name.endswith(OUTCOME) for name in classes):
-            why = (
-                "is an outcome model: one score for a whole text, read at its last token; no format reads steps from it"
-            )
+            why = "is an outcome model: it scores a whole text, at its last token; no format reads steps from it"
             raise InputError(f"{where}: architectures: {', '.join(classes)} {why}")
         as_lm = fmt is None
         fmt = None if as_lm else choose_format(fmt, kind, layer, str(folder))
-    head = "none" if as_lm else "binary" if fmt.head == "tokens" else kind
-    cfg = hf_config.model_config(config, where, head=head, lm_head=as_lm, dtype=dtype)
     tokenizer = hf.load_tokenizer(folder)
-    model = hf.load(folder, cfg, dtype=None, verdicts=None if as_lm else verdicts(fmt, tokenizer))
     if as_lm:
-        return Loaded(model, tokenizer, fmt, "lm", "unknown", path)
-    return Loaded(model, tokenizer, fmt, notes.get("objective", "prm"), notes.get("label_kind", fmt.label_kind), path)
+        head, ids, objective, label_kind = "none", None, "lm", "unknown"
+    else:
+        head, ids = "binary" if fmt.head == "tokens" else kind, verdicts(fmt, tokenizer)
+        objective, label_kind = notes.get("objective", "prm"), notes.get("label_kind", fmt.label_kind)
+    cfg = hf_config.model_config(config, where, head=head, lm_head=as_lm, dtype=dtype)
+    return Loaded(hf.load(folder, cfg, dtype=None, verdicts=ids), tokenizer, fmt, objective, label_kind, path)
 
 
 def own_format(own: Format, asked: Format | None, path: str) -> Format:
