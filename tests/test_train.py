@@ -237,7 +237,7 @@ BAD = [
     (["model.dim=128"], r"model.dim: got 128, but embedded has \d+; init=random"),
     (["batch.tokens=20", "data.solutions=50"], r"arithmetic/train/0/0: has \d+ tokens, more than batch.tokens=20"),
     (["resume=nowhere"], r"resume: .*nowhere is no run folder"),
-    (["format.separator=''"], r"format.separator: is empty"),
+    (["format.separator=''"], r"format.separator: got '', expected a text"),
     (["data.label_kind=value"], r"data.after_first_error: got .mask., expected keep with label_kind=value"),
     (["steps=0"], r"steps: got 0, expected at least 1"),
     (["optimizer=adam"], r"optimizer: got 'adam', expected a section"),
