@@ -17,7 +17,7 @@ from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.kernels.cpu import add_bias, by_token, matmul
 from prm_jax.kernels.remat import remat, save_for_backward
-from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, names, shard_heads
+from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, path_names, shard_heads
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
@@ -43,15 +43,12 @@ class Head:
 
 
 HEADS = {
-    "scalar": Head(("good",), lambda logit_BTC: logit_BTC[..., 0]),
+    "scalar": Head(("good",), lambda z_BTC: z_BTC[..., 0]),
     # Class 1 is good, as in TRL and in Qwen2.5-Math-PRM.
-    "binary": Head(("bad", "good"), lambda logit_BTC: logit_BTC[..., 1] - logit_BTC[..., 0]),
-    "mlp": Head(("bad", "good"), lambda logit_BTC: logit_BTC[..., 1] - logit_BTC[..., 0], hidden=True),
-    # Classes are the ratings -1, 0, +1, and neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
-    "ternary": Head(
-        ("bad", "neutral", "good"),
-        lambda logit_BTC: jnp.logaddexp(logit_BTC[..., 1], logit_BTC[..., 2]) - logit_BTC[..., 0],
-    ),
+    "binary": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0]),
+    "mlp": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0], hidden=True),
+    # Classes are the ratings -1, 0, +1; neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
+    "ternary": Head(("bad", "neutral", "good"), lambda z_BTC: jax.nn.logsumexp(z_BTC[..., 1:], -1) - z_BTC[..., 0]),
 }
 
 
@@ -76,8 +73,7 @@ class ModelConfig:
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
     family: str = "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
-    # max_position_embeddings of the config.json: the longest row that the model was made for; only exports say it.
-    positions: int = 32_768
+    positions: int = 32_768  # longest row that the model was made for (max_position_embeddings); only exports say it
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3: queries and keys are normed, head by head, before the rotation
@@ -95,9 +91,8 @@ class ModelConfig:
         assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
         assert self.window is None or self.window > 0, f"sliding_window: got {self.window}, expected above 0"
-        assert self.sliding is None or len(self.sliding) == self.layers, (
-            f"layer_types: has {len(self.sliding)} layers, expected {self.layers}"
-        )
+        layers = len(self.sliding or range(self.layers))
+        assert layers == self.layers, f"layer_types: has {layers} layers, expected {self.layers}"
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
 
 
@@ -326,7 +321,7 @@ def cast_backbone(model: PRM) -> PRM:
     """
 
     def store(path, x):
-        *_, last = on_way = names(path)
+        *_, last = on_way = path_names(path)
         is_matrix = not {*OUT_SPLIT, *IN_SPLIT}.isdisjoint(on_way) and last not in ("a", "b")
         return x.astype(model.cfg.dtype) if is_matrix else x
 

@@ -13,7 +13,7 @@ import optax
 from flax import nnx
 
 from prm_jax.launch.config import NotNegative, Positive, Share, one_of
-from prm_jax.launch.mesh import constrain, make_sharded, names
+from prm_jax.launch.mesh import constrain, make_sharded, path_names
 from prm_jax.losses import STEP_LOSSES, next_token_loss
 from prm_jax.model import PRM, at_step_ends, good_logit
 
@@ -68,7 +68,7 @@ def make_transform(cfg: OptimizerConfig, steps: int) -> optax.GradientTransforma
     """
 
     def is_matrix(path, _):
-        *_, name = names(path)  # a, b: low-rank factors of a matrix
+        *_, name = path_names(path)  # a, b: low-rank factors of a matrix
         return name.startswith("w_") or name in ("embed", "unembed", "a", "b")
 
     decayed = lambda params: jax.tree.map_with_path(is_matrix, params)

@@ -1,6 +1,5 @@
 """Every formulation of attention against a naive einsum, gradients too: causal, packed, windowed, trees, padding."""
 
-import functools
 import math
 
 import jax
@@ -122,7 +121,7 @@ def test_a_long_row_takes_memory_by_the_row_and_not_by_its_square():
 
     scores = 4 * H * L * L
     assert peak(dense) < scores / 3
-    assert peak(functools.partial(_all_at_once)) > scores
+    assert peak(_all_at_once) > scores
 
 
 def _all_at_once(q_BLHK, k_BLHK, v_BLHK, visible_until_BL):

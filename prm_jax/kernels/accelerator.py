@@ -37,18 +37,16 @@ def splash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
     _, L, _, K = q_BLHK.shape
     t = min(TILE, -(-L // LANES) * LANES)
     more = -L % t
+    own_L = jnp.arange(L + more)
     visible_until_BL = jnp.pad(visible_until_BL, ((0, 0), (0, more)), constant_values=L)
-    visible_until_BL = jnp.where(
-        visible_until_BL < L, visible_until_BL, jnp.arange(L + more)
-    )  # padding sees itself alone
-    sizes = {
-        f"block_{name}": t for name in ("q", "kv", "kv_compute", "q_dq", "kv_dq", "q_dkv", "kv_dkv", "kv_dkv_compute")
-    }
+    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, own_L)  # padding sees itself alone
+    names = ("q", "kv", "kv_compute", "q_dq", "kv_dq", "q_dkv", "kv_dkv", "kv_dkv_compute")
+    sizes = library.BlockSizes(**{f"block_{name}": t for name in names})
 
     def row(q_LHK, k_LGK, v_LGK, mask_LL):
         kernel = library.make_splash_mha(
             mask_LL[None],  # one for all heads
-            block_sizes=library.BlockSizes(**sizes),
+            block_sizes=sizes,
             head_shards=1,
             q_seq_shards=1,
             residual_checkpoint_name="attention",

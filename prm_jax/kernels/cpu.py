@@ -124,8 +124,8 @@ def _scores(q_bmK, k_bLK, visible_until_BL):
     """Masked attention scores in float32, [B * G, R * L, L]."""
     b, m, _ = q_bmK.shape
     B, L = visible_until_BL.shape
-    s_BGRLM = _batch_multiply(q_bmK, k_bLK, 2, 2).reshape(B, b // B, m // L, L, L)
-    return jnp.where(visible(visible_until_BL)[:, None, None], s_BGRLM, MASKED).reshape(b, m, L)
+    s_BGRLL = _batch_multiply(q_bmK, k_bLK, 2, 2).reshape(B, b // B, m // L, L, L)
+    return jnp.where(visible(visible_until_BL)[:, None, None], s_BGRLL, MASKED).reshape(b, m, L)
 
 
 # The derivative is written out because XLA's own recomputes and transposes the probabilities, several times slower on CPU.

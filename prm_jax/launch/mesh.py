@@ -75,7 +75,7 @@ def platform() -> str:
     return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
-def names(path) -> list[str]:
+def path_names(path) -> list[str]:
     """The names on the way to a parameter of a model or a moment of an optimiser, from a jax key path; the last is its own."""
     found = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
     return [name for name in found if name != "value"]
@@ -86,7 +86,7 @@ def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
 
     An axis that the mesh does not divide evenly stays whole. `path` is that of a jax key path.
     """
-    on_way = names(path)
+    on_way = path_names(path)
     if any(name in OUT_SPLIT for name in on_way):
         axes = ["fsdp", "tensor"]
     elif any(name in IN_SPLIT for name in on_way):
