@@ -1,7 +1,7 @@
-"""Step scores for many solutions: text in, log-odds that each step is good out. Evaluation, search and labelling all score here.
+"""Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score here.
 
-A scorer is any object with `name`, `unit` ("logit" or "log_ratio", data/units.py), `label_kind` (correctness, value, unknown),
-`objective` (prm, orm) and `score(rows)`: (problem, steps) rows to one float32 array a row, a number a step.
+A scorer is any object with `name`, `unit` ("logit" or "log_ratio", data/units.py), `label_kind` (correctness, value,
+unknown), `objective` (prm, orm) and `score(rows)`: (problem, steps) rows to one float32 array a row, a number a step.
 
 Dimension key: B rows, L tokens, T step ends.
 """
@@ -22,6 +22,7 @@ from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.units import UNITS
 from prm_jax.launch import cli
+from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM, good_logit
@@ -34,7 +35,7 @@ Rows = Sequence[tuple[str, tuple[str, ...]]]
 
 @jax.jit
 def step_log_odds(model: PRM, batch):
-    """Log-odds that the step is good at the step ends of a packed batch, float32 logit_BT; the head sees no other token."""
+    """Log-odds that the step is good, at the step ends of a packed batch alone, float32 logit_BT."""
     x_BTD = model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
     return replicate(good_logit(model.step_logits(x_BTD), model.cfg.head))
 
@@ -42,11 +43,9 @@ def step_log_odds(model: PRM, batch):
 @jax.jit
 def log_ratio(policy: PRM, reference: PRM, batch):
     """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024)."""
-    logp_BL = [
-        model.next_logprobs(model(batch["ids"], batch["pos"], batch["visible_until"]), batch["ids"])
-        for model in (policy, reference)
-    ]
-    return replicate(logp_BL[0] - logp_BL[1])
+    hidden = lambda model: model(batch["ids"], batch["pos"], batch["visible_until"])
+    logp_BL, reference_BL = (model.next_logprobs(hidden(model), batch["ids"]) for model in (policy, reference))
+    return replicate(logp_BL - reference_BL)
 
 
 def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarray:
@@ -58,31 +57,31 @@ def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarra
 
 @dataclasses.dataclass
 class ScoringStats:
-    """What scoring computed: tokens of the solutions, those of them left after sharing, places in the rows for them, and
-    the shapes (rows, tokens, step ends) of the batches, each of which is compiled once."""
+    """What scoring computed."""
 
     solutions: int = 0
-    tokens: int = 0
-    computed: int = 0
-    places: int = 0
-    shapes: set = dataclasses.field(default_factory=set)
+    tokens: int = 0  # of the solutions
+    computed: int = 0  # tokens left after sharing
+    places: int = 0  # in the rows, for tokens
+    shapes: set = dataclasses.field(default_factory=set)  # (rows, tokens, step ends) of batches, each compiled once
 
     def summary(self) -> str:
         widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
+        ratio, padding = self.tokens / self.computed, 1 - self.computed / self.places
         return (
-            f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: {self.tokens / self.computed:.2f} tokens "
-            f"of solutions a computed token, {1 - self.computed / self.places:.1%} padding, {len(self.shapes)} shapes compiled"
+            f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: {ratio:.2f} tokens of solutions "
+            f"a computed token, {padding:.1%} padding, {len(self.shapes)} shapes compiled"
         )
 
 
 @dataclasses.dataclass
 class ModelScorer:
-    """A model that scores steps: by its step head, or, with a reference model, by beta times the log-ratio (unit log_ratio).
+    """A model that scores steps: by its step head or, with a reference model, by beta times the log-ratio (log_ratio).
 
-    A row that repeats is scored once, and a prefix that several solutions share (the problem, first steps) is computed once.
-    A score depends on its own solution alone: in float32 up to rounding (2e-7 of P(good)), in bfloat16 what shares the row
-    moves P(good) by up to .0016. `row_tokens` of None is chosen from the lengths in the first call; a solution that is longer
-    doubles the rows from then on.
+    A row that repeats is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A
+    score depends on its own solution alone: in float32 up to rounding (2e-7 of P(good)), in bfloat16 what shares the row
+    moves P(good) by up to .0016. `row_tokens` of None is chosen from the lengths in the first call; a solution that is
+    longer doubles the rows from then on.
     """
 
     model: PRM
@@ -105,9 +104,8 @@ class ModelScorer:
         scores = self.score_encoded(encode(self.format, self.tokenizer, list(distinct))) if distinct else []
         for (problem, _), score_T in zip(distinct, scores, strict=True):
             if not np.isfinite(score_T).all():
-                raise InputError(
-                    f"{self.name}: gives {score_T} as step scores of a solution of {problem[:60]!r}, expected numbers"
-                )
+                where = f"step scores of a solution of {problem[:60]!r}"
+                raise InputError(f"{self.name}: gives {score_T} as {where}, expected numbers")
         return [scores[distinct[row]] for row in rows]
 
     def may_share(self, row_tokens: int) -> bool:
@@ -116,11 +114,9 @@ class ModelScorer:
 
     def fit_width(self, encoded: list[Encoded]):
         """Sets the tokens of a row so that it takes each solution: doubled as needed, or chosen where it is None."""
-        longest, sequences = max(len(e.ids_L) for e in encoded), [e.ids_L for e in encoded]
-        if self.row_tokens is not None:
-            self.row_tokens = doubled(self.row_tokens, longest)
-        else:
-            self.row_tokens = choose_width(longest, lambda width: plan_rows(sequences, width, self.may_share(width))[0])
+        sequences = [e.ids_L for e in encoded]
+        longest, plan = max(map(len, sequences)), lambda width: plan_rows(sequences, width, self.may_share(width))[0]
+        self.row_tokens = doubled(self.row_tokens, longest) if self.row_tokens else choose_width(longest, plan)
 
     def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
         """Packed rows, few shapes: slots for step ends and row counts are powers of two, the latter rounded up to what the
@@ -151,9 +147,8 @@ class ModelScorer:
             self.stats.shapes.add((B, L, 0 if by_ratio else batch["step_end"].shape[1]))
             if by_ratio:
                 del batch["step_end"]  # every token has a value
-                value_Bn = log_ratio(self.model, self.reference, shard_batch(batch, B))
-            else:
-                value_Bn = step_log_odds(self.model, shard_batch(batch, B))
+            batch = shard_batch(batch, B)
+            value_Bn = log_ratio(self.model, self.reference, batch) if by_ratio else step_log_odds(self.model, batch)
             if pending:  # read one batch late, while the device computes the next
                 finish(*pending)
             pending = value_Bn, list(zip(here, places if by_ratio else slots, strict=True))
@@ -163,7 +158,7 @@ class ModelScorer:
 
 @dataclasses.dataclass(frozen=True)
 class CheckerScorer:
-    """An exact step checker as a verifier: `step_labels(problem, steps)` gives P(good) of each step; 1 and 0 become +-CERTAIN."""
+    """An exact checker as a verifier: `step_labels(problem, steps)` gives P(good) of each step; 1 and 0: +-CERTAIN."""
 
     step_labels: Callable
     name: str = "checker"
@@ -179,7 +174,7 @@ class CheckerScorer:
 
 @dataclasses.dataclass(frozen=True)
 class RandomScorer:
-    """A verifier that knows nothing: standard normal log-odds, a pure function of the seed, the problem and the steps so far."""
+    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far."""
 
     seed: int
     name: str = "random"
@@ -188,7 +183,7 @@ class RandomScorer:
     objective: str = "prm"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
-        return [np.array(list(self.draws(problem, steps)), np.float32) for problem, steps in rows]
+        return [np.fromiter(self.draws(problem, steps), np.float32) for problem, steps in rows]
 
     def draws(self, problem: str, steps: Sequence[str]) -> Iterator[float]:
         text = hashlib.sha256(json.dumps([self.seed, problem]).encode())
@@ -214,12 +209,11 @@ def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0
 
 
 def score_into(path: Path, scorer, rows: Iterable, total: int):
-    """Appends the step scores of (id, problem, steps) rows to a scores file, one JSON object {id, unit, scores} a line, as
-    they come.
+    """Appends the step scores of (id, problem, steps) rows to a scores file as they come: a line of JSON {id, unit, scores}.
 
     Rows whose line is there already are not scored again, so an interrupted file is continued; a line that was cut off is
-    dropped. Raises InputError where a line belongs to another row or is in another unit. Of several processes each writes a
-    file of its own, and all continue that of process 0.
+    dropped. Raises InputError where a line belongs to another row or is in another unit. Of several processes each writes
+    a file of its own, and all continue that of process 0.
     """
     share_file(path)
     rows, ids, done = iter(rows), collections.deque(), 0
@@ -228,15 +222,11 @@ def score_into(path: Path, scorer, rows: Iterable, total: int):
         while (line := file.readline()).endswith(b"\n"):
             stored, row = json.loads(line), next(rows, (None,))
             done += 1
-            if stored["id"] != row[0]:
-                raise InputError(
-                    f"{path} line {done}: id: got {stored['id']!r}, expected {row[0]!r}: scores of other input"
-                )
+            here = f"{path} line {done}"
+            expect(stored["id"] == row[0], f"{here}: id", stored["id"], f"{row[0]!r}: scores of other input")
             if (unit := stored.get("unit", "probability")) != scorer.unit:
-                raise InputError(
-                    f"{path} line {done}: unit: got {unit}, expected {scorer.unit}: written by another version or for another "
-                    "format; delete the file to score again"
-                )
+                why = "written by another version or for another format; delete the file to score again"
+                raise InputError(f"{here}: unit: got {unit}, expected {scorer.unit}: {why}")
         file.truncate(file.tell() - len(line))
 
         def texts():
@@ -252,10 +242,9 @@ def score_into(path: Path, scorer, rows: Iterable, total: int):
 
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:
-    """The scores of a file that `score_into` wrote, row by row, as float32 log-odds; lines without a unit hold probabilities."""
+    """The scores of a file of `score_into`, row by row, as float32 log-odds; lines without a unit hold probabilities."""
     with path.open() as file:
-        for number, line in enumerate(file, 1):
-            row = json.loads(line)
-            if (unit := row.get("unit", "probability")) not in UNITS:
-                raise InputError(f"{path} line {number}: unit: got {unit!r}, expected {', '.join(UNITS)}")
+        for number, row in enumerate(map(json.loads, file), 1):
+            unit = row.get("unit", "probability")
+            expect(unit in UNITS, f"{path} line {number}: unit", unit, ", ".join(UNITS))
             yield UNITS[unit].log_odds(np.array(row["scores"], np.float64)).astype(np.float32)

@@ -1,7 +1,7 @@
 """Orbax checkpoints of a run: the newest complete states to resume from, and apart from them the best models.
 
-A step's folder appears under its name at once, when it is whole: `checksums.json` is the last file in it and the sign that
-nothing is missing. It is verified before anything is loaded.
+A step's folder appears under its name at once, when it is whole: `checksums.json` is the last file in it and the sign
+that nothing is missing. It is verified before anything is loaded.
 """
 
 import dataclasses
@@ -32,10 +32,7 @@ MODEL = "model_config.json"
 
 class Checkpoints:
     """`checkpoints/latest/STEP` holds model, optimiser and notes (the step is the data position); `checkpoints/best/STEP`
-    the model and notes. Each keeps two steps, so that one is left where the newest is damaged.
-
-    Saves are asynchronous; a killed run loses nothing but time.
-    """
+    the model and notes. Each keeps two steps, so that one is left where the newest is damaged. Saves are asynchronous."""
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
@@ -54,14 +51,11 @@ class Checkpoints:
         Damaged steps that are newer are deleted: the run makes them again. None where the run was stopped before its first
         checkpoint: started again, it is the same run.
         """
-        for kept in (self.latest, self.best):
+        for kept in (self.best, self.latest):
             step = newest_whole(Path(kept.directory))
             for damaged in [s for s in kept.all_steps() if step is not None and s > step]:
                 kept.delete(damaged)
-        step = self.latest.latest_step()
-        if step is None:
-            return None
-        return step, restore_step(self.latest, step, model=model, opt=opt)
+        return None if step is None else (step, restore_step(self.latest, step, model=model, opt=opt))
 
     def close(self):
         """Waits for saves under way."""
@@ -70,7 +64,7 @@ class Checkpoints:
 
 
 def manager(folder: Path) -> ocp.CheckpointManager:
-    """Keeps two checkpoints; processes wait for each other under the folder's name, since both folders may save the same step.
+    """Keeps two checkpoints; processes wait for each other under the folder's name: both folders may save the same step.
 
     Checksums are made by the thread that saves, from the files as they were written, before the step's folder gets its
     name: the loop does not wait for them.
