@@ -49,7 +49,7 @@ def log_ratio(policy: PRM, reference: PRM, batch):
 
 
 def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarray:
-    """beta times the log-ratio of each step's tokens, score_T; ratio l is about token l + 1, the first token has none."""
+    """beta times the log-ratio of each step's tokens, score_T; ratio l is of token l + 1, the first token has none."""
     sum_L = np.concatenate([[0.0], np.cumsum(ratio_L, dtype=np.float64)])  # of tokens 1 to l
     before_T = np.append(max(encoded.start - 1, 0), encoded.step_end_T[:-1])
     return (beta * (sum_L[encoded.step_end_T] - sum_L[before_T])).astype(np.float32)
@@ -69,8 +69,8 @@ class ScoringStats:
         widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
         ratio, padding = self.tokens / self.computed, 1 - self.computed / self.places
         return (
-            f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: {ratio:.2f} tokens of solutions "
-            f"a computed token, {padding:.1%} padding, {len(self.shapes)} shapes compiled"
+            f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: {ratio:.2f} tokens of "
+            f"solutions a computed token, {padding:.1%} padding, {len(self.shapes)} shapes compiled"
         )
 
 
@@ -79,9 +79,9 @@ class ModelScorer:
     """A model that scores steps: by its step head or, with a reference model, by beta times the log-ratio (log_ratio).
 
     A row that repeats is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A
-    score depends on its own solution alone: in float32 up to rounding (2e-7 of P(good)), in bfloat16 what shares the row
-    moves P(good) by up to .0016. `row_tokens` of None is chosen from the lengths in the first call; a solution that is
-    longer doubles the rows from then on.
+    score depends on its own solution alone: in float32 up to rounding (2e-7 of P(good)), in bfloat16 what shares the
+    row moves P(good) by up to .0016. `row_tokens` of None is chosen from the lengths in the first call; a solution that
+    is longer doubles the rows from then on.
     """
 
     model: PRM
@@ -119,8 +119,7 @@ class ModelScorer:
         self.row_tokens = doubled(self.row_tokens, longest) if self.row_tokens else choose_width(longest, plan)
 
     def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
-        """Packed rows, few shapes: slots for step ends and row counts are powers of two, the latter rounded up to what the
-        mesh in use divides."""
+        """Packed rows, few shapes: slots of step ends and rows are powers of two, rows a multiple of their parts."""
         check_divides(self.model.cfg, self.batch_rows, "batch.rows")
         self.fit_width(encoded)
         L, by_ratio, share = self.row_tokens, self.reference is not None, self.may_share(self.row_tokens)
@@ -209,11 +208,11 @@ def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0
 
 
 def score_into(path: Path, scorer, rows: Iterable, total: int):
-    """Appends the step scores of (id, problem, steps) rows to a scores file as they come: a line of JSON {id, unit, scores}.
+    """Appends the step scores of (id, problem, steps) rows to a file as they come, a JSON {id, unit, scores} a line.
 
-    Rows whose line is there already are not scored again, so an interrupted file is continued; a line that was cut off is
-    dropped. Raises InputError where a line belongs to another row or is in another unit. Of several processes each writes
-    a file of its own, and all continue that of process 0.
+    Rows whose line is there already are not scored again, so an interrupted file is continued; a line that was cut off
+    is dropped. Raises InputError where a line belongs to another row or is in another unit. Of several processes each
+    writes a file of its own, and all continue that of process 0.
     """
     share_file(path)
     rows, ids, done = iter(rows), collections.deque(), 0
@@ -242,7 +241,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int):
 
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:
-    """The scores of a file of `score_into`, row by row, as float32 log-odds; lines without a unit hold probabilities."""
+    """The scores of a file of `score_into`, row by row, as float32 log-odds; lines without a unit are probabilities."""
     with path.open() as file:
         for number, row in enumerate(map(json.loads, file), 1):
             unit = row.get("unit", "probability")

@@ -62,8 +62,8 @@ def locate(name: str) -> Path:
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
 
-    Of several heads with as many outputs the first of model.HEADS, or the one that our exports `named`. Raises InputError
-    on several heads, on a part of one, and on a head that no known system uses.
+    Of several heads with as many outputs the first of model.HEADS, or the one that our exports `named`. Raises
+    InputError on several heads, on a part of one, and on a head that no known system uses.
     """
     layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
     found = [layer for layer in layers if f"{layer}.weight" in tensors]
@@ -99,8 +99,8 @@ def load(
     Arrays are of `dtype`; None: as they are stored; "thin": as `model.cast_backbone` stores them. A step head that the
     checkpoint lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good
     token, the binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that
-    answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model head
-    may go unused, and all heads where cfg has none. Needs little more memory than the model.
+    answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model
+    head may go unused, and all heads where cfg has none. Needs little more memory than the model.
     """
     tensors = open_tensors(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
@@ -114,7 +114,7 @@ def load(
         layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be started
 
     def part(key, names, transposed, shape):
-        """(dtype, what reads the part at an index into an array) of a tensor, or of a list of them, one a layer, as one array."""
+        """(dtype, what reads the part at an index into an array) of a tensor, or of a list of one a layer, stacked."""
         stacked, names = not isinstance(names, str), [names] if isinstance(names, str) else names
         expected, kinds = shape[1:] if stacked else shape, []
         for name in names:
@@ -212,8 +212,8 @@ def new_parameter(key: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes config.json, weights (safetensors, float32) and the tokenizer, as transformers' own classes read them.
 
-    InputError where a config.json cannot say what the model is. `notes` (format, label kind, objective) and the head's name
-    go into config.json under `prm_jax`, which transformers leaves alone.
+    InputError where a config.json cannot say what the model is. `notes` (format, label kind, objective) and the head's
+    name go into config.json under `prm_jax`, which transformers leaves alone.
     """
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     save_weights(folder, model)
@@ -240,8 +240,8 @@ def load_tokenizer(folder: str | Path):
 
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        # transformers would make up an empty tokenizer; from tokenizer.model version 5 reads other ids, without its rule
-        # for leading blanks, so that even Math-Shepherd's mark is another token.
+        # transformers would make up an empty tokenizer; of tokenizer.model version 5 leaves out the rule for leading
+        # blanks, so that even Math-Shepherd's mark is another token.
         old = "has tokenizer.model but no tokenizer.json: save it once with AutoTokenizer of transformers 4"
         raise InputError(f"{folder}: {old if (folder / 'tokenizer.model').exists() else 'has no tokenizer.json'}")
     path = folder / "tokenizer_config.json"

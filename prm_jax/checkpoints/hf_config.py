@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict:
 
 
 def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:
-    """Our ModelConfig of a Hugging Face config; `changes` sets the fields that the config does not fix, or overrides it.
+    """Our ModelConfig of a Hugging Face config; `changes` sets fields that the config does not fix, or overrides it.
 
     Raises InputError where the config asks for something that the transformer of model.py does not compute.
     """
@@ -140,8 +140,7 @@ def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
 
 
 def sliding_window(config: dict, where: str) -> dict:
-    """The fields `window` and `sliding` of a ModelConfig: the layers that a config names slide; without names all of Mistral,
-    of Qwen the upper ones."""
+    """`window` and `sliding` of a ModelConfig: the layers that a config names, or all of Mistral, the upper of Qwen."""
     family, layers = config["model_type"], config.get("num_hidden_layers")
     kinds, slides = config.get("layer_types"), family == "mistral" or config.get("use_sliding_window")
     window = config.get("sliding_window", 4096) if slides else None
@@ -162,7 +161,7 @@ FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in H
 FIELDS["head"] = Annotated[str, one_of(HEADS)]
 FIELDS["head_dropout"] = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1)")]
 FIELDS["remat"] = Annotated[str, one_of(("none", *REMAT))]
-# The model section of a config: any field of ModelConfig by its name, null or absent as in the config.json (conf/model).
+# The model section of a config: any field of ModelConfig, null or absent as in the config.json (conf/model).
 choices = [(name, hint | None, None) for name, hint in FIELDS.items()]
 ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", bool, True)], frozen=True)
 
@@ -181,7 +180,7 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
 
 
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
-    """`hf_config`; InputError naming the first field that a config.json cannot say: read back, it would be another model."""
+    """`hf_config`; InputError naming a field that a config.json cannot say: read back, it would be another model."""
     config = hf_config(cfg, tokenizer)
     again = model_config(config, "export", **{name: getattr(cfg, name) for name in FROM_RUN})
     for name, value in vars(cfg).items():

@@ -57,16 +57,13 @@ def why_no_weights(folder: Path) -> str:
     if (folder / "adapter_config.json").exists():
         return "; the folder holds an adapter (LoRA): merge it into its base model and save that"
     convert = "torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
-    for name in sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth")):
-        why = (
-            "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once with"
-        )
-        return f"; {name} {why} {convert}"
-    return ""
+    why = "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once with"
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
+    return f"; {pickles[0]} {why} {convert}" if pickles else ""
 
 
 def write_tensors(folder: Path, parts: list[tuple]):
-    """Writes the tensors of a checkpoint in float32; inverse of `open_tensors`. A file gets its name once all are whole.
+    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; files get names once all are whole.
 
     A part is (name, array, the layer of it or ... for everything, stored transposed). Takes the memory of one file
     (5 GB) beside the arrays.

@@ -1,7 +1,7 @@
 """A path to a model with all that its outputs mean: runs of ours, our exports, and released Hugging Face checkpoints.
 
-What a released checkpoint means is in its format, a file of conf/format (data/formats.py); its tensors, configuration and
-tokenizer are read by hf.py, a run's weights by orbax.py.
+What a released checkpoint means is in its format, a file of conf/format (data/formats.py); its tensors, configuration
+and tokenizer are read by hf.py, a run's weights by orbax.py.
 """
 
 import dataclasses
@@ -46,9 +46,9 @@ def open_checkpoint(
 ) -> Loaded:
     """A run folder of ours (its `which` checkpoint), or a Hugging Face folder or hub name.
 
-    A run and our own exports bring their format; other checkpoints are read with `fmt`, or, where that is `auto`, with the
-    one format that their step head belongs to; None: as a language model. `reference` is the second model of an implicit
-    PRM.
+    A run and our own exports bring their format; other checkpoints are read with `fmt`, or, where that is `auto`, with
+    the one format that their step head belongs to; None: as a language model. `reference`: the second model of an
+    implicit PRM.
     """
     implicit = fmt is not None and fmt.head == "implicit"
     if implicit and reference is None:
@@ -109,7 +109,7 @@ def own_format(own: Format, asked: Format | None, path: str) -> Format:
 
 
 def choose_format(fmt: Format, kind: str, layer: str, where: str) -> Format:
-    """`fmt`, or where that is auto the one format whose checkpoints have this head; InputError where it does not fit."""
+    """`fmt`, or if it is auto the one format whose checkpoints have this head; InputError where it does not fit."""
     has = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
     heads = (None, kind) if kind != "none" else ("tokens", "implicit")
     fits = [f for f in all_formats() if f.head in heads and f.layer == layer]

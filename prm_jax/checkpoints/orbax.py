@@ -31,8 +31,8 @@ MODEL = "model_config.json"
 
 
 class Checkpoints:
-    """`checkpoints/latest/STEP` holds model, optimiser and notes (the step is the data position); `checkpoints/best/STEP`
-    the model and notes. Each keeps two steps, so that one is left where the newest is damaged. Saves are asynchronous."""
+    """`checkpoints/latest/STEP` holds model, optimiser and notes (the step is the data position), `best/STEP` the model
+    and notes. Each keeps two steps, so that one is left where the newest is damaged. Saves are asynchronous."""
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
@@ -46,10 +46,10 @@ class Checkpoints:
         self.latest.save(step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes))
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
-        """Fills `model` and `opt` in place from the newest whole state, laid out as they are; returns its step and notes.
+        """Fills `model` and `opt` in place from the newest whole state, laid out as they are; gives its step and notes.
 
-        Damaged steps that are newer are deleted: the run makes them again. None where the run was stopped before its first
-        checkpoint: started again, it is the same run.
+        Damaged steps that are newer are deleted: the run makes them again. None where the run was stopped before its
+        first checkpoint: started again, it is the same run.
         """
         for kept in (self.best, self.latest):
             step = newest_whole(Path(kept.directory))
@@ -64,7 +64,7 @@ class Checkpoints:
 
 
 def manager(folder: Path) -> ocp.CheckpointManager:
-    """Keeps two checkpoints; processes wait for each other under the folder's name: both folders may save the same step.
+    """Keeps two checkpoints; processes wait for each other under the folder's name: both may save the same step.
 
     Checksums are made by the thread that saves, from the files as they were written, before the step's folder gets its
     name: the loop does not wait for them.
@@ -100,8 +100,7 @@ def damage(step: Path) -> str | None:
 
 
 def newest_whole(folder: Path) -> int | None:
-    """The newest undamaged step of a folder; prints which are passed over. None where it holds none; InputError where all
-    are damaged."""
+    """The newest whole step of a folder, None if it is empty; prints what is passed over, InputError if that is all."""
 
     def choose():
         found = {}  # step -> what is wrong with it, the newest first
@@ -173,7 +172,7 @@ def load_description(folder: Path) -> ModelConfig:
         if missing := [f.name for f in dataclasses.fields(ModelConfig) if f.name not in values]:
             raise InputError(f"{missing[0]}: missing key")
         return parse(values, ModelConfig)
-    except (ValueError, TypeError, AssertionError, InputError) as error:
+    except (ValueError, TypeError, AssertionError) as error:
         raise InputError(f"{path}: {error}: written by another version?") from error
 
 

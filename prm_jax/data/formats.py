@@ -1,8 +1,8 @@
 """How a solution becomes token ids and step marks. One function serves training, scoring, search and RL.
 
-The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format, which says
-where its convention was read; a new one is a new file there, with keys of `Format`. Two ways of tokenising exist among
-released PRMs, and each is followed exactly:
+The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format, which
+says where its convention was read; a new one is a new file there, with keys of `Format`. Two ways of tokenising exist
+among released PRMs, and each is followed exactly:
 
 apart: every step by itself, then its separator as ids. The mark cannot fuse with text, as `.` and a newline do in BPE
 when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
@@ -29,7 +29,7 @@ class Format:
     """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
 
     In `prefix` {problem} stands for the problem, in `number` {n} for the number of the step from 1, in `prefix` and
-    `separator` {pad} for the tokenizer's padding token. The beginning-of-sequence token comes first if the tokenizer has one.
+    `separator` {pad} for the tokenizer's padding token. The beginning-of-sequence token, if there is one, comes first.
     """
 
     name: str
@@ -103,8 +103,8 @@ class Encoded:
 def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
 
-    Raises InputError when the separator has no token, when a mark fused with text, when marks and steps differ in number,
-    and, where a text is tokenised together, when a problem or step contains the separator: it would be read as a mark.
+    Raises InputError when the separator has no token, a mark fused with text, or marks and steps differ in number, and,
+    where a text is tokenised together, when a problem or step contains the separator: it would be read as a mark.
     """
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
@@ -200,8 +200,8 @@ def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, wher
     is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
         raise InputError(
-            f"{where}: its mark {mark!r} is no token of its own, so format={fmt.name} has no score for it: it fused with "
-            "the text beside it, or this tokenizer does not know it"
+            f"{where}: its mark {mark!r} is no token of its own, so format={fmt.name} has no score for it: it fused "
+            "with the text beside it, or this tokenizer does not know it"
         )
     return i
 

@@ -64,12 +64,12 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 
 
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
-    """Problems of a pool file, one after another, with all its step scores or only those in `names` (then each must be there).
+    """Problems of a pool file, one after another, with all step scores or only those in `names` (each must be there).
 
-    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit; answer,
-    correct, finished (then true), step_scores and scores_unit ({name: unit}) may be left out. StrictPRMBench's rows are read
-    as they are, `correct`, not source_is_correct, which was graded against wrong answers. Raises InputError naming file,
-    line and field, also for a repeated id.
+    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit;
+    answer, correct, finished (then true), step_scores and scores_unit ({name: unit}) may be left out. StrictPRMBench's
+    rows are read as they are; source_is_correct is not read, it was graded against wrong answers. Raises InputError
+    naming file, line and field, also for a repeated id.
     """
     place_of = {}
     for number, row in read_rows(path):
