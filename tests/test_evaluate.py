@@ -152,3 +152,14 @@ def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):
     ):
         error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
         assert message in error and "\n" not in error, error
+
+
+def test_labels_of_another_kind_than_the_verifier_learned_are_said(capsys):
+    run = {"verifier": "v", "objective": "prm", "label_kind": "correctness", "data": {"label_kind": "value"}}
+    numbers = dict.fromkeys(steps.METRICS, 0.5) | {"n_solutions": 3, "n_steps": 9, "mean_of": 1}
+    steps.show(numbers | {"runs": [run]})
+    out = capsys.readouterr().out
+    assert "the verifier learned correctness labels and is measured on value labels" in out
+    assert "9 labelled steps (value labels)" in out
+    steps.show(numbers | {"runs": [run | {"label_kind": "value"}]})
+    assert "learned" not in capsys.readouterr().out
