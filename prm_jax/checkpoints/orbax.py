@@ -7,6 +7,7 @@ that nothing is missing. It is verified before anything is loaded.
 import dataclasses
 import hashlib
 import json
+import logging
 from pathlib import Path
 
 import jax
@@ -25,6 +26,7 @@ from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
 args = ocp.args
+logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax says at length what it was asked to do
 CHECKSUMS = "checksums.json"  # {file: sha256} of a step's folder
 CHANGES_LATER = "_CHECKPOINT_METADATA"  # times of the save, which Orbax completes afterwards
 MODEL = "model_config.json"

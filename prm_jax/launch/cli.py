@@ -4,7 +4,6 @@ Hydra composes the configuration; everything else of the code sees frozen datacl
 """
 
 import difflib
-import logging
 import os
 import re
 import sys
@@ -45,7 +44,6 @@ def command(config_name: str):
                 print_help(config_name, main.__doc__)
                 return
             use_compilation_cache()
-            logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax says at length what it was asked to do
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
             if full_error:
                 run()
