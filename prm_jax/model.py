@@ -59,7 +59,7 @@ def good_logit(logit_BTC, head: str):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Everything that fixes the shape of the parameters and how they are used; `hf.py` makes it from a config.json."""
+    """What fixes the parameters' shapes and how they are used; checkpoints/hf_config.py makes it from a config.json."""
 
     vocab: int  # V
     dim: int  # D

@@ -14,7 +14,7 @@ from prm_jax.figures.style import BAD_TO_GOOD, BLUE, GREY, ORANGE, caption, floa
 
 def step_caption(figure, group: dict, runs: list[dict], results: dict):
     """What a number rests on: solutions, steps, setting, seeds, cost, commit."""
-    text = f"{group['n_solutions']:.0f} held-out solutions, {group['n_steps']:.0f} labelled steps"
+    text = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps"
     text += f" of the {runs[0]['data']['name']} data; {runs[0]['verifier']}"
     text += "" if len(runs) == 1 else f" and {len(runs) - 1} more runs: means"
     text += "".join(f"; {key}={value}" for key, value in group.get("setting", {}).items())
