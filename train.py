@@ -24,6 +24,7 @@ from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
 from prm_jax.data.splits import Data, data_config, load_splits, problem_hashes
+from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, expect, parse
 from prm_jax.launch.hosts import init_distributed, max_over_processes, set_cpu_devices, share_folder, writable_folder
@@ -57,6 +58,7 @@ class TrainConfig:
 
     seed: Natural
     objective: Literal["prm", "orm", "lm"]
+    outcome_at: Literal["last", "tokens"]
     init: str
     tokenizer: str | None
     tokenizer_vocab: Count
@@ -109,17 +111,16 @@ def main(cfg):
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     """Data, model and optimiser from the configuration, the loop, and what the run folder says of them in `texts`."""
-    data = load_splits(data_cfg, cfg.seed, labels_required=cfg.objective == "prm")
+    data = load_splits(data_cfg, cfg.seed, policy_pool, labels_required=cfg.objective == "prm")
     record_data(texts / "data.json", data)
     splits, counts = data.splits, data.counts
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
     examples = {}
     for split in ("train", "validation"):
-        weights = cfg.batch.step_weights if split == "train" else "uniform"
-        examples[split], dropped = make_examples(
-            splits[split], cfg.format, tokenizer, cfg.objective, cfg.batch.tokens, cfg.batch.too_long, weights
-        )
+        asked = (cfg.batch.step_weights, cfg.outcome_at) if split == "train" else ("uniform", "last")
+        limits = cfg.batch.tokens, cfg.batch.too_long
+        examples[split], dropped = make_examples(splits[split], cfg.format, tokenizer, cfg.objective, *limits, *asked)
         counts |= {f"{split}_{name}": n for name, n in dropped.items()}
         if not examples[split]:
             raise InputError(f"data: the {split} split has no solution with a target for objective={cfg.objective}")

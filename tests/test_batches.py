@@ -267,6 +267,16 @@ def test_targets_of_each_objective():
     assert not cut.targets["weight"].any() and len(cut.targets["token_weight"]) == 7
 
 
+def test_the_outcome_at_all_tokens_of_the_solution():
+    """Cobbe et al. 2021: the tokens of the problem ask nothing."""
+    s = Solution("p", ("a", "b"), labels=(1.0, 0.0), outcome=1.0)
+    encoded = Encoded(np.arange(7), np.array([4, 6]), 2)
+    example = make_example(encoded, s, "orm", "uniform", "tokens")
+    assert example.step_end_T.tolist() == [2, 3, 4, 5, 6]
+    assert example.targets["label"].tolist() == example.targets["weight"].tolist() == [1.0] * 5
+    assert make_example(encoded, s, "prm", "uniform", "tokens").targets["label"].tolist() == [1.0, 0.0]
+
+
 def test_an_unknown_scheme_of_step_weights_names_its_key(tokenizer):
     with pytest.raises(InputError, match="^batch.step_weights: got 'rising', expected uniform or later$"):
         make_examples([Solution("1", ("2",), (1.0,))], PLAIN, tokenizer, "prm", weights="rising")

@@ -338,7 +338,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     ("overrides", "message"),
     [
         (["task=processbench", "scores_file=s.jsonl"], "data.path: task=processbench needs a file or a list of files"),
-        (["task=prmbench", "scores_file=s.jsonl", "data=arithmetic"], "data: got 'arithmetic', expected data=prmbench"),
+        (["task=prmbench", "scores_file=s.jsonl", "data=chain"], "data: got 'chain', expected data=prmbench"),
         (["task=prmbench", "scores_file=s.jsonl", "checkpoint=x"], "scores_file: stored scores need no verifier"),
         (
             ["task=processbench", "scores_file=s.jsonl", "data.path=[a.jsonl]"],

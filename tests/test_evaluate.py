@@ -15,7 +15,7 @@ from prm_jax.figures.draw import FIGURES, draw
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 
-PROBLEM = "Modulo 7: start with 4, add 5, max 3."
+PROBLEM = "4 +5 max3 mod7?"
 
 
 def run_of(value, seed, **settings):
@@ -80,8 +80,8 @@ def test_names_of_new_scores():
 
 def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp_path):
     """On a pool of the embedded task the checker is the oracle of right solutions, and noise is the mean."""
-    good, bad = ["4+5=2", "max(2,3)=3"], ["4+5=6", "max(6,3)=6"]
-    lucky = ["4+5=1", "max(1,3)=3"]  # the right answer by a wrong step
+    good, bad = ["4+5=2", "2max3=3"], ["4+5=6", "6max3=6"]
+    lucky = ["4+5=1", "1max3=3"]  # the right answer by a wrong step
     candidates = [{"steps": s, "answer": s[-1][-1], "correct": s[-1][-1] == "3"} for s in (bad, lucky, good, bad)]
     rows = [
         {"id": f"p{i}", "problem": PROBLEM, "answer": "3", "candidates": candidates[i:] + candidates[:i]}
@@ -103,7 +103,7 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
 @pytest.mark.parametrize("task", FIGURES)
 def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tmp_path):
     """One clean solution, one problem: hardly a number is defined, and what is not is null in the file."""
-    row = {"id": "a", "problem": PROBLEM, "steps": ["4+5=2", "max(2,3)=3"]}
+    row = {"id": "a", "problem": PROBLEM, "steps": ["4+5=2", "2max3=3"]}
     rows = {
         "bench": row | {"label": -1, "final_answer_correct": True},
         "prm": {"modified_question": "m", "question": "q", "modified_process": ["a"], "error_steps": []}

@@ -117,7 +117,7 @@ def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, 
     model, tokenizer, config, step = load_run(tmp_path / "whole", "best", "float32")
     assert step in (8, 16, 24, 30) and not isinstance(model.blocks.w_q, LowRank)
     hf.save(tmp_path / "export", model, tokenizer, format=dict(config.format))
-    rows = [("Modulo 7: start with 4, add 5, max 3.", ("4+5=2", "max(2,3)=3"))]
+    rows = [("4 +5 max3 mod7?", ("4+5=2", "2max3=3"))]
     scores = [
         open_checkpoint(tmp_path / name, "best", None, "float32").scorer(1, 64).score(rows)[0]
         for name in ("whole", "export")

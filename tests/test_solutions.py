@@ -803,7 +803,7 @@ def test_a_reader_is_one_entry(tmp_path, monkeypatch):
     data = load_evaluation(config, 0, named=True)
     assert data.splits["test"] == [Solution("p", ("a", "b"), (0.0, None), answer="mask", id="rows.jsonl:1")]
     assert data.counts["rows_seen_by_the_reader"] == data.counts["labels_after_first_error_mask"] == 1
-    with pytest.raises(InputError, match="^data.name: got 'line', expected arithmetic, native, .*, lines$"):
+    with pytest.raises(InputError, match="^data.name: got 'line', expected chain, native, .*, lines$"):
         file_config(name="line")
 
 

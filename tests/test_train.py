@@ -23,6 +23,7 @@ from prm_jax.launch import cli, config, run_folder
 
 SMALL = [
     "steps=12",
+    "data.samples=solver",
     "data.solutions=300",
     "data.test_solutions=60",
     "eval.every=5",
@@ -78,7 +79,7 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
     card = (cwd / "out/my-prm/README.md").read_text()
     summary = json.loads((cwd / "runs/train/whole/summary.json").read_text())
     for text in (
-        "name: arithmetic", "separator:", f"| eval_loss | {summary['eval_loss']:.6g} |", summary["versions"]["commit"],
+        "name: chain", "separator:", f"| eval_loss | {summary['eval_loss']:.6g} |", summary["versions"]["commit"],
         "# my-prm", "step head scalar", "AutoModelForTokenClassification",
     ):  # fmt: skip
         assert text in card, text
@@ -131,10 +132,10 @@ def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
 
 def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     cwd, _ = finished
-    problem = "Modulo 7: start with 4, add 5, max 3."
+    problem = "4 +5 max3 mod7?"
     write_jsonl(
         tmp_path / "mine.jsonl",
-        [Solution(problem, ("4+5=2", "max(2,3)=3"), id="a"), Solution(problem, ("4+5=6",), id="b/c")],
+        [Solution(problem, ("4+5=2", "2max3=3"), id="a"), Solution(problem, ("4+5=6",), id="b/c")],
     )
     mine = ("task=score", f"input={tmp_path}/mine.jsonl", "figures=[b/c]", "hydra.run.dir=runs/s")
     out = printed(evaluate.main, monkeypatch, *mine, cwd=cwd)
@@ -144,7 +145,7 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     scores = {r["id"]: r["scores"] for r in map(json.loads, (cwd / "runs/s/scores.jsonl").read_text().splitlines())}
     assert len(scores["a"]) == 2 and len(scores["b/c"]) == 1
 
-    candidates = [{"steps": ["4+5=2", "max(2,3)=3"], "correct": True}, {"steps": ["4+5=6"], "correct": False}]
+    candidates = [{"steps": ["4+5=2", "2max3=3"], "correct": True}, {"steps": ["4+5=6"], "correct": False}]
     pool = {"id": "p", "problem": problem, "answer": "3", "candidates": candidates}
     (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
     pool = ("task=score", f"input={tmp_path}/pool.jsonl", "scores_name=mine", "hydra.run.dir=runs/p")
@@ -229,20 +230,23 @@ BAD = [
     (["steps=1e3"], r"steps: got 1000.0, expected an integer"),
     (["model.head=two"], r"model.head: got 'two', expected scalar, binary, mlp or ternary"),
     (["objective=prn"], r"objective: got 'prn', expected prm, orm or lm"),
-    (["data=nothing"], r"data: got 'nothing', expected arithmetic, files"),
+    (["data=nothing"], r"data: got 'nothing', expected chain, files"),
     (["data=jsonl"], r"data.path: expected a file"),
     (["data=jsonl", "data.path=nowhere.jsonl"], r"nowhere.jsonl: no such file"),
-    (["data.task.error_rate=2"], r"data.task.error_rate: got 2.0, expected a number in \[0, 1\]"),
+    (["data.task.slip=2"], r"data.task.slip: got 2.0, expected a number in \[0, 1\]"),
     (["init=./nowhere"], r"nowhere: no such folder"),
     (["model.dim=128"], r"model.dim: got 128, but embedded has \d+; init=random"),
-    (["batch.tokens=20", "data.solutions=50"], r"arithmetic/train/0/0: has \d+ tokens, more than batch.tokens=20"),
+    (
+        ["batch.tokens=20", "data.samples=solver", "data.solutions=50"],
+        r"chain/train/0/0: has \d+ tokens, more than batch.tokens=20",
+    ),
     (["resume=nowhere"], r"resume: .*nowhere is no run folder"),
     (["format.separator=''"], r"format.separator: got '', expected a text"),
     (["data.label_kind=value"], r"data.after_first_error: got .mask., expected keep with label_kind=value"),
     (["steps=0"], r"steps: got 0, expected at least 1"),
     (["optimizer=adam"], r"optimizer: got 'adam', expected a section"),
     (["format=trl"], r"model.head: got 'scalar', but format=trl belongs to a head of its own: binary"),
-    (["data=files"], r"data.name: got None, expected arithmetic"),
+    (["data=files"], r"data.name: got None, expected chain"),
     (["data.task.operations.max=lots"], r"data.task.operations.max: got 'lots', expected a number"),
     (["seed=-1"], r"seed: got -1, expected at least 0"),
     (["model.layers=0", "init=random"], r"model.layers: got 0, expected at least 1"),
@@ -311,7 +315,16 @@ def test_exit_code_and_streams_of_an_error(tmp_path):
 
 @pytest.mark.slow
 def test_a_failing_job_does_not_end_the_sweep(tmp_path):
-    _, err = run("train.py", "-m", "steps=0,1", "data.solutions=40", "data.test_solutions=20", cwd=tmp_path, code=1)
+    _, err = run(
+        "train.py",
+        "-m",
+        "steps=0,1",
+        "data.samples=solver",
+        "data.solutions=40",
+        "data.test_solutions=20",
+        cwd=tmp_path,
+        code=1,
+    )
     assert "steps: got 0" in err and "Traceback" not in err
     (sweep,) = (tmp_path / "runs/sweeps").iterdir()
     assert not (sweep / "0/summary.json").exists() and (sweep / "1/summary.json").exists()

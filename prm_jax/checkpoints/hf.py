@@ -22,6 +22,8 @@ from prm_jax.launch.run_folder import write_json
 from prm_jax.model import HEADS, PRM, ModelConfig, cast_backbone, head_scale
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
+# The default task's policy, which runs are fine-tuned from, and an outcome model of its samples.
+SHIPPED = {"embedded": EMBEDDED, "embedded_orm": EMBEDDED.with_name("orm")}
 
 # our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
@@ -42,9 +44,9 @@ HEAD = {
 
 
 def locate(name: str) -> Path:
-    """The folder of a checkpoint: `embedded`, a local folder, or a hub name `owner/model` (downloaded once)."""
-    if name == "embedded":
-        return EMBEDDED
+    """The folder of a checkpoint: one of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
+    if name in SHIPPED:
+        return SHIPPED[name]
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder

@@ -40,13 +40,20 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
     return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
 
 
-def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str) -> Example:
-    """Targets for the objective: the step labels (prm), the outcome at the last step (orm), or none (lm); the solution's
-    tokens as next-token targets. Of a truncated solution the steps that `encoded` has."""
-    unlabelled = (None,) * len(solution.steps)
-    labels = {"prm": solution.labels, "orm": (*unlabelled[1:], solution.outcome), "lm": None}[objective]
-    ratings = solution.ratings if objective == "prm" else None
+def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
+    """Targets for the objective: the step labels (prm), the outcome (orm), or none (lm); the solution's tokens as next-token
+    targets. Of a truncated solution the steps that `encoded` has.
+
+    The outcome is asked at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021, whose
+    verifier so becomes a value function).
+    """
+    if objective == "orm" and outcome_at == "tokens":
+        encoded = dataclasses.replace(encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32))
     n = len(encoded.step_end_T)
+    unlabelled = (None,) * max(n, len(solution.steps))
+    outcomes = (solution.outcome,) * n if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
+    labels = {"prm": solution.labels, "orm": outcomes, "lm": None}[objective]
+    ratings = solution.ratings if objective == "prm" else None
     label_T, rating_T = (np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings))  # None: NaN
     weight_T, token_weight_L = np.zeros(n, np.float32), np.zeros(len(encoded.ids_L), np.float32)
     labelled_T = ~np.isnan(label_T)
@@ -56,7 +63,16 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
     return Example(encoded.ids_L, encoded.step_end_T, encoded.start, targets)
 
 
-def make_examples(solutions, fmt: Format, tokenizer, objective: str, limit=None, too_long="error", weights="uniform"):
+def make_examples(
+    solutions,
+    fmt: Format,
+    tokenizer,
+    objective: str,
+    limit=None,
+    too_long="error",
+    weights="uniform",
+    outcome_at="last",
+):
     """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
 
     A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last
@@ -79,7 +95,7 @@ def make_examples(solutions, fmt: Format, tokenizer, objective: str, limit=None,
                 continue
             counts["too_long_cut"] += 1
             counts["steps_cut"] += len(solution.steps) - len(encoded.step_end_T)
-        example = make_example(encoded, solution, objective, weights)
+        example = make_example(encoded, solution, objective, weights, outcome_at)
         if objective != "lm" and not example.targets["weight"].any():
             counts["without_target_dropped"] += 1
             continue

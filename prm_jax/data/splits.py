@@ -2,17 +2,18 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Literal
 
 from omegaconf import OmegaConf
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.data import sources
+from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, require
 from prm_jax.data.solutions import Solution, relabel_after_error
-from prm_jax.launch.config import Count, Rule, expect, parse
-from prm_jax.tasks import TASKS
+from prm_jax.launch.config import Count, Positive, Rule, expect, parse
 
 LabelKind = Literal["correctness", "value"]
 are_files = lambda paths: {type(path) for path in paths} == {str}
@@ -42,18 +43,25 @@ class FileData:
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
-    """An embedded task; conf/data/arithmetic.yaml says what each key means."""
+    """An embedded task; conf/data/chain.yaml says what each key means."""
 
     name: str
     label_kind: LabelKind
     after_first_error: str
+    samples: Literal["policy", "solver"]
+    policy: str
+    temperature: Positive
+    max_tokens: Count
     solutions: Count
+    solutions_per_problem: Count
     test_solutions: Count
     train_split: Literal["train", "base"]
-    task: object = None  # the Config of TASKS[name]
+    task: object = None  # the Config of tasks.TASKS[name]
 
 
 DataConfig = FileData | TaskData
+# Asks the policy of an embedded task: (its data section, problems, samples of each, seed) -> the problems with graded samples.
+Draw = Callable[[TaskData, Sequence[str], int, int], Iterable[Problem]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +74,11 @@ class Data:
 def data_config(node) -> DataConfig:
     """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
     name = node.get("name") if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, "name") else None
-    names = (*TASKS, *sources.READERS)
+    names = (*tasks.TASKS, *sources.READERS)
     expect(name in names, "data.name", name, ", ".join(names))
-    if name in TASKS:
+    if name in tasks.TASKS:
         cfg = parse(node, TaskData, "data", elsewhere=("task",))
-        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), TASKS[name].Config, "data.task"))
+        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), tasks.TASKS[name].Config, "data.task"))
     else:
         cfg = parse(node, FileData, "data")
     for key in sources.OPTIONS.keys() & vars(cfg).keys():
@@ -82,12 +90,12 @@ def data_config(node) -> DataConfig:
     return cfg
 
 
-def load_splits(cfg: DataConfig, seed: int, labels_required: bool = False) -> Data:
-    """The three splits to train on: the test split is `test_path`, or else the fold `fold` of the problems, the validation
+def load_splits(cfg: DataConfig, seed: int, draw: Draw, labels_required: bool = False) -> Data:
+    """The three splits to train on. Of an embedded task: solutions by its solver, or by its policy, which `draw` asks. Of files: the test split is `test_path`, or else the fold `fold` of the problems, the validation
     split `validation_path`, or else the next fold; what is left trains. With `labels_required` a native row without labels
     raises: a misspelt column would train on nothing."""
     if isinstance(cfg, TaskData):
-        return _load_task(cfg, seed)
+        return _load_task(cfg, seed, draw)
     splits, counts, fingerprints = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
     hashed = [side for side in ("test", "validation") if side not in splits]
     try:
@@ -99,13 +107,13 @@ def load_splits(cfg: DataConfig, seed: int, labels_required: bool = False) -> Da
     return Data(splits, counts, fingerprints)
 
 
-def load_evaluation(cfg: DataConfig, seed: int, named: bool) -> Data:
+def load_evaluation(cfg: DataConfig, seed: int, draw: Draw, named: bool) -> Data:
     """What to evaluate on, as the split `test`: all of a file that was `named` for it, unless the config names a fold or a
     test file; else the test split of the run's own data, beside the splits that it was trained with."""
     if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
         splits, *rest = _load(cfg, labels_required=True)
         return Data({"train": [], "validation": [], "test": splits["train"]}, *rest)
-    return load_splits(cfg, seed, labels_required=True)
+    return load_splits(cfg, seed, draw, labels_required=True)
 
 
 def _load(cfg: FileData, labels_required: bool, **more):
@@ -130,15 +138,31 @@ def _load(cfg: FileData, labels_required: bool, **more):
     return splits, counts, fingerprints
 
 
-def _load_task(cfg: TaskData, seed: int) -> Data:
+def _load_task(cfg: TaskData, seed: int, draw: Draw) -> Data:
     """Training problems depend on the seed; validation and test are the same for every seed, so that runs compare."""
-    task, splits = TASKS[cfg.name], {}
+    splits = {}
     for name in ("train", "validation", "test"):
         source = (cfg.solutions, cfg.train_split, seed) if name == "train" else (cfg.test_solutions, name, 0)
-        rows = task.make_solutions(cfg.task, *source, cfg.label_kind)
+        rows = task_solutions(cfg, *source, draw)
         splits[name] = [relabel_after_error(row, cfg.after_first_error) for row in rows]
-    share = task.lucky_share(splits["test"])
+    share = tasks.lucky_share(splits["test"])
     return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": share}, {})
+
+
+def task_solutions(cfg: TaskData, n: int, split: str, seed: int, draw: Draw) -> list[Solution]:
+    """n labelled solutions of the problems of one split of an embedded task, solutions_per_problem of each."""
+    task, each, name = tasks.TASKS[cfg.name], cfg.solutions_per_problem, f"{cfg.name}/{split}/{seed}"
+    pool = task_pool(cfg, -(-n // each), each, split, seed, draw)
+    rows = itertools.islice(((p.problem, c.steps) for p in pool for c in p.candidates), n)
+    return [tasks.labelled(task, cfg.task, *row, cfg.label_kind, f"{name}/{i}") for i, row in enumerate(rows)]
+
+
+def task_pool(cfg: TaskData, n: int, each: int, split: str, seed: int, draw: Draw) -> Iterable[Problem]:
+    """n problems of one split of an embedded task with `each` graded solutions, by its policy or its noisy solver."""
+    task = tasks.TASKS[cfg.name]
+    problems = tasks.make_problems(task, cfg.task, n, split, seed)
+    by_solver = cfg.samples == "solver"
+    return tasks.solver_pool(task, cfg.task, problems, each, seed) if by_solver else draw(cfg, problems, each, seed)
 
 
 def _sha256(text: str) -> str:

@@ -3,19 +3,20 @@
 import dataclasses
 from typing import Annotated
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
-from prm_jax.data.splits import TaskData
+from prm_jax.data.splits import TaskData, task_pool
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored
+from prm_jax.lab import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
-from prm_jax.tasks import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
 class FreshPool:
     problems: Count
     candidates: Count
+    outcome_model: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,19 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    problems, exact_labels = (pools.read_pool(cfg.pool), None) if cfg.pool else draw_pool(setup, cfg)
+    exact_labels, source = None, cfg.pool
+    if cfg.pool:
+        problems = pools.read_pool(cfg.pool)
+    else:
+        problems, exact_labels, data_cfg = fresh_pool(setup, cfg)
+        by_policy = data_cfg.samples == "policy"
+        by = f"policy {data_cfg.policy}" if by_policy else "noisy solver"
+        source = f"drawn from the {by} of the {data_cfg.name} task"
+        # The embedded outcome model knows the embedded policy's samples alone.
+        if cfg.fresh.outcome_model and (
+            by_policy and data_cfg.policy == "embedded" or cfg.fresh.outcome_model != "embedded_orm"
+        ):
+            setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, cfg.fresh.outcome_model])
     stored, lacking = pools.scores_names(problems), pools.incomplete_scores(problems)
     for name, n in lacking.items():
         print(f"scores      {name}: left out, {n} candidates have none")
@@ -54,7 +67,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
     value = [name for name, about in verifiers.items() if about["label_kind"] == "value"]
     results = pool_metrics.measure(problems, pool, scorers, cfg, setup.cfg.seed, exact_labels, value)
-    results |= {"pool": cfg.pool or "drawn from the noisy solver", "grading": graded, "verifiers": verifiers}
+    results |= {"pool": source, "grading": graded, "verifiers": verifiers}
     return results | {"incomplete_scores": lacking}
 
 
@@ -69,24 +82,18 @@ def chosen_scores(asked, stored: list[str], scores_now: bool) -> list[str]:
     return list(names)
 
 
-def draw_pool(setup: Setup, cfg: Config):
-    """A fresh pool of the noisy solver's solutions of unseen problems of the embedded task, and the exact labels of their steps."""
+def fresh_pool(setup: Setup, cfg: Config):
+    """(a pool of fresh solutions of unseen problems of the first run's embedded task, the exact labels of their steps, whose
+    solutions they are)."""
     own = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
     data_cfg, _ = data_of(setup, own)
     if not isinstance(data_cfg, TaskData):
-        raise InputError(f"pool: the data {data_cfg.name} has no solver to draw candidates from; name one, pool=FILE")
-    task = TASKS[data_cfg.name]
-    task_cfg = dataclasses.replace(data_cfg.task, solutions_per_problem=cfg.fresh.candidates)
+        raise InputError(f"pool: the data {data_cfg.name} has nobody to draw candidates from; name a pool, pool=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
-    solutions = task.make_solutions(task_cfg, cfg.fresh.problems * cfg.fresh.candidates, "test", seed)
-    by_problem = {}
-    for s in solutions:
-        by_problem.setdefault(s.problem, []).append(pools.Candidate(s.steps, s.answer, s.outcome == 1))
-    problems = [
-        pools.Problem(f"{data_cfg.name}/{seed}/{p}", text, task.answer(text), tuple(candidates))
-        for p, (text, candidates) in enumerate(by_problem.items())
-    ]
-    return problems, {(s.problem, s.steps): s.labels for s in solutions}
+    pool = task_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
+    problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(pool)]
+    rows = {(p.problem, c.steps) for p in problems for c in p.candidates}
+    return problems, {row: tasks.step_labels(*row) for row in rows}, data_cfg
 
 
 def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
@@ -113,7 +120,8 @@ def show(results: dict):
     for name in ("majority", "oracle"):
         if name in results:
             print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
-    against = {(d["a"], d["b"]): difference(d) for d in results["differences"]}
+    show_curves(results)
+    against = {(d["a"], d["b"]): difference(d) for d in results["differences"] if str(d["n"]) == N}
     for scorer, table in results["scorers"].items():
         print(f"scorer      {scorer}: {results['verifiers'].get(scorer, {}).get('verifier', 'stored scores')}")
         if n := results["zero_scores"][scorer]:
@@ -132,6 +140,18 @@ def show(results: dict):
     for (a, b), text in against.items():
         if b != "majority" and a.endswith((".weighted_vote", f".{results['aggregator']}.best_of_n")):
             print(f"  {a} - {b}: {text}")
+
+
+def show_curves(results: dict):
+    """Share solved at sizes n: the headline selection and weighted vote of each scorer, majority, oracle."""
+    sizes, how = list(results["oracle"]), results["aggregator"]
+    curves = {f"{scorer}, best of n ({how})": table[how]["best_of_n"] for scorer, table in results["scorers"].items()}
+    for scorer, table in results["scorers"].items():
+        curves |= {f"{scorer}, weighted vote": table[how][rule] for rule in ("weighted_vote",) if rule in table[how]}
+    curves |= {name: results[name] for name in ("majority", "oracle") if name in results}
+    print(f"solved at n {'':<28}" + "".join(f"{n:>8}" for n in sizes))
+    for name, by_size in curves.items():
+        print(f"  {name:<38}" + "".join(f"{by_size[n]:>8.3f}" for n in sizes))
 
 
 FEW = 6  # problems that differ: below, a sign test cannot reach .05, whatever an interval says

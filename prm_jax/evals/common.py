@@ -16,7 +16,7 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Natural
 from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import CheckerScorer, RandomScorer, score_into, stored_scores
-from prm_jax.tasks.chain import step_labels
+from prm_jax.tasks import step_labels
 
 # Scorers that need no folder: the exact checker of the embedded task, and noise.
 BUILT_IN = ("checker", "random")

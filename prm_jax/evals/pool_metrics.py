@@ -184,10 +184,12 @@ def measure(
         if name in curve:
             place[f"{before}curve"] = curve[name]
     written = lambda name: ".".join(part for part in name if part != "scorers")
-    pairs = list(comparisons(list(value), rules))
-    a_PX, b_PX = (np.array([value[pair[side]][N] for pair in pairs]).reshape(-1, P).T for side in (0, 1))
-    tests = zip(pairs, stats.paired_differences(a_PX, b_PX, seed), strict=True)
-    result["differences"] = [{"a": written(a), "b": written(b), "n": N} | test for (a, b), test in tests]
+    pairs = [(a, b, n) for a, b, at_all in comparisons(list(value), rules) for n in (sizes if at_all else [N])]
+    a_PX, b_PX = (
+        (np.stack([value[pair[side]][pair[2]] for pair in pairs], -1) for side in (0, 1)) if pairs else ((), ())
+    )
+    tests = zip(pairs, stats.paired_differences(a_PX, b_PX, seed) if pairs else (), strict=True)
+    result["differences"] = [{"a": written(a), "b": written(b), "n": n} | test for (a, b, n), test in tests]
     return result
 
 
@@ -201,18 +203,19 @@ def right_traces(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray
 
 
 def comparisons(names, rules: Rules):
-    """What is compared at the pool's size: every rule with the majority vote, every aggregator with its scorer's
-    headline one, the headline's weighted vote with its selection, and the scorers' headline selections in pairs."""
+    """(a, b, whether at every size): at the pool's size every rule with the majority vote, every aggregator with its scorer's
+    headline one, and the headline's weighted vote with its selection; at every size the headline selections with the majority
+    vote and in pairs."""
     headline = [name for name in names if name[2:] == (rules.aggregator, "best_of_n")]
     for name in names:
         if name[0] != "scorers":
             continue
         own = (*name[:2], rules.aggregator, "best_of_n")
         if ("majority",) in names and name[3] != "trace":
-            yield name, ("majority",)
+            yield name, ("majority",), name == own
         if name != own and (name[3] == "best_of_n" or name[2:] == (rules.aggregator, "weighted_vote")):
-            yield name, own
-    yield from itertools.combinations(headline, 2)
+            yield name, own, False
+    yield from ((a, b, True) for a, b in itertools.combinations(headline, 2))
 
 
 @functools.partial(jax.jit, static_argnames="ties")

@@ -4,6 +4,7 @@ import dataclasses
 
 from prm_jax.evals import best_of_n, steps
 from prm_jax.evals.common import Setup
+from prm_jax.tasks import TASKS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +18,8 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 def run(setup: Setup, cfg: Config) -> dict:
     results = steps.run(setup, cfg)
-    if cfg.pool is None and any(run["data"]["name"] != "arithmetic" for run in results["runs"]):
-        print("pool        none: only the arithmetic data has a solver to draw one from; pool=FILE names one")
+    if cfg.pool is None and any(run["data"]["name"] not in TASKS for run in results["runs"]):
+        print("pool        none: only embedded tasks have somebody to draw one from; pool=FILE names one")
         return results
     return results | best_of_n.run(setup, cfg)
 

@@ -5,14 +5,25 @@ import statistics
 
 import numpy as np
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.data.solutions import Solution
-from prm_jax.data.splits import load_evaluation
+from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals.baselines import Steps, baseline_aurocs
-from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, record_of, scored, trained_on
+from prm_jax.evals.common import (
+    Setup,
+    data_of,
+    describe,
+    is_run,
+    open_scorer,
+    plus_minus,
+    record_of,
+    scored,
+    trained_on,
+)
 from prm_jax.evals.pool_metrics import reliability_table
+from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count
 from prm_jax.metrics import labelled_steps, step_metrics
@@ -45,7 +56,7 @@ def run(setup: Setup, cfg: Config) -> dict:
                 f"checkpoint: {name}: task=steps compares verifiers of one kind, but this is {kinds[0]} on {kinds[1]} "
                 f"labels and the first {runs[0]['objective']} on {runs[0]['label_kind']}; task=best_of_n compares them"
             )
-        data = load_evaluation(data_cfg, seed, named=setup.data.name != "of_run")
+        data = load_evaluation(data_cfg, seed, policy_pool, named=setup.data.name != "of_run")
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
         counts = data.counts | {"test_problems_the_run_was_trained_on": trained_on(name, data, test)}
         cli.print_counts(counts)
@@ -54,6 +65,8 @@ def run(setup: Setup, cfg: Config) -> dict:
         rows = ((s.id, s.problem, s.steps) for s in test)
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
         result = measure(cfg, data_cfg.label_kind, test, p, setup.cfg.seed)
+        if isinstance(data_cfg, TaskData):
+            result["errors"] = errors_by_kind(tasks.TASKS[data_cfg.name], test, p, cfg.threshold, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves nothing to fit them on
             tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
             tables = [step_table(split, tokenizer, data_cfg.label_kind) for split in (data.splits["train"], test)]
@@ -81,6 +94,24 @@ def measure(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], s
         for name, here in {"good": y_n >= 0.5, "bad": y_n < 0.5}.items()
     }
     return result
+
+
+def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
+    """What a verifier of an embedded task takes for right. `kinds`: of the first errors of each kind how many there are, the
+    share that it misses (P >= threshold) and its 95 % bootstrap interval over problems; `lines`: those missed most often."""
+    of_kind, of_line = {}, {}
+    for s, p_T in zip(test, p, strict=True):
+        verdict_T = task.verdicts(s.problem, s.steps)
+        if (t := next((t for t, verdict in enumerate(verdict_T) if verdict not in tasks.RATINGS), None)) is not None:
+            of_kind.setdefault(verdict_T[t], []).append((s.problem, p_T[t] >= threshold))
+            of_line.setdefault(s.steps[t], []).append(p_T[t] >= threshold)
+    kinds = {}
+    for kind, found in sorted(of_kind.items()):
+        problems, missed_n = [problem for problem, _ in found], np.array([missed for _, missed in found])
+        interval = bootstrap_interval(lambda rows, missed_n=missed_n: missed_n[rows].mean(), problems, seed=seed)
+        kinds[kind] = {"n": len(found), "missed": float(missed_n.mean()), "interval": interval}
+    most = sorted(of_line.items(), key=lambda line: (-sum(line[1]), line[0]))[:10]
+    return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
 
 
 def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
@@ -133,6 +164,13 @@ def show(results: dict):
         print(f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels")
     for group in results.get("groups", [results]):
         show_group(group, kind)
+    if "errors" in first:
+        which = " (first run)" * (n > 1)
+        print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
+        for name, x in first["errors"]["kinds"].items():
+            print(f"  {name:<8}{x['n']:>6}  {x['missed']:.3f} {plus_minus(x['interval'])}")
+        lines = ", ".join(f"{line} {x['missed']:.2f} of {x['n']}" for line, x in first["errors"]["lines"].items())
+        print(f"  missed most often: {lines or 'none'}")
 
 
 def show_group(group: dict, kind: str):

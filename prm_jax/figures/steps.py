@@ -25,11 +25,33 @@ def step_caption(figure, group: dict, runs: list[dict], results: dict):
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
-    """One page about step scores for each setting of the runs."""
+    """One page about step scores for each setting of the runs, and of an embedded task which errors they miss."""
+    errors = [errors_figure(results, folder / "errors.png")] if "errors" in results["runs"][0] else []
     if "groups" not in results:
-        return [step_page(results, results["runs"], results, folder / "steps.png")]
+        return [step_page(results, results["runs"], results, folder / "steps.png"), *errors]
     of = lambda group: [r for r in results["runs"] if all(r["settings"][k] == v for k, v in group["setting"].items())]
-    return [step_page(g, of(g), results, folder / f"steps_{i}.png") for i, g in enumerate(results["groups"])]
+    return [step_page(g, of(g), results, folder / f"steps_{i}.png") for i, g in enumerate(results["groups"])] + errors
+
+
+def errors_figure(results: dict, path: Path) -> Path:
+    """Share of the first wrong lines that a verifier takes for right: by kind of error, and the lines it misses most often."""
+    run = results["runs"][0]
+    kinds, lines = run["errors"]["kinds"], run["errors"]["lines"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 1.2 + 0.24 * max(len(kinds), len(lines))))
+    for axes, rows in ((left, kinds), (right, lines)):
+        y, missed = np.arange(len(rows)), floats([row["missed"] for row in rows.values()])
+        if rows is kinds and kinds:
+            low, high = floats([row["interval"] for row in rows.values()]).T
+            axes.hlines(y, low, high, color=BLUE, linewidth=1.2, alpha=0.5)
+        axes.plot(missed, y, "o", color=BLUE, markersize=4)
+        axes.set_yticks(y, [plain(f"{name}  ({row['n']})") for name, row in rows.items()])
+        axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.5, -0.5), xlabel="share taken for right")
+        axes.grid(axis="y", linewidth=0.3)
+    left.set_title("First wrong lines by kind of error (how many)")
+    right.set_title("Lines missed most often")
+    text = f"A line is taken for right at P(step good) >= {floats(results['threshold']):g}; lines: 95 % intervals over problems; first run"
+    caption(figure, f"{text}; {run['verifier']}; {run['data']['name']} data", results)
+    return save(figure, path)
 
 
 def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:

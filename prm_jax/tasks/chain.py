@@ -1,9 +1,12 @@
-"""The embedded task: chains of arithmetic modulo 7, a solver with known error rates, and exact step labels.
+"""Chains of arithmetic modulo a prime by a solver with wrong convictions: the default task.
 
-A problem is a start digit and a few operations. Some of them (max, min) are not injective, so a wrong step can still
-end in the right answer: without such lucky solutions an outcome model and a process model would learn the same
-thing (Lightman et al. 2023, section 4). A solution is one line per operation, `4+5=2`; a wrong line writes the right
-formula with a wrong result and the next line goes on from it, so nothing but the arithmetic gives it away.
+A problem is a start value and operations to do from left to right, `4 +5 *3 max2 -2 mod7?`. A solution has a line for each
+operation, `4+5=2`, or one for two of them, `2*3max2=6`, whose value in between is not written: hidden work. A line goes
+on from the value that the line before wrote.
+
+The solver's errors are systematic. A fact, such as 4 * 5, is hard with a probability; on a hard one the solver is seldom right
+and often writes one wrong result of its own, its belief, every time. So majorities can be wrong, a model of such
+solutions takes beliefs for right, and max and min, which are not injective, bring right answers by wrong lines.
 """
 
 import bisect
@@ -12,132 +15,58 @@ import functools
 import itertools
 import operator
 import re
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.solutions import Solution
-from prm_jax.launch.config import Count, NotNegative, Share, expect
+from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect
 
-# A prime: modulo 10 a verifier learns parity first and stays there, blind to every result that is off by an even number.
-MODULUS = 7
-WORDS = {"+": "add", "-": "minus", "*": "times", "max": "max", "min": "min"}  # operation -> its word in the problem
-OPERANDS = {"+": (1, 3), "-": (1, 3), "*": (2, 3), "max": (2, 5), "min": (2, 4)}  # inclusive; none is a no-op
-CONFUSED = {"+": "-", "-": "+", "*": "+", "max": "min", "min": "max"}  # what a misread operation turns into
-ERRORS = ("near", "operation", "operand", "random")
-SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (60, 100)}  # hundredths of all problems
+APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "max": max, "min": min}
+CONFUSED = {"+": "-", "-": "+", "*": "+"}  # what a hard operation is mistaken for; max and min have no hard facts
+OPERATION = r"(?:[-+*]|max|min)\d+"
+PROBLEM = re.compile(rf"(\d+)((?: {OPERATION})+) mod(\d+)\?")
+LINE = re.compile(rf"(\d+)((?:{OPERATION})*)=(\d+)")
+
+Operations = tuple[tuple[str, int], ...]  # (operation, operand) of each
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The task and the solver; conf/data/arithmetic.yaml gives the defaults and their reasons."""
+    """The task and the solver; conf/data/chain.yaml gives the defaults and their reasons."""
 
+    modulus: Count
     min_operations: Count
     max_operations: Count
-    error_rate: Share  # probability that the solver gets a step wrong
-    perfect_share: Share  # share of solutions by a solver that makes no errors
     operations: dict[str, NotNegative]  # +, -, *, max, min -> relative frequency in problems
-    errors: dict[str, NotNegative]  # where a wrong result comes from: kind -> relative frequency
-    solutions_per_problem: Count
+    hard: dict[str, Share]  # +, -, * -> share of its facts that are hard
+    hard_right: Share  # probability of the right result on a hard fact
+    belief: Share  # probability of the fact's own wrong result; else any value, all equally likely
+    slip: Share  # probability that the solver is off by one on a fact that is not hard
+    merge: Share  # probability that a line does two operations, where two are left
+    restate: Share  # probability that a line `9=9`, which does nothing, follows a line
+    seed: Natural  # of the facts that are hard, and of the beliefs
 
     def __post_init__(self):
-        low, high = self.min_operations, self.max_operations
+        low, high, prime = self.min_operations, self.max_operations, self.modulus
         expect(low <= high, "data.task.min_operations", low, f"at most max_operations ({high})")
-        for name, given, kinds in (("operations", self.operations, WORDS), ("errors", self.errors, ERRORS)):
-            is_right = set(given) == set(kinds) and sum(given.values()) > 0
-            expect(is_right, f"data.task.{name}", given, f"frequencies of {', '.join(kinds)}, not all 0")
+        is_prime = prime > 2 and all(prime % n for n in range(2, prime))
+        expect(is_prime, "data.task.modulus", prime, "an odd prime: else a verifier learns the factors and stops there")
+        expect(self.hard_right + self.belief <= 1, "data.task.belief", self.belief, "at most 1 - hard_right")
+        for name, given, kinds in (("operations", self.operations, APPLY), ("hard", self.hard, CONFUSED)):
+            expect(set(given) == set(kinds), f"data.task.{name}", given, f"a number for each of {', '.join(kinds)}")
+        expect(sum(self.operations.values()) > 0, "data.task.operations", self.operations, "not all 0")
 
 
-@dataclasses.dataclass(frozen=True)
-class Chain:
-    """One problem: a start digit and the operations that follow."""
-
-    start: int
-    operations: tuple[tuple[str, int], ...]
-
-    def __str__(self):
-        asked = "".join(f", {WORDS[operation]} {operand}" for operation, operand in self.operations)
-        return f"Modulo {MODULUS}: start with {self.start}{asked}."
-
-    def values(self):
-        """The right value after each operation."""
-        step = lambda value, operation: apply(operation[0], value, operation[1])
-        return list(itertools.accumulate(self.operations, step, initial=self.start))[1:]
+def operands(name: str, modulus: int) -> range:
+    """Those in problems: none makes a no-op of its operation."""
+    return range(2 if name == "*" else 1, modulus)
 
 
-APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "max": max, "min": min}
-
-
-def apply(operation: str, value: int, operand: int) -> int:
-    return APPLY[operation](value, operand) % MODULUS
-
-
-def parse_problem(text: str) -> Chain:
-    """Inverse of `str(chain)`; InputError on any other text."""
-    head = re.fullmatch(rf"Modulo {MODULUS}: start with ([0-6])((?:, (?:add|minus|times|max|min) \d)+)\.", text)
-    if head is None:
-        raise InputError(f"not an arithmetic problem: {text[:80]!r}, expected 'Modulo 7: start with 4, add 5, max 3.'")
-    symbol = {word: operation for operation, word in WORDS.items()}
-    pairs = (part.split() for part in head[2].removeprefix(", ").split(", "))
-    return Chain(int(head[1]), tuple((symbol[word], int(operand)) for word, operand in pairs))
-
-
-def write_step(value: int, operation: str, operand: int, result: int) -> str:
-    if operation in ("max", "min"):
-        return f"{operation}({value},{operand})={result}"
-    return f"{value}{operation}{operand}={result}"
-
-
-@functools.cache  # there are a few hundred different steps
-def parse_step(text: str) -> tuple[int, str, int, int] | None:
-    """(value, operation, operand, result) of a line such as `4+5=2` or `max(2,3)=3`; None if it is no such line."""
-    text = text.replace(" ", "").strip()
-    if found := re.fullmatch(r"(\d)([-+*])(\d)=(\d)", text):
-        return int(found[1]), found[2], int(found[3]), int(found[4])
-    if found := re.fullmatch(r"(max|min)\((\d),(\d)\)=(\d)", text):
-        return int(found[2]), found[1], int(found[3]), int(found[4])
-    return None
-
-
-def step_is_right(chain: Chain, steps: list[str], t: int) -> bool:
-    """Step t does what the problem asks, from the value that the step before it wrote, with the right result."""
-    step = parse_step(steps[t])
-    before = chain.start if t == 0 else (parse_step(steps[t - 1]) or (None,))[-1]
-    if step is None or before is None or t >= len(chain.operations):
-        return False
-    value, operation, operand, result = step
-    return (value, (operation, operand)) == (before, chain.operations[t]) and result == apply(operation, value, operand)
-
-
-def correctness_labels(chain: Chain, steps: list[str]) -> list[float]:
-    """1 while this step and all before it are right, 0 from the first wrong step on."""
-    right = [step_is_right(chain, steps, t) for t in range(len(steps))]
-    return [float(ok) for ok in np.cumprod(right)]
-
-
-def step_labels(problem: str, steps: Sequence[str]) -> list[float]:
-    """`correctness_labels` from texts alone."""
-    return correctness_labels(parse_problem(problem), steps)
-
-
-def answer(problem: str) -> str:
-    """The right final answer of a problem's text."""
-    return str(parse_problem(problem).values()[-1])
-
-
-def value_labels(chain: Chain, steps: list[str], cfg: Config) -> list[float]:
-    """P(final answer right | prefix) when the noisy solver of `cfg` goes on from the value that the step wrote.
-
-    Exact: the solver's next value depends on the last written one alone, so the chance is a product of 7 x 7 matrices.
-    """
-    gold = chain.values()[-1]
-    after = [np.eye(MODULUS)[gold]]  # after[t][v]: P(right | value v written at step t), here of the last step
-    for t in reversed(range(1, len(chain.operations))):
-        after.insert(0, transition(chain, t, cfg) @ after[0])
-    parsed = itertools.zip_longest(map(parse_step, steps), after[: len(steps)])
-    return [float(p[step[3]]) if step and p is not None and step[3] < MODULUS else 0.0 for step, p in parsed]
+def make_problem(cfg: Config, rng) -> str:
+    names = [draw(cfg.operations, rng) for _ in range(rng.integers(cfg.min_operations, cfg.max_operations + 1))]
+    asked = "".join(f" {name}{rng.choice(operands(name, cfg.modulus))}" for name in names)
+    return f"{rng.integers(cfg.modulus)}{asked} mod{cfg.modulus}?"
 
 
 def draw(frequencies: dict[str, float], rng) -> str:
@@ -146,89 +75,137 @@ def draw(frequencies: dict[str, float], rng) -> str:
     return list(frequencies)[bisect.bisect_right(bounds, rng.random() * bounds[-1])]
 
 
-def wrong_results(kind: str, operation: str, value: int, operand: int) -> list[int]:
-    """The results, equally likely, that an error of this kind writes: never the right one."""
-    right = apply(operation, value, operand)
-    match kind:
-        case "near":  # off by one
-            results = [(right + 1) % MODULUS, (right - 1) % MODULUS]
-        case "operation":  # the confusable operation, done well
-            results = [apply(CONFUSED[operation], value, operand)]
-        case "operand":  # the neighbouring operand, done well
-            results = [apply(operation, value, operand + 1), apply(operation, value, operand - 1)]
-        case "random":
-            results = list(range(MODULUS))
-    # A misreading can happen to give the right result, which would be no error: any other digit then.
-    return [r for r in results if r != right] or [r for r in range(MODULUS) if r != right]
+def pairs(text: str) -> Operations:
+    """The operations of ` +5 *3 max2` or `+5*3max2`."""
+    return tuple((name, int(operand)) for name, operand in re.findall(r"([-+*]|max|min)(\d+)", text))
 
 
-def noisy_step(chain: Chain, t: int, value: int, cfg: Config, rng) -> tuple[str, int]:
-    """The solver's line for operation t from `value`, and the result it wrote."""
-    operation, operand = chain.operations[t]
-    result = apply(operation, value, operand)
-    if rng.random() < cfg.error_rate:
-        results = wrong_results(draw(cfg.errors, rng), operation, value, operand)
-        result = results[rng.integers(len(results))]
-    return write_step(value, operation, operand, result), result
+@functools.lru_cache(1 << 12)
+def parse_problem(text: str) -> tuple[int, Operations, int]:
+    """(start value, operations, modulus); InputError on a text that is no problem of this task."""
+    found = PROBLEM.fullmatch(text)
+    numbers = [int(x) for x in re.findall(r"\d+", text)] if found else [0]
+    if max(numbers[:-1], default=0) >= numbers[-1]:
+        raise InputError(f"not a chain of arithmetic: {text[:80]!r}, expected such as '4 +5 *3 max2 -2 mod7?'")
+    return numbers[0], pairs(found[2]), numbers[-1]
 
 
-def transition(chain: Chain, t: int, cfg: Config) -> np.ndarray:
-    """P(written result | value) of the noisy solver at operation t, [7, 7]: `noisy_step`, enumerated."""
-    operation, operand = chain.operations[t]
-    p = np.zeros((MODULUS, MODULUS))
-    for value in range(MODULUS):
-        p[value, apply(operation, value, operand)] = 1 - cfg.error_rate
-        for kind, frequency in cfg.errors.items():
-            results = wrong_results(kind, operation, value, operand)
-            for result in results:
-                p[value, result] += cfg.error_rate * (frequency / sum(cfg.errors.values())) / len(results)
-    return p
+@functools.lru_cache(1 << 16)
+def parse_line(text: str) -> tuple[int, Operations, int] | None:
+    """(first value, operations, result) of a line such as `4+5=2`, `4+5*3=6` or `9=9`; None if it is no such line."""
+    found = LINE.fullmatch(text.replace(" ", "").strip())
+    return found and (int(found[1]), pairs(found[2]), int(found[3]))
 
 
-def noisy_solution(chain: Chain, cfg: Config, rng, label_kind: str) -> Solution:
-    value, steps, noisy = chain.start, [], cfg
-    if rng.random() < cfg.perfect_share:
-        cfg = dataclasses.replace(cfg, error_rate=0.0)
-    for t in range(len(chain.operations)):
-        step, value = noisy_step(chain, t, value, cfg, rng)
-        steps.append(step)
-    labels = correctness_labels(chain, steps) if label_kind == "correctness" else value_labels(chain, steps, noisy)
-    outcome = float(value == chain.values()[-1])
-    return Solution(problem=str(chain), steps=tuple(steps), labels=tuple(labels), outcome=outcome, answer=str(value))
+def compute(value: int, operations: Operations, modulus: int) -> int:
+    for name, operand in operations:
+        value = APPLY[name](value, operand) % modulus
+    return value
 
 
-def sample_chain(cfg: Config, rng) -> Chain:
-    size = int(rng.integers(cfg.min_operations, cfg.max_operations + 1))
-    names = [draw(cfg.operations, rng) for _ in range(size)]
-    operations = tuple((name, int(rng.integers(OPERANDS[name][0], OPERANDS[name][1] + 1))) for name in names)
-    return Chain(int(rng.integers(0, MODULUS)), operations)
+def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
+    """Of each line by itself: "right" if it goes on from the value written before, does the problem's next operations and has
+    their result; "neutral" if it repeats that value; else its error: "form" if something else than the result is wrong,
+    "merged" for a wrong result of several operations, or the operation whose result is wrong."""
+    value, operations, modulus = parse_problem(problem)
+    done, found = 0, []
+    for step in steps:
+        first, own, result = parse_line(step) or (None, (), None)
+        if first is None or first != value or own != operations[done : done + len(own)]:
+            found.append("form")
+        elif result == compute(first, own, modulus):
+            found.append("right" if own else "neutral")
+        else:
+            found.append("form" if not own else "merged" if len(own) > 1 else own[0][0])
+        value, done = result, done + len(own)
+    return found
 
 
-def sample_problems(cfg: Config, n: int, split: str, seed: int) -> list[Chain]:
-    """n distinct problems of one split. A problem's split is a hash of its text, so no two splits ever share one."""
-    rng = np.random.default_rng([seed, *split.encode()])
-    low, high = SPLITS[split]
-    chains = {}
-    for _ in range(1000 * n):
-        if len(chains) == n:
-            return list(chains.values())
-        chain = sample_chain(cfg, rng)
-        if low <= zlib.crc32(str(chain).encode()) % 100 < high:
-            chains[str(chain)] = chain
-    found = f"only {len(chains)} distinct problems of {n} found"
-    raise InputError(f"data: {found}; raise data.task.max_operations or ask for fewer")
+def answer(problem: str) -> str:
+    return str(compute(*parse_problem(problem)))
 
 
-def make_solutions(cfg: Config, n: int, split: str, seed: int, label_kind="correctness") -> list[Solution]:
-    """n solutions by the noisy solver, `solutions_per_problem` to a problem, of one split's problems."""
-    chains = sample_problems(cfg, -(-n // cfg.solutions_per_problem), split, seed)
-    rng = np.random.default_rng([seed, 1, *split.encode()])
-    rows = [noisy_solution(c, cfg, rng, label_kind) for c in chains for _ in range(cfg.solutions_per_problem)][:n]
-    return [dataclasses.replace(row, id=f"arithmetic/{split}/{seed}/{i}") for i, row in enumerate(rows)]
+def stated(steps: Sequence[str]) -> str | None:
+    """The result of the last line."""
+    line = parse_line(steps[-1])
+    return line and str(line[2])
 
 
-def lucky_share(solutions: list[Solution]) -> float:
-    """Share of the right-answer solutions that hold a wrong step."""
-    right = [s for s in solutions if s.outcome == 1]
-    lucky = [s for s in right if 0 in step_labels(s.problem, s.steps)]
-    return len(lucky) / max(len(right), 1)
+def solved(problem: str, steps: Sequence[str]) -> bool:
+    return stated(steps) == answer(problem)
+
+
+def fact_laws(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
+    """P(result | value) of the noisy solver, [p, p], for each (operation, operand)."""
+    return _fact_laws(cfg.modulus, tuple(cfg.hard.items()), cfg.hard_right, cfg.belief, cfg.slip, cfg.seed)
+
+
+@functools.cache
+def _fact_laws(p: int, hard: tuple, hard_right: float, belief: float, slip: float, seed: int):
+    rng, laws, hard = np.random.default_rng(seed), {}, dict(hard)
+    for name in APPLY:
+        drawn = list(itertools.product(operands(name, p), range(p)))
+        chosen = rng.permutation(len(drawn))[: round(hard.get(name, 0) * len(drawn))]  # so many for every seed
+        hard_facts = {drawn[i] for i in chosen}
+        for operand in range(p):
+            law_vw = laws[name, operand] = np.zeros((p, p))
+            for value, law_w in enumerate(law_vw):
+                right = APPLY[name](value, operand) % p
+                if (operand, value) not in hard_facts:
+                    law_w[right] += 1 - slip
+                    law_w[[(right + 1) % p, (right - 1) % p]] += slip / 2
+                    continue
+                # The belief is off by one either way, or the other operation done well, or anything; never right.
+                any_wrong = int(right + rng.integers(1, p)) % p
+                other = APPLY[CONFUSED[name]](value, operand) % p
+                wrong = (right + 1) % p, (right - 1) % p, other if other != right else any_wrong, any_wrong
+                law_w += (1 - hard_right - belief) / p
+                law_w[right] += hard_right
+                law_w[wrong[rng.integers(4)]] += belief
+    return laws
+
+
+def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
+    """The lines of one solution by the noisy solver. A merged line makes the errors of both of its operations."""
+    value, operations, _ = parse_problem(problem)
+    laws, done, steps = _bounds(cfg), 0, []
+    while done < len(operations):
+        own = operations[done : done + 1 + (done + 1 < len(operations) and rng.random() < cfg.merge)]
+        first, done = value, done + len(own)
+        for operation in own:
+            value = bisect.bisect_right(laws[operation][value], rng.random())
+        steps.append(f"{first}{''.join(f'{name}{operand}' for name, operand in own)}={value}")
+        if cfg.restate and rng.random() < cfg.restate:
+            steps.append(f"{value}={value}")
+    return tuple(steps)
+
+
+def _bounds(cfg: Config) -> dict[tuple[str, int], list[list[float]]]:
+    """Cumulated `fact_laws`, the last bound left out, so that rounding cannot give a result beyond it."""
+    return _bounds_of(cfg.modulus, tuple(cfg.hard.items()), cfg.hard_right, cfg.belief, cfg.slip, cfg.seed)
+
+
+@functools.cache
+def _bounds_of(*key):
+    return {fact: np.cumsum(law_vw, 1)[:, :-1].tolist() for fact, law_vw in _fact_laws(*key).items()}
+
+
+def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
+    """P(final answer right) after each step when the noisy solver of `cfg` goes on; 0 after a line that is none.
+
+    Exact: what follows depends on the value written and the operations left, so the chance is a sum of products of matrices.
+    """
+    _, operations, modulus = parse_problem(problem)
+    expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
+    laws = fact_laws(cfg)
+    chance = [np.eye(modulus)[int(answer(problem))]]  # chance[k][v]: value v is written and k operations are left
+    for k in range(1, len(operations) + 1):
+        first, *second = operations[len(operations) - k :][:2]
+        one = laws[first] @ chance[k - 1]
+        two = laws[first] @ laws[second[0]] @ chance[k - 2] if second else one
+        chance.append((1 - cfg.merge) * one + cfg.merge * two)
+    found, left = [], len(operations)
+    for line in map(parse_line, steps):
+        left = left - len(line[1]) if line else -1  # after such a line nothing goes on
+        found.append(float(chance[left][line[2]]) if left >= 0 and line[2] < modulus else 0.0)
+    return found

@@ -1,0 +1,34 @@
+"""The lab: what the policy of an embedded task samples, drawn once and kept with its provenance."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from prm_jax import tasks
+from prm_jax.data.pools import Problem, iter_pool
+from prm_jax.data.splits import TaskData
+from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
+
+CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
+ROWS = 512  # decoded at a time: a small model is fastest so on CPU
+
+
+def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
+    """The problems with n graded samples each of the task's policy.
+
+    They are drawn once: a folder of CACHE, named by a hash of all that they depend on, keeps them and what made them.
+    """
+    policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
+    texts = hashlib.sha256(json.dumps(list(problems)).encode()).hexdigest()
+    depends = json.dumps([fingerprint(policy.model), vars(policy.sampling), texts, n, seed])
+    folder = CACHE / f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
+    questions = (Problem(str(i), problem) for i, problem in enumerate(problems))
+    draw_pool(folder, policy, questions, n, seed, tasks.grade)
+    return iter_pool(folder / "pool.jsonl")
+
+
+@functools.cache
+def open_lab_policy(path: str, temperature: float, max_tokens: int) -> Policy:
+    return open_policy(path, "best", None, "float32", Sampling(temperature, None, 1.0, max_tokens), ROWS)
