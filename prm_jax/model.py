@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
@@ -22,6 +23,7 @@ from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
 FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
+ALWAYS = 1 << 30  # last place that sees a token of a cache, where all that follow do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,38 +133,35 @@ def at_step_ends(x_BLD, step_end_BT):
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far, for calls that go on with them. A row has S slots, filled from the first on."""
+    """Keys and values of the tokens so far, for calls that go on with them. All rows take the same slots, one after another:
+    a token is written to one place of memory in all of them, and what is shorter has its padding before its first token.
+    """
 
-    k_IBSGK: jax.Array
-    v_IBSGK: jax.Array
+    layers: tuple  # (k_BGSK, v_BGSK) of each layer: an array a layer is written in place, a slice of all is copied
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
-    length_B: jax.Array  # slots that are filled
+    length: jax.Array  # slots that are filled
 
     def take(self, row_b):
         """The cache of the rows numbered in row_b, copied: a prompt for each of its samples, the beams that survive."""
-        return Cache(self.k_IBSGK[:, row_b], self.v_IBSGK[:, row_b], self.visible_until_BS[row_b], self.length_B[row_b])
+        layers = jax.tree.map(lambda x_BGSK: x_BGSK[row_b], self.layers)
+        return Cache(layers, self.visible_until_BS[row_b], self.length)
 
-    def next_slots(self, visible_until_BL):
-        """slot_BL of new tokens, the next ones of each row; -1 for padding."""
-        is_real_BL = visible_until_BL < self.visible_until_BS.shape[1]
-        return jnp.where(is_real_BL, self.length_B[:, None] + jnp.cumsum(is_real_BL, 1) - 1, -1)
-
-    def extend(self, new, slot_BL, visible_until_BS):
-        """The cache with the keys and values of new tokens, (k_IBLGK, v_IBLGK)."""
-        k_IBSGK, v_IBSGK = (jax.vmap(fill, (0, 0, None))(old, x, slot_BL) for old, x in zip(self[:2], new, strict=True))
-        return Cache(k_IBSGK, v_IBSGK, visible_until_BS, jnp.maximum(self.length_B, slot_BL.max(1) + 1))
+    def grow(self, slots: int):
+        """The cache with so many empty slots more."""
+        layers = jax.tree.map(lambda x_BGSK: jnp.pad(x_BGSK, ((0, 0), (0, 0), (0, slots), (0, 0))), self.layers)
+        visible_until_BS = jnp.pad(self.visible_until_BS, ((0, 0), (0, slots)), constant_values=-1)
+        return Cache(layers, visible_until_BS, self.length)
 
 
-def fill(x_BSx, new_BLx, slot_BL):
-    """x with the new tokens' entries in their slots; one whose slot does not exist is dropped."""
-    put = lambda x_Sx, new_Lx, slot_L: x_Sx.at[slot_L].set(new_Lx, mode="drop", wrap_negative_indices=False)
-    return jax.vmap(put)(x_BSx, new_BLx, slot_BL)
+def fill(old_BSx, new_BLx, slot, axis: int):
+    """The old entries with the new ones from this slot of `axis` on."""
+    return jax.lax.dynamic_update_slice_in_dim(old_BSx, new_BLx, slot, axis)
 
 
 def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
     """An empty one; memory is 2 I B S G K numbers of the compute dtype."""
-    zeros_IBSGK = jnp.zeros((cfg.layers, rows, slots, cfg.kv_heads, cfg.head_dim), cfg.dtype)
-    return Cache(zeros_IBSGK, zeros_IBSGK, jnp.full((rows, slots), -1), jnp.zeros(rows, jnp.int32))
+    zeros_BGSK = jnp.zeros((rows, cfg.kv_heads, slots, cfg.head_dim), cfg.dtype)
+    return Cache(((zeros_BGSK, zeros_BGSK),) * cfg.layers, jnp.full((rows, slots), -1), jnp.zeros((), jnp.int32))
 
 
 def normal(rngs, shape, scale):
@@ -200,9 +199,9 @@ class Block(nnx.Module):
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
 
     def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
-        """The residual stream after this block, x_BLD, and the keys and values of its tokens.
+        """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens.
 
-        `past`: those of the tokens before (k_BSGK, v_BSGK), among which the new ones take the slots slot_BL.
+        `past`: those of the tokens before (k_BGSK, v_BGSK), among which the new ones take the slots slot_BL.
         """
         cfg = self.cfg
         heads = lambda y_BLx: y_BLx.reshape(*y_BLx.shape[:2], -1, cfg.head_dim)
@@ -216,14 +215,18 @@ class Block(nnx.Module):
         q_BLHK, k_BLGK = rotate(q_BLHK, *rope), rotate(k_BLGK, *rope)
         if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
-        new = k_BLGK, v_BLGK
-        k_BSGK, v_BSGK = new if past is None else [fill(x_BSGK, y_BLGK, slot_BL) for x_BSGK, y_BLGK in zip(past, new)]
+        k_BSGK, v_BSGK = k_BLGK, v_BLGK
+        if past is not None:
+            past = tuple(
+                fill(x, y.swapaxes(1, 2), slot_BL[0, 0], 2) for x, y in zip(past, (k_BLGK, v_BLGK), strict=True)
+            )
+            k_BSGK, v_BSGK = (x_BGSK.swapaxes(1, 2) for x_BGSK in past)
         o_BLHK = shard_heads(attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
         x_BLD += linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
 
         h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
         h_BLF = swiglu(linear(h_BLD, self.w_gate, self.b_gate), linear(h_BLD, self.w_up, self.b_up))
-        return x_BLD + linear(h_BLF, self.w_down, self.b_down), new
+        return x_BLD + linear(h_BLF, self.w_down, self.b_down), past
 
 
 class PRM(nnx.Module):
@@ -245,15 +248,18 @@ class PRM(nnx.Module):
         """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
 
         `visible_until_BL`: last place in its row that sees each token (attention.py). With a `cache`, whose rows these tokens
-        go on, places are slots: S - 1 is seen by all that follows, S is padding and takes no slot. Returns (x, cache) then;
-        a token for which no slot is left gives NaN.
+        go on, places are slots: ALWAYS is seen by all that follows, and padding, before a row's first token, by its own alone.
+        Returns (x, cache) then; tokens for which no slots are left give NaN, they and all that follow.
         """
-        cfg, slot_BL, visible_until_BS, past = self.cfg, None, visible_until_BL, None
+        cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
-            slot_BL, past = cache.next_slots(visible_until_BL), (cache.k_IBSGK, cache.v_IBSGK)
-            visible_until_BS = fill(cache.visible_until_BS, visible_until_BL, slot_BL)
-            x_BLD = jnp.where((slot_BL < visible_until_BS.shape[1])[..., None], x_BLD, jnp.nan)  # no slot is left
+            visible_until_BS, end = (
+                fill(cache.visible_until_BS, visible_until_BL, cache.length, 1),
+                ids_BL.shape[1] + cache.length,
+            )
+            slot_BL = jnp.broadcast_to(cache.length + jnp.arange(ids_BL.shape[1]), ids_BL.shape)
+            x_BLD = jnp.where(end <= visible_until_BS.shape[1], x_BLD, jnp.nan)  # no slots are left
         near_BS = visible_until_BS
         if cfg.window is not None:
             near_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
@@ -262,15 +268,27 @@ class PRM(nnx.Module):
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
             seen_BS = jnp.where(is_sliding, near_BS, visible_until_BS)
-            x_BLD, new = block(x_BLD, rope, seen_BS, slot_BL, past)
-            return constrain_rows(x_BLD), None if cache is None else new
+            x_BLD, past = block(x_BLD, rope, seen_BS, slot_BL, past)
+            return constrain_rows(x_BLD), past
 
-        slides_I = jnp.array(cfg.sliding or [True] * cfg.layers)
-        x_BLD, new = jax.lax.scan(remat(layer, cfg.remat), x_BLD, (self.blocks, slides_I, past))
+        slides_I = np.array(cfg.sliding or [True] * cfg.layers)
+        if cache is None:
+            x_BLD, _ = jax.lax.scan(remat(layer, cfg.remat), x_BLD, (self.blocks, slides_I, None))
+        else:
+            layers = []
+            for xs in zip(self.layers(), slides_I, cache.layers, strict=True):
+                x_BLD, past = layer(x_BLD, xs)
+                layers.append(past)
+            cache = Cache(tuple(layers), visible_until_BS, end)
         if step_end_BT is not None:
             x_BLD = at_step_ends(x_BLD, step_end_BT)
         x_BLD = rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
-        return x_BLD if cache is None else (x_BLD, cache.extend(new, slot_BL, visible_until_BS))
+        return x_BLD if cache is None else (x_BLD, cache)
+
+    def layers(self) -> list[Block]:
+        """The blocks, one by one."""
+        one = lambda i: jax.tree.map(lambda w: w[i], self.blocks)
+        return self.blocks if isinstance(self.blocks, list | nnx.List) else [one(i) for i in range(self.cfg.layers)]
 
     def step_logits(self, x_BTD, k_dropout=None):
         """Logits of the step head from hidden states at step ends, float32 logit_BTC."""
@@ -326,3 +344,11 @@ def cast_backbone(model: PRM) -> PRM:
         return x.astype(model.cfg.dtype) if is_matrix else x
 
     return jax.tree.map_with_path(store, model)
+
+
+def for_decoding(model: PRM) -> PRM:
+    """Under jit, before a loop of calls with a cache: matrices in the compute dtype and each layer's on their own. In the loop
+    every step would copy them once more to cast them and to take them out of their stacks."""
+    model = cast_backbone(jax.tree.map(lambda x: x, model))
+    model.blocks = nnx.List(model.layers())
+    return model

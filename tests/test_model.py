@@ -10,7 +10,8 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax.attention import SHORT
-from prm_jax.model import HEADS, PRM, RopeScaling, at_step_ends, good_logit, linear, make_cache
+from prm_jax.lora import LoraConfig, attach
+from prm_jax.model import ALWAYS, HEADS, PRM, RopeScaling, at_step_ends, for_decoding, good_logit, linear, make_cache
 
 
 def causal(rng, B, L, vocab=64):
@@ -167,58 +168,61 @@ VARIANTS = {
 }  # fmt: skip
 
 
-def goes_on(model, ids_BL, length_B, cache, new_B, L):
-    """One call with the next new_B tokens of each row, right-padded to L; (hidden states, cache)."""
-    S = cache.visible_until_BS.shape[1]
-    at_BL = length_B[:, None] + jnp.arange(L)
-    visible_until_BL = jnp.where(jnp.arange(L) < new_B[:, None], S - 1, S)
-    return model(jnp.take_along_axis(ids_BL, at_BL, 1, mode="clip"), at_BL, visible_until_BL, cache=cache)
+def goes_on(model, ids_BL, start_B, cache, slots):
+    """One call with the tokens of the next slots; a row's first token stands in slot start_B, what is before it is padding."""
+    slot_BL = jnp.broadcast_to(slots, (len(start_B), len(slots)))
+    pos_BL = jnp.maximum(slot_BL - start_B[:, None], 0)
+    visible_until_BL = jnp.where(slot_BL < start_B[:, None], slot_BL, ALWAYS)
+    return model(jnp.take_along_axis(ids_BL, pos_BL, 1), pos_BL, visible_until_BL, cache=cache)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_with_a_cache_tokens_one_by_one_are_the_whole_forward_pass(rng, name):
-    """Rows of 17, 12 and 6 tokens, of which 9, 4 and 6 are the prompt; one program for all steps."""
+    """Rows of 17, 12 and 6 tokens, of which 11, 6 and none are the prompt (its last row padding alone); one program for all
+    steps, and a call of two tokens between them."""
     model = PRM(dataclasses.replace(TINY, **VARIANTS[name]), rngs=nnx.Rngs(0))
-    end_B, prompt_B = jnp.array([17, 12, 6]), jnp.array([9, 4, 6])
+    end_B, start_B = jnp.array([17, 12, 6]), jnp.array([0, 5, 11])
     ids_BL, pos_BL, _ = causal(rng, 3, 17)
     is_real_BL = pos_BL < end_B[:, None]
     whole_BLD = model(ids_BL, pos_BL, jnp.where(is_real_BL, 16, 17))
 
-    found_BLD = np.zeros(whole_BLD.shape)
-    x_BLD, cache = goes_on(model, ids_BL, jnp.zeros(3, int), make_cache(model.cfg, 3, 20), prompt_B, 9)
-    found_BLD[:, :9] = x_BLD
-    one_by_one = jax.jit(lambda m, cache, new_B: goes_on(m, ids_BL, cache.length_B, cache, new_B, 1))
-    while (cache.length_B < end_B).any():
-        at_B, new_B = cache.length_B, (cache.length_B < end_B).astype(int)
-        x_B1D, cache = one_by_one(model, cache, new_B)
-        for b in np.flatnonzero(new_B):
-            found_BLD[b, at_B[b]] = x_B1D[b, 0]
-    assert cache.length_B.tolist() == [17, 12, 6] and one_by_one._cache_size() == 1
+    calls, cache = (
+        [jnp.arange(11), *jnp.arange(11, 14)[:, None], jnp.arange(14, 16), jnp.array([16])],
+        make_cache(model.cfg, 3, 20),
+    )
+    found, call = [], jax.jit(lambda m, cache, slots: goes_on(m, ids_BL, start_B, cache, slots))
+    for slots in calls:
+        x_BLD, cache = call(model, cache, slots)
+        found.append(x_BLD)
+    assert cache.length == 17 and call._cache_size() == 3
+    slot_BL = jnp.where(is_real_BL, pos_BL + start_B[:, None], 0)
+    found_BLD = jnp.take_along_axis(jnp.concatenate(found, 1), slot_BL[..., None], 1)
     np.testing.assert_allclose(found_BLD[is_real_BL], whole_BLD[is_real_BL], atol=1e-5)
-    logits = [model.vocab_logits(jnp.asarray(x_BLD, jnp.float32))[is_real_BL] for x_BLD in (found_BLD, whole_BLD)]
+    logits = [model.vocab_logits(x_BLD)[is_real_BL] for x_BLD in (found_BLD, whole_BLD)]
     np.testing.assert_allclose(*logits, atol=1e-5)
 
 
 def test_samples_share_a_prompt_that_is_computed_once_and_go_on_in_one_loop(tiny_model, rng):
     """Greedy continuations of two prompts for three samples each under while_loop, against whole forward passes."""
-    ids_BL, prompt_B, steps = causal(rng, 2, 6)[0], jnp.array([6, 3]), 5
+    ids_BL, start_B, steps = causal(rng, 2, 6)[0], jnp.array([0, 3]), 5
 
     @jax.jit
     def sample(model):
-        x_BLD, cache = goes_on(model, ids_BL, jnp.zeros(2, int), make_cache(model.cfg, 2, 12), prompt_B, 6)
-        last_BD, shared = x_BLD[jnp.arange(2), prompt_B - 1], jnp.repeat(jnp.arange(2), 3)
-        id_N = model.vocab_logits(last_BD).argmax(-1)[shared]
+        x_BLD, cache = goes_on(model, ids_BL, start_B, make_cache(model.cfg, 2, 6), jnp.arange(6))
+        shared, model = jnp.repeat(jnp.arange(2), 3), for_decoding(model)
+        id_N = model.vocab_logits(x_BLD[:, -1]).argmax(-1)[shared]
 
         def step(state):
             t, id_N, out_NT, cache = state
-            x_N1D, cache = model(id_N[:, None], cache.length_B[:, None], jnp.full((6, 1), 11), cache=cache)
+            pos_N1 = (cache.length - start_B[shared])[:, None]
+            x_N1D, cache = model(id_N[:, None], pos_N1, jnp.full((6, 1), ALWAYS), cache=cache)
             return t + 1, model.vocab_logits(x_N1D[:, 0]).argmax(-1), out_NT.at[:, t].set(id_N), cache
 
-        start = 0, id_N, jnp.zeros((6, steps), int), cache.take(shared)
+        start = 0, id_N, jnp.zeros((6, steps), int), cache.take(shared).grow(6)
         return jax.lax.while_loop(lambda state: state[0] < steps, step, start)[2]
 
     out_NT = np.asarray(sample(tiny_model))
-    for b, n in enumerate(prompt_B.tolist()):
+    for b, n in enumerate([6, 3]):
         row = ids_BL[b, :n].tolist()
         for _ in range(steps):
             L = len(row)
@@ -227,8 +231,27 @@ def test_samples_share_a_prompt_that_is_computed_once_and_go_on_in_one_loop(tiny
         assert out_NT[3 * b : 3 * b + 3].tolist() == [row[n:]] * 3
 
 
-def test_a_row_without_a_free_slot_gives_nan_and_the_others_do_not(tiny_model, rng):
-    ids_BL, cache = causal(rng, 2, 5)[0], make_cache(TINY, 2, 4)
-    x_BLD, cache = goes_on(tiny_model, ids_BL, jnp.zeros(2, int), cache, jnp.array([4, 2]), 4)
-    x_B1D, _ = goes_on(tiny_model, ids_BL, cache.length_B, cache, jnp.array([1, 1]), 1)
-    assert np.isfinite(x_BLD).all() and np.isnan(x_B1D[0]).all() and np.isfinite(x_B1D[1]).all()
+def test_without_a_free_slot_tokens_are_nan_and_so_are_all_that_follow(tiny_model, rng):
+    ids_BL, start_B = causal(rng, 2, 9)[0], jnp.array([0, 2])
+    x_BLD, cache = goes_on(tiny_model, ids_BL, start_B, make_cache(TINY, 2, 4), jnp.arange(4))
+    assert np.isfinite(x_BLD).all()
+    _, partly = goes_on(tiny_model, ids_BL, start_B, make_cache(TINY, 2, 4), jnp.arange(3))
+    for full, slots in ((cache, [4]), (partly, [3, 4])):
+        for _ in range(2):
+            x_BLD, full = goes_on(tiny_model, ids_BL, start_B, full, jnp.array(slots))
+            assert np.isnan(x_BLD).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_for_decoding_computes_the_same(rng, dtype):
+    """Also one with low-rank updates, which stay apart."""
+    model = attach(
+        PRM(dataclasses.replace(TINY, dtype=dtype), rngs=nnx.Rngs(0)), LoraConfig(2, 4.0, ["w_q", "w_down"]), 0
+    )
+    model.blocks.w_q.b = nnx.LoRAParam(jnp.asarray(rng.normal(size=model.blocks.w_q.b.shape), jnp.float32))
+    ids_BL, start_B = causal(rng, 2, 5)[0], jnp.array([0, 1])
+    both = [
+        goes_on(m, ids_BL, start_B, make_cache(model.cfg, 2, 5), jnp.arange(5))[0] for m in (model, for_decoding(model))
+    ]
+    np.testing.assert_array_equal(*both)
+    assert model.blocks.w_q.b.shape[0] == TINY.layers  # the model itself stays as it was

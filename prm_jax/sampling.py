@@ -1,0 +1,522 @@
+"""Continue a text: samples of a language model, to the end of a step or of the text, and pools of them, graded.
+
+python -m prm_jax.sampling checkpoint=POLICY problems=FILE n=64    writes pool.jsonl (data/pools.py) and about.json
+
+Sample j of prefix i draws the token at position t with the key fold_in(fold_in(fold_in(key, i), j), t), so it depends on
+neither the batch nor the devices. What is left is rounding: other shapes may sum a logit in another order, and a draw within
+about 1e-6 of the border between two tokens may then take the other one.
+
+Dimension key: P prompts, B rows decoded together, L tokens of a prompt, t new tokens, D model, V vocabulary, n and b: blocks
+of the vocabulary and the tokens of one.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data.answers import extract
+from prm_jax.data.formats import Format, encode
+from prm_jax.data.grading import Checker
+from prm_jax.data.pools import Candidate, Problem
+from prm_jax.data.rows import field_error, read_rows, row_place
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect, parse
+from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
+from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
+from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
+
+SHORTEST = 16  # tokens that prompts are padded to at least, else to a power of two: a few shapes serve all
+STAGE = (
+    64  # tokens after which the loop first stops for more slots; then 128, 256, ..: attention reads all slots there are
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Which law tokens are drawn from: temperature first, then top-k, then top-p of what is left, as transformers does."""
+
+    temperature: NotNegative  # 0: always the most likely token
+    top_k: Count | None  # only so many of the most likely tokens (and what is as likely as the last of them)
+    top_p: Share  # only the fewest most likely tokens whose probabilities sum to this; 1: all
+    max_tokens: Count  # new tokens of a continuation at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    ids_L: np.ndarray  # generated ids, the one that stopped it included
+    logp_L: np.ndarray  # log p of each in nats, float32, by the model itself: temperature 1, nothing left out
+    text: str  # without the end-of-sequence token
+    ended: Literal["end", "step", "length"]  # end of sequence, end of a step, or cut by max_tokens
+
+
+def most_likely(p_BV, weight_BV, target_B):
+    """p_BV without all but the fewest of its largest entries whose weights sum to the target; equal entries stay together.
+
+    A bisection of the smallest entry to keep over the bits of a float, in whose order the floats are, takes 31 sums where a
+    sort of the vocabulary would cost more than the model.
+    """
+    bits_BV, top = jax.lax.bitcast_convert_type(p_BV, jnp.int32), np.float32(1).view(np.int32) + 1  # p is at most 1
+
+    def halve(_, bounds):
+        low_B1, high_B1 = bounds
+        middle_B1 = (low_B1 + high_B1) // 2
+        enough_B1 = jnp.where(bits_BV >= middle_B1, weight_BV, 0).sum(-1, keepdims=True) >= target_B[:, None]
+        return jnp.where(enough_B1, middle_B1, low_B1), jnp.where(enough_B1, high_B1, middle_B1)
+
+    zeros_B1 = jnp.zeros((len(p_BV), 1), jnp.int32)
+    low_B1, _ = jax.lax.fori_loop(0, 31, halve, (zeros_B1, zeros_B1 + top))
+    return jnp.where(bits_BV >= low_B1, p_BV, 0)
+
+
+def draw(logit_BV, key_B, sampling: Sampling):
+    """A token for each row, id_B.
+
+    By the inverse of the cumulative distribution: it takes one random number a row where the Gumbel maximum takes V, which
+    cost as much as a small model. The number has 23 bits, so probabilities are right to 1e-7, not relative to themselves.
+    """
+    if sampling.temperature == 0:
+        return logit_BV.argmax(-1).astype(jnp.int32)
+    p_BV = jnp.exp((logit_BV - logit_BV.max(-1, keepdims=True)) / sampling.temperature)
+    if sampling.top_k is not None and sampling.top_k < p_BV.shape[1]:
+        p_BV = most_likely(p_BV, 1, jnp.full(len(p_BV), sampling.top_k))
+    if sampling.top_p < 1:
+        p_BV = most_likely(p_BV, p_BV, sampling.top_p * p_BV.sum(-1))
+    uniform_B = jax.vmap(jax.random.uniform)(key_B)
+    # First the block of about sqrt(V) tokens, then the token in it: a sum over all tokens before each one is slow.
+    b = math.isqrt(p_BV.shape[1] - 1) + 1
+    p_Bnb = jnp.pad(p_BV, ((0, 0), (0, -p_BV.shape[1] % b))).reshape(len(p_BV), -1, b)
+    p_Bn = p_Bnb.sum(-1)
+    block_B, rest_B = fall(p_Bn, uniform_B * p_Bn.sum(-1))
+    p_Bb = jnp.take_along_axis(p_Bnb, block_B[:, None, None], 1)[:, 0]
+    return block_B * b + fall(p_Bb, rest_B)[0]
+
+
+def fall(p_Bn, at_B):
+    """The first entry of each row with which the sum exceeds `at_B`, and how far into that entry this is. Never one of 0."""
+    n = p_Bn.shape[1]
+    sum_Bn = jnp.matmul(p_Bn, np.triu(np.ones((n, n), np.float32)), precision=jax.lax.Precision.HIGHEST)
+    at_B1 = jnp.minimum(
+        at_B[:, None], jnp.nextafter(sum_Bn[:, -1:], jnp.zeros(()))
+    )  # rounding may lead beyond the last
+    i_B = (sum_Bn <= at_B1).sum(-1, dtype=jnp.int32)
+    before_B1 = jnp.take_along_axis(sum_Bn - p_Bn, i_B[:, None], 1)
+    return i_B, (at_B1 - before_B1)[:, 0]
+
+
+def choose(model: PRM, x_BD, key_B, t, sampling: Sampling):
+    """The tokens at position t and their log-probabilities, (id_B, logp_B), from the hidden states of those before."""
+    logit_BV = model.vocab_logits(x_BD)
+    id_B = draw(logit_BV, jax.vmap(jax.random.fold_in, (0, None))(key_B, t), sampling)
+    logp_B = jnp.take_along_axis(logit_BV, id_B[:, None], 1)[:, 0] - jax.nn.logsumexp(logit_BV, -1)
+    return id_B, logp_B
+
+
+@jax.jit
+def prefill(model: PRM, ids_PL, first_P):
+    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts whose first token is in place first_P."""
+    slot_L, cache = jnp.arange(ids_PL.shape[1]), make_cache(model.cfg, *ids_PL.shape)
+    is_real_PL = slot_L >= first_P[:, None]
+    pos_PL = jnp.maximum(slot_L - first_P[:, None], 0)
+    x_PLD, cache = for_decoding(model)(ids_PL, pos_PL, jnp.where(is_real_PL, ALWAYS, slot_L), cache=cache)
+    return x_PLD[:, -1], cache
+
+
+@functools.partial(jax.jit, static_argnames="sampling")
+def begin(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
+    """The first tokens of rows that go on with their prompts: (cache, id_B, done_B), (id_B, logp_B)."""
+    id_B, logp_B = choose(model, x_PD[rows["prompt"]], rows["key"], 0, sampling)
+    state = cache.take(rows["prompt"]), id_B, ~rows["is_real"] | stop_V[id_B]
+    return state, replicate((id_B, logp_B))
+
+
+@functools.partial(jax.jit, static_argnames=("slots", "sampling"))
+def go_on(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
+    """Up to `slots` more tokens of each row, from position t on: the state, (id_tB, logp_tB), whether all are done."""
+    model, (cache, id_B, done_B) = for_decoding(model), state
+    cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
+    empty = jnp.zeros((slots, len(id_B)), jnp.int32), jnp.zeros((slots, len(id_B)))
+
+    def step(carry):
+        at, cache, id_B, done_B, out = carry
+        pos_B1 = cache.length - rows["first"][:, None]
+        x_B1D, cache = model(id_B[:, None], pos_B1, place_B, cache=cache)
+        new = choose(model, x_B1D[:, 0], rows["key"], t + at, sampling)
+        out = tuple(x_tB.at[at].set(x_B) for x_tB, x_B in zip(out, new, strict=True))
+        return at + 1, cache, new[0], done_B | stop_V[new[0]], out
+
+    goes_on = lambda carry: (carry[0] < slots) & ~carry[3].all()
+    _, cache, id_B, done_B, out = jax.lax.while_loop(goes_on, step, (0, cache, id_B, done_B, empty))
+    return (cache, id_B, done_B), replicate((*out, done_B.all()))
+
+
+@jax.jit
+def sample_keys(key, prefix_B, sample_B):
+    """fold_in(fold_in(key, prefix), sample) of every row."""
+    return jax.vmap(lambda i, j: jax.random.fold_in(jax.random.fold_in(key, i), j))(prefix_B, sample_B)
+
+
+@dataclasses.dataclass
+class SamplingStats:
+    """What sampling computed."""
+
+    prompts: int = 0  # distinct ones
+    continuations: int = 0
+    tokens: int = 0  # new ones
+    places: int = 0  # for new tokens in the rows that were decoded
+    seconds: float = 0.0
+    shapes: set = dataclasses.field(default_factory=set)  # (program, rows, tokens), each compiled once
+
+    def summary(self) -> str:
+        idle = 1 - self.tokens / max(self.places, 1)
+        return (
+            f"sampled     {self.continuations:,} continuations of {self.prompts:,} distinct prompts: {self.tokens:,} tokens, "
+            f"{self.tokens / max(self.seconds, 1e-9):,.0f} a second, {idle:.1%} of places idle, {len(self.shapes)} shapes compiled"
+        )
+
+
+@dataclasses.dataclass
+class Policy:
+    """A language model that continues solutions.
+
+    A step ends with any token whose text contains the format's separator (in many tokenizers `.` and a line end are one); a
+    separator that is in no one token is refused.
+    """
+
+    model: PRM
+    tokenizer: object
+    format: Format
+    name: str  # folder and step
+    sampling: Sampling
+    batch_rows: int = 64
+    ends: tuple[int, ...] = ()  # ids that end a text; empty: the tokenizer's
+    stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
+
+    def __post_init__(self):
+        self.ends = self.ends or tuple({self.tokenizer.eos_token_id} - {None})
+        expect(self.ends, f"{self.name}: tokenizer", None, "an end-of-sequence token")
+        f = self.format
+        unlike = f.suffix or f.between or f.shift or f.probe or f.drop_separator
+        expect(not unlike, "format", f.name, "a convention in which nothing but the separator stands between steps")
+
+    @functools.cached_property
+    def stops(self) -> dict[str, np.ndarray]:
+        """{stop: the ids that stop a continuation, a boolean each}."""
+        end_V = np.isin(np.arange(self.model.cfg.vocab), self.ends)
+        texts = self.tokenizer.batch_decode([[i] for i in range(min(len(self.tokenizer), len(end_V)))])
+        step_V = np.array([self.format.separator in text for text in texts] + [False] * (len(end_V) - len(texts)))
+        return {"end": end_V, "step": end_V | step_V if step_V.any() else None}
+
+    def prefix_ids(self, prefixes: Sequence[tuple[str, tuple[str, ...]]]) -> list[np.ndarray]:
+        """Ids of the texts to go on with: what stands before the first step's tokens in training, or the next one's."""
+        encoded = encode(self.format, self.tokenizer, prefixes)
+        cut = lambda e: e.ids_L[: e.step_end_T[-1] + 1 if len(e.step_end_T) else e.start]
+        found = list(map(cut, encoded))
+        for ids_L, (problem, _) in zip(found, prefixes, strict=True):
+            expect(len(ids_L), f"prefix {problem[:60]!r}", "", "a text of at least one token")
+        return found
+
+    def extend(
+        self, prefixes: Sequence[tuple[str, tuple[str, ...]]], n: int, stop: Literal["step", "end"], key, first: int = 0
+    ) -> list[list[Continuation]]:
+        """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, first + i)."""
+        stop_V, start = self.stops[stop], time.perf_counter()
+        expect(stop_V is not None, "format.separator", self.format.separator, f"a text within one token of {self.name}")
+        check_divides(self.model.cfg, self.batch_rows, "batch_rows")
+        requests = collections.defaultdict(list)  # distinct ids -> the prefixes that have them, computed once
+        for i, ids_L in enumerate(self.prefix_ids(prefixes)):
+            requests[tuple(ids_L.tolist())].append(i)
+        width = lambda ids: max(SHORTEST, 1 << (len(ids) - 1).bit_length())
+        found = [[None] * n for _ in prefixes]
+        for L, prompts in itertools.groupby(sorted(requests, key=width), width):  # sorted keeps the order
+            for group in self.groups(prompts, lambda ids: n * len(requests[ids])):
+                rows = [(p, i, j) for p, ids in enumerate(group) for i in requests[ids] for j in range(n)]
+                for (_, i, j), sample in zip(rows, self.decode(group, rows, L, stop_V, key, first), strict=True):
+                    found[i][j] = self.continuation(*sample, stop_V)
+        self.stats.seconds += time.perf_counter() - start
+        self.stats.prompts += len(requests)
+        return found
+
+    def groups(self, prompts: Iterable, size: Callable) -> Iterator[list]:
+        """The prompts in groups whose rows fit a batch; one that has more stands alone, its rows in several."""
+        group, taken = [], 0
+        for prompt in prompts:
+            if group and taken + size(prompt) > self.batch_rows:
+                yield group
+                group, taken = [], 0
+            group.append(prompt)
+            taken += size(prompt)
+        if group:
+            yield group
+
+    def few(self, n: int) -> int:
+        """A power of two that is at least n and a multiple of the mesh's parts: a few shapes serve all."""
+        return -(-(1 << (n - 1).bit_length()) // row_shards()) * row_shards()
+
+    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, first: int):
+        """(ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it stopped."""
+        P = self.few(len(group))
+        ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
+        for p, ids in enumerate(group):
+            first_P[p] = L - len(ids)
+            ids_PL[p, first_P[p] :] = ids
+        prompts = shard_batch({"ids": ids_PL, "first": first_P}, P)
+        x_PD, cache = prefill(self.model, prompts["ids"], prompts["first"])
+        self.stats.shapes.add(("prompts", P, L))
+        for at in range(0, len(rows), self.batch_rows):
+            here = np.array(rows[at : at + self.batch_rows])
+            B = min(self.few(len(here)), self.batch_rows)
+            filled = np.pad(here, ((0, B - len(here)), (0, 0)), mode="edge")
+            batch = {"prompt": filled[:, 0], "first": first_P[filled[:, 0]], "is_real": np.arange(B) < len(here)}
+            batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, first + filled[:, 1], filled[:, 2])))
+            batch = shard_batch(batch, B)
+            batch["key"] = jax.random.wrap_key_data(batch["key"])
+            yield from self.decode_rows(x_PD, cache, batch, len(here), L, stop_V)
+
+    def decode_rows(self, x_PD, cache, batch, n_rows: int, L: int, stop_V):
+        s, B = self.sampling, len(batch["first"])
+        state, (id_B, logp_B) = begin(self.model, x_PD, cache, batch, stop_V, s)
+        ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
+        self.stats.shapes.add(("first", len(x_PD), B, L))
+        while t < s.max_tokens and not all_done:
+            slots = min(max(t, STAGE - 1), s.max_tokens - t)
+            self.stats.shapes.add(("next", B, L + t, slots))
+            state, (id_tB, logp_tB, all_done) = go_on(self.model, state, batch, t, stop_V, slots, s)
+            ids.append(id_tB), logps.append(logp_tB)
+            t += slots
+        id_Bt, logp_Bt = (np.concatenate(x).T[:n_rows] for x in (ids, logps))
+        stops_Bt = stop_V[id_Bt]
+        n_B = np.where(stops_Bt.any(1), stops_Bt.argmax(1) + 1, id_Bt.shape[1])
+        self.stats.continuations += n_rows
+        self.stats.tokens += int(n_B.sum())
+        self.stats.places += int(n_B.max()) * B
+        return [(id_t[:n], logp_t[:n]) for id_t, logp_t, n in zip(id_Bt, logp_Bt, n_B, strict=True)]
+
+    def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
+        is_end = ids_L[-1] in self.ends
+        text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end])
+        return Continuation(ids_L, logp_L, text, "end" if is_end else "step" if stop_V[ids_L[-1]] else "length")
+
+
+def open_policy(path: str | Path, which: str, fmt: Format, dtype: str, sampling: Sampling, batch_rows: int) -> Policy:
+    """A run of ours or an export with its own format, another language model with `fmt`; InputError for a verifier."""
+    loaded = open_checkpoint(path, which, None, choose_dtype(dtype))
+    if loaded.objective != "lm":
+        raise InputError(
+            f"{path}: is a verifier (objective={loaded.objective}), expected a language model (objective=lm)"
+        )
+    ends = {loaded.tokenizer.eos_token_id}
+    folder = None if loaded.config is not None else hf.locate(str(path))
+    for name in ("generation_config.json", "config.json") if folder else ():
+        if (folder / name).exists() and (found := run_folder.read_json(folder / name).get("eos_token_id")) is not None:
+            ends |= set(found if isinstance(found, list) else [found])
+            break
+    ends = tuple(sorted(ends - {None}))
+    return Policy(loaded.model, loaded.tokenizer, loaded.format or fmt, loaded.name, sampling, batch_rows, ends)
+
+
+# Pools
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A problem to be solved, its right answer where known."""
+
+    id: str
+    problem: str
+    answer: str | None = None
+
+
+def read_questions(path: str | Path) -> Iterator[Question]:
+    """Rows with problem, prompt or question; their id (else their number) and answer or gold where they have one. A pool too."""
+    place_of = {}
+    for number, row in read_rows(path):
+        place, get = row_place(path, number), lambda *names, row=row: next((row[n] for n in names if n in row), None)
+        problem, name, answer = get("problem", "prompt", "question"), get("id", "problem_id"), get("gold", "answer")
+        if not isinstance(problem, str) or not problem:
+            found = problem if {"problem", "prompt", "question"} & row.keys() else ", ".join(map(str, row))
+            raise InputError(f"{place}: {field_error('problem', found, 'a text under problem, prompt or question')}")
+        if answer is not None and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
+            raise InputError(f"{place}: {field_error('answer', answer, 'a text, a number or null')}")
+        name, answer = str(number if name is None else name), answer if answer is None else str(answer)
+        if name in place_of:
+            raise InputError(f"{place}: {field_error('id', name, f'an id not seen before, {place_of[name]} has it')}")
+        place_of[name] = place
+        yield Question(name, problem, answer)
+
+
+def steps_of(fmt: Format, text: str) -> tuple[str, ...]:
+    """A solution's steps; pieces that are blank are none."""
+    pieces = text.split(fmt.separator)
+    return tuple(piece.strip() if fmt.strip else piece for piece in pieces if piece.strip())
+
+
+def as_candidate(fmt: Format, found: Continuation) -> Candidate:
+    """A solution without any step is kept as one empty step, unfinished."""
+    steps = steps_of(fmt, found.text)
+    return Candidate(steps or ("",), answer=extract("\n".join(steps)), finished=found.ended == "end" and bool(steps))
+
+
+def grader(checker: Checker) -> Callable[[Problem], Problem]:
+    """Grades a problem's candidates against its answer; null where it has none."""
+
+    def grade(problem: Problem) -> Problem:
+        if problem.answer is None:
+            return problem
+        right = lambda c: dataclasses.replace(c, correct=checker.verdict(problem.answer, c.answer) == "same")
+        return dataclasses.replace(problem, candidates=tuple(map(right, problem.candidates)))
+
+    return grade
+
+
+def fingerprint(model: PRM) -> str:
+    """sha256 over names, shapes and values of the weights: another policy under the same name does not pass for it."""
+    digest = hashlib.sha256()
+    for path, x in jax.tree.leaves_with_path(model):
+        digest.update(f"{'.'.join(path_names(path))} {x.shape} {x.dtype} ".encode())
+        digest.update(np.asarray(jax.jit(replicate)(x)).tobytes())
+    return digest.hexdigest()
+
+
+def draw_pool(
+    path: str | Path, policy: Policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
+) -> dict:
+    """Appends one graded problem a line to `path`, n solutions each, and writes about.json beside it; returns its counts.
+
+    `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. What an earlier call
+    wrote stays, and the file becomes that of an undisturbed call byte for byte: problems are drawn in fixed chunks, so no
+    batch depends on where it was interrupted. InputError where the lines there are of other problems or settings.
+    """
+    path, start, counts = Path(path), time.perf_counter(), collections.Counter()
+    about = {"policy": policy.name, "weights": fingerprint(policy.model), "format": dataclasses.asdict(policy.format)}
+    about |= {"dtype": policy.model.cfg.dtype, "sampling": dataclasses.asdict(policy.sampling), "n": n, "seed": seed}
+    about |= {"batch_rows": policy.batch_rows}
+    check_about(path, about)
+    key, policy.stats = jax.random.key(seed), SamplingStats()
+    problems, size = enumerate(problems), max(1, 4 * policy.batch_rows // n)
+    with path.open("a+b") as file, cli.progress("sampling", total, "problem") as bar:
+        file.seek(0)
+        while chunk := list(itertools.islice(problems, size)):
+            lines = list(itertools.islice(whole_lines(file), len(chunk)))
+            for number, ((_, asked), line) in enumerate(zip(chunk, lines, strict=False), counts["problems"] + 1):
+                found, wanted = (line["id"], line["problem"]), (asked.id, asked.problem)
+                expect(
+                    found == wanted, f"{path} line {number}: id, problem", found, f"{wanted!r}: drawn from other input"
+                )
+            counts["resumed"] += len(lines)
+            if len(lines) < len(chunk):
+                samples = policy.extend([(q.problem, ()) for _, q in chunk], n, "end", key, chunk[0][0])
+                for (_, asked), own in list(zip(chunk, samples, strict=True))[len(lines) :]:
+                    candidates = tuple(as_candidate(policy.format, c) for c in own)
+                    graded = grade(Problem(asked.id, asked.problem, asked.answer, candidates))
+                    lines.append(dataclasses.asdict(graded) | {"policy_tokens": sum(len(c.ids_L) for c in own)})
+                    file.write(json.dumps(lines[-1], allow_nan=False).encode() + b"\n")
+                file.flush()
+            for line in lines:
+                counts.update(counts_of(line))
+            bar.update(len(chunk))
+        expect(
+            not file.readline(),
+            f"{path} line {counts['problems'] + 1}",
+            "one more problem",
+            "none: drawn from other input",
+        )
+    about |= {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
+    run_folder.write_json(path.with_name("about.json"), about | {"versions": run_folder.versions()})
+    return counts
+
+
+def check_about(path: Path, about: dict):
+    """Writes about.json beside a new pool; InputError where the pool there was drawn otherwise."""
+    beside = path.with_name("about.json")
+    share_file(beside), share_file(path)
+    if path.exists() and path.stat().st_size:
+        expect(beside.exists(), str(path), "a pool without about.json", "a new file, or one that says how it was drawn")
+        before = run_folder.read_json(beside)
+        for name, value in json.loads(json.dumps(about)).items():
+            asked = f"{value!r}, which is asked for now; draw into another folder"
+            expect(before.get(name) == value, f"{path}: {name}", before.get(name), asked)
+    run_folder.write_json(beside, about | {"finished": False})
+
+
+def whole_lines(file) -> Iterator[dict]:
+    """The rows of a file from where it stands; a last line that was cut off is dropped."""
+    while line := file.readline():
+        if not line.endswith(b"\n"):
+            file.truncate(file.tell() - len(line))
+            return
+        yield json.loads(line)
+
+
+def counts_of(line: dict) -> collections.Counter:
+    """What the line of a pool adds to the counts."""
+    candidates = line["candidates"]
+    counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
+    for c in candidates:
+        counts["empty" if c["steps"] == [""] else "finished" if c["finished"] else "cut"] += 1
+        counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
+    return counts
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingConfig:
+    """conf/sampling.yaml says what each key means."""
+
+    checkpoint: str
+    which: Literal["best", "latest"]
+    format: Format
+    dtype: str
+    problems: str
+    n: Count
+    checker: Literal["string", "number", "math"]
+    sampling: Sampling
+    batch_rows: Count
+    seed: Natural
+    mesh: MeshConfig
+    cpu_devices: Count
+    distributed: str | dict | None
+    resume: str | None
+
+
+@cli.command("sampling")
+def main(cfg):
+    """Draw a graded pool: n solutions of every problem of a file, by a language model."""
+    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
+    init_distributed(cfg)
+    resumes = cfg.resume is not None
+    folder, given = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    folder, cfg = writable_folder(folder), parse(given, SamplingConfig)
+    total = sum(1 for _ in read_questions(cfg.problems))  # reads every row once, before anything is drawn
+    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)), contextlib.closing(Checker(cfg.checker)) as checker:
+        policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows)
+        if not resumes:
+            run_folder.create_run_folder(folder, given)
+        path, questions = folder / "pool.jsonl", read_questions(cfg.problems)
+        counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader(checker), total)
+    if policy.stats.tokens:
+        print(policy.stats.summary())
+    print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
+    graded = counts["right"] + counts["wrong"]
+    rate = (
+        f"{counts['right'] / graded:.3f} of {graded:,} right" if graded else "nothing graded: no problem has an answer"
+    )
+    print(f"pool        {rate} ({checker.name}); {path}")
+
+
+if __name__ == "__main__":
+    main()
