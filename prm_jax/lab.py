@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from prm_jax import tasks
+from prm_jax.data.formats import read_format
 from prm_jax.data.pools import Problem, iter_pool
 from prm_jax.data.splits import TaskData
-from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
+from prm_jax.sampling import Policy, Question, Sampling, draw_pool, fingerprint, open_policy
 
 CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
 ROWS = 512  # decoded at a time: a small model is fastest so on CPU
@@ -24,11 +25,14 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     texts = hashlib.sha256(json.dumps(list(problems)).encode()).hexdigest()
     depends = json.dumps([fingerprint(policy.model), vars(policy.sampling), texts, n, seed])
     folder = CACHE / f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
-    questions = (Problem(str(i), problem) for i, problem in enumerate(problems))
-    draw_pool(folder, policy, questions, n, seed, tasks.grade)
-    return iter_pool(folder / "pool.jsonl")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "pool.jsonl"
+    questions = [Question(str(i), problem, None) for i, problem in enumerate(problems)]
+    draw_pool(path, policy, questions, n, seed, tasks.grade, len(questions))
+    print(f"samples     {len(questions)} problems x {n} of {policy.name}, kept in {folder}")
+    return iter_pool(path)
 
 
 @functools.cache
 def open_lab_policy(path: str, temperature: float, max_tokens: int) -> Policy:
-    return open_policy(path, "best", None, "float32", Sampling(temperature, None, 1.0, max_tokens), ROWS)
+    return open_policy(path, "best", read_format("plain"), "float32", Sampling(temperature, None, 1.0, max_tokens), ROWS)

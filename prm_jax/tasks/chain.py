@@ -143,14 +143,14 @@ def fact_laws(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
 @functools.cache
 def _fact_laws(p: int, hard: tuple, hard_right: float, belief: float, slip: float, seed: int):
     rng, laws, hard = np.random.default_rng(seed), {}, dict(hard)
-    for name in APPLY:
+    for name, apply in APPLY.items():
         drawn = list(itertools.product(operands(name, p), range(p)))
         chosen = rng.permutation(len(drawn))[: round(hard.get(name, 0) * len(drawn))]  # so many for every seed
         hard_facts = {drawn[i] for i in chosen}
         for operand in range(p):
             law_vw = laws[name, operand] = np.zeros((p, p))
             for value, law_w in enumerate(law_vw):
-                right = APPLY[name](value, operand) % p
+                right = apply(value, operand) % p
                 if (operand, value) not in hard_facts:
                     law_w[right] += 1 - slip
                     law_w[[(right + 1) % p, (right - 1) % p]] += slip / 2

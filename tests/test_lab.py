@@ -1,0 +1,69 @@
+"""The default path: the policy's samples are drawn once and kept, train a verifier, and make the pool that it reranks."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+from conftest import printed
+from omegaconf import OmegaConf
+
+import evaluate
+import train
+from prm_jax import lab, tasks
+from prm_jax.data.splits import data_config, task_solutions
+from prm_jax.launch.config import CONF
+from prm_jax.sampling import Policy
+
+CFG = data_config(OmegaConf.load(CONF / "data/chain.yaml"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Samples of these tests lie in a folder of their own."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(lab, "CACHE", tmp_path_factory.mktemp("samples"))
+        monkeypatch.setattr(lab, "ROWS", 64)
+        yield lab.CACHE
+
+
+def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypatch):
+    problems = tasks.make_problems(tasks.TASKS["chain"], CFG.task, 4, "test", 0)
+    first = list(lab.policy_pool(CFG, problems, 8, 0))
+    (folder,) = cache.iterdir()
+    about = json.loads((folder / "about.json").read_text())
+    assert about["finished"] and about["n"] == 8 and about["sampling"]["temperature"] == 1.0 and about["weights"]
+    monkeypatch.setattr(Policy, "extend", None)  # a second draw would fail
+    assert list(lab.policy_pool(CFG, problems, 8, 0)) == first
+    for p in first:
+        assert p.answer == tasks.TASKS["chain"].answer(p.problem) and len(p.candidates) == 8
+        assert all(c.correct == (c.answer == p.answer) for c in p.candidates)
+    for change in ({"n": 4}, {"seed": 1}, {"cfg": dataclasses.replace(CFG, temperature=0.5)}, {"problems": problems[:3]}):
+        asked = {"cfg": CFG, "problems": problems, "n": 8, "seed": 0} | change
+        with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
+            list(lab.policy_pool(**asked))
+
+
+def test_samples_become_labelled_solutions(cache):
+    cfg = dataclasses.replace(CFG, solutions_per_problem=8)
+    rows = task_solutions(cfg, 20, "train", 0, lab.policy_pool)
+    assert [s.id for s in rows[:2]] == ["chain/train/0/0", "chain/train/0/1"] and len(rows) == 20
+    assert len({s.problem for s in rows}) == 3
+    assert all(list(s.labels) == tasks.step_labels(s.problem, s.steps) for s in rows)
+    values = task_solutions(dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool)
+    assert [s.steps for s in values] == [s.steps for s in rows] and any(0 < y < 1 for s in values for y in s.labels)
+
+
+def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
+    """Two commands: samples of the shipped policy, a PRM, its steps, and best-of-N beside the shipped outcome model."""
+    small = ("steps=3", "data.solutions=64", "data.test_solutions=32", "batch.rows=4", "eval.every=3")
+    printed(train.main, monkeypatch, *small, "hydra.run.dir=runs/train/a", cwd=tmp_path)
+    asked = ("fresh.problems=3", "fresh.candidates=8", "hydra.run.dir=runs/e", "cpu_devices=1")
+    out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    results = json.loads((tmp_path / "runs/e/results.json").read_text())
+    assert set(results["scorers"]) == {"prm", "orm"} and results["pool"] == "drawn from the policy embedded of the chain task"
+    assert results["verifiers"]["orm"]["objective"] == "orm" and "solved at n" in out
+    kinds = results["runs"][0]["errors"]["kinds"]
+    assert kinds and all(0 <= x["missed"] <= 1 and x["n"] for x in kinds.values()) and "missed most often" in out
+    assert (tmp_path / "runs/e/figures/errors.png").exists()
+    jax.clear_caches()
