@@ -30,9 +30,7 @@ from prm_jax.model import PRM, good_logit
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 CERTAIN = 20.0  # log-odds of what is known: P(good) is 1 - 2e-9
-LIKELY = (
-    1.8  # log-odds of a step whose equations hold: P(good) = .86, as people judged such steps (tests/test_equations.py)
-)
+LIKELY = 1.8  # log-odds of a step whose equations hold: P(good) = .86 as people judge such steps; .87 of all steps
 
 Rows = Sequence[tuple[str, tuple[str, ...]]]
 

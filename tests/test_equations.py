@@ -1,8 +1,14 @@
 r"""The equation checker: a literal table, hostile texts, its use as reader and verifier, and what it finds in real solutions.
 
-Measured on all of the shared data (steps with a verdict right / wrong / none; solutions with a wrong verdict: how many, share
-whose final answer is wrong beside the share among all, share of the wrong answers that are found):
-  GSM8K best-of-32        NUMBERS
+Measured on all of the shared data, the steps as stored without the chat prompt:
+                                                                  GSM8K pool       MATH pool   four models on GSM8K
+  solutions, share with a wrong final answer                    8,288, .073     8,192, .292     5,276, .621
+  steps right / wrong / without verdict                20,703/59/19,568  11,422/271/56,583  16,534/109/6,498
+  solutions with a wrong verdict, share with a wrong answer       57, 1.000       178, .837        92, .935
+  share of the solutions with a wrong answer that have one             .094            .062            .026
+All 35 right answers under a wrong verdict were read: each has an equation that is false as it stands. Against people, up
+to their first error: 11 of 11 (ProcessBench gsm8k), 27 of 29 (math), 16 of 18 (PRM800K) wrong verdicts stand on that error.
+Of the steps with a right verdict they call .86 good, as many as of all steps (.87): it is no evidence for the step.
 """
 
 import collections
@@ -166,6 +172,7 @@ If we try 3, 2 * 3 + 1 = 8.
 629 / 8 = 78 remainder 5
 4 - 6 = 8 in base 10
 9 because James + 1 = 9
+\[ 40 - 20 = 2
 70 + 30
 no equation
 10 =

@@ -75,10 +75,15 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
     for opening, clause in zip(parts[::2], parts[1::2], strict=True):
         if EQUALITY.search(clause):
             found += _of_clause(clause, opening)
+    if not any(holds is False for *_, holds in found):
+        return [(equation, holds) for equation, _, holds in found]
     # 31 = 50: a value was tried, and the text shows that it fails
-    is_wrong, is_tried = (any(holds is False for *_, holds in found), any(tried for _, tried, _ in found))
-    is_denied = is_wrong and (is_tried or DENIED.search(text))
-    return [(equation, holds or None if is_denied else holds) for equation, _, holds in found]
+    is_denied = any(is_tried for _, is_tried, _ in found) or DENIED.search(text)
+    is_cut = len(re.findall(r"\\[\[(]", text)) > len(re.findall(r"\\[\])]", text))  # its last number may lack digits
+    return [
+        (equation, holds or None if is_denied or is_cut and i == len(found) else holds)
+        for i, (equation, _, holds) in enumerate(found, 1)
+    ]
 
 
 @functools.lru_cache(1 << 16)
