@@ -19,8 +19,8 @@ EQUALITY = re.compile(r"[=≈]|\\approx")
 ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
 SPACES = re.compile(r"\s+")
 BULLET = re.compile(r"^ ?(?:[*•]|-(?= \D)|\(?\w{1,2}[.)])(?= )", re.MULTILINE)
-# A line or a clause: equations do not reach over its ends, but a line that begins with = goes on.
-CLAUSE = re.compile(r"(\n(?![ &]{0,3}=)|(?<!\\)[.,:;] )")
+# A line or a clause: equations do not reach over its ends, but a line that begins with = goes on. 14, 400 is one number.
+CLAUSE = re.compile(r"(\n(?![ &]{0,3}=)|(?<![\\ ])[.,:;] (?!(?<=\d, )\d{3}(?!\d)))")
 # Words of a text that tries or denies an equation, or counts in another way than with plain numbers.
 DENIED = re.compile(
     r"\bnot\b|n't\b|contradict|impossible|incorrect|invalid|wrong|mistake|\bfalse\b|[?≠]|\\neq?\b|\bif\b|suppose|assum|\btry"
@@ -41,6 +41,7 @@ class Side:
     tokens: list[Token]
     units: set[str]
     doubt: bool
+    is_share: bool  # a percentage
 
     @property
     def literal(self) -> Token | None:
@@ -108,10 +109,14 @@ def _beginning(tokens) -> Side | None:
     """The side that follows an equality sign, None if it is no expression of numbers."""
     reader = Reader(tokens[:LONGEST])
     try:
-        value = reader.sum()[0]
+        value, is_share = reader.sum()
     except Unreadable:
         return None
-    side, stop, rest = Side(value, tokens[: reader.at], reader.units, reader.doubt), reader.peek(), tokens[reader.at :]
+    side, stop, rest = (
+        Side(value, tokens[: reader.at], reader.units, reader.doubt, is_share),
+        reader.peek(),
+        tokens[reader.at :],
+    )
     if stop is None:
         return side if not rest else None
     if stop.kind == "w":  # = 5 apples
@@ -150,7 +155,8 @@ def _ending(tokens) -> Side | None:
             side, doubt = side[1:], True  # a dash that opens a line
     reader = Reader(side)
     try:
-        found = Side(reader.sum()[0], side, reader.units, doubt | reader.doubt)
+        value, is_share = reader.sum()
+        found = Side(value, side, reader.units, doubt | reader.doubt, is_share)
     except Unreadable:
         return None
     is_clear = stop is None or stop.value in ("\n", ";", ".", "(", r"\[", r"\\")
@@ -160,6 +166,7 @@ def _ending(tokens) -> Side | None:
         before, *words = tokens[start - 2] if start > 1 else None, *stop.value.lower().split()
         is_total = words[-1] == "of" and before is not None and before.value == "total"
         found.doubt |= bool(RISKY.fullmatch(words[-1])) and not is_total or before is not None and before.kind in "n)p"
+        found.doubt |= len(side) == 3 and side[1].value == "-" and value < 0  # Weeks 1-2
         found.doubt |= side[0].kind == "(" and stop.end == side[0].start  # max(3 + 4)
     return found
 
@@ -180,7 +187,8 @@ def judge(left: Side, right: Side, is_rough: bool) -> bool | None:
         ratio == -1,  # 3 - 5 = 2
         numbers[0].value == abs(left.value),  # 2 + 3 = 5 * 4
         len(units) > 1,
-        ratio == 100 or units and ratio in FACTORS,
+        abs(ratio) in (100, 1000, 10**6) or units and ratio in FACTORS,  # 25 cents, 5 thousand
+        left.is_share != right.is_share and (right if left.is_share else left).literal,  # 48 = 100% + 20%
         is_rough and gap * 10 < abs(left.value),
     )
     if any(reasons) or None in (slack := [left.slack(), right.slack()]) or gap <= sum(slack):

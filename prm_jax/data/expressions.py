@@ -74,7 +74,8 @@ def tokenize(clause: str) -> list[Token]:
             case "n":
                 digits = re.sub(r"[^\d.]", "", value)
                 whole, _, decimals = digits.partition(".")
-                if len(digits) > DIGITS or is_glued and last.kind in "nw":
+                is_time = len(whole) > 1 and whole[0] == "0"  # 0900
+                if len(digits) > DIGITS or is_time or is_glued and last.kind in "nw":
                     kind = "x"
                 elif decimals:
                     size = 10 ** len(decimals)
