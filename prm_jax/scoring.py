@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.data.equations import verdict
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.units import UNITS
@@ -29,6 +30,7 @@ from prm_jax.model import PRM, good_logit
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 CERTAIN = 20.0  # log-odds of what is known: P(good) is 1 - 2e-9
+LIKELY = 1.8  # log-odds of a step whose equations hold: P(good) = .86 as people judge such steps; .87 of all steps
 
 Rows = Sequence[tuple[str, tuple[str, ...]]]
 
@@ -169,6 +171,20 @@ class CheckerScorer:
         labels = (np.asarray(self.step_labels(problem, steps), np.float64) for problem, steps in rows)
         log_odds = UNITS["probability"].log_odds
         return [np.clip(log_odds(label_T), -CERTAIN, CERTAIN).astype(np.float32) for label_T in labels]
+
+
+@dataclasses.dataclass(frozen=True)
+class EquationScorer:
+    """The equations of a text as a verifier, each step by itself: wrong -CERTAIN, right LIKELY, no verdict 0 (P = .5)."""
+
+    name: str = "equations"
+    unit: str = "logit"
+    label_kind: str = "correctness"
+    objective: str = "prm"
+
+    def score(self, rows: Rows) -> list[np.ndarray]:
+        log_odds = {True: LIKELY, False: -CERTAIN, None: 0.0}
+        return [np.array([log_odds[verdict(step)] for step in steps], np.float32) for _, steps in rows]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,11 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
+from prm_jax.data.answers import extract
+from prm_jax.data.equations import verdict
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.solutions import Solution, first_error, is_probability, relabel_after_error
+from prm_jax.data.steps import SPLITS, split_steps
 
 # What each option of `load` may be; the first changes nothing and shows a file as it is.
 OPTIONS = {
@@ -21,6 +24,8 @@ OPTIONS = {
     "alternatives": ("chosen", "expand"),
     "duplicates": ("keep", "drop"),
     "quality_control": ("keep", "drop"),
+    "split_by": tuple(SPLITS),
+    "no_verdict": ("mask", "good", "bad"),
 }
 
 
@@ -199,7 +204,29 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
 
 
-READERS = {reader.__name__: reader for reader in (native, prm800k, math_shepherd, processbench, prmbench)}
+def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Solution]:
+    """A problem (`problem`, else `question`, else `prompt`) and the text of a solution (`solution`, else `response`, else
+    `answer`, else `text`), split by steps.py and labelled by equations.py; outcome and id are optional.
+
+    A label says whether the equations of a step hold: 1 all that are read, 0 one does not, and where there is no verdict
+    what `no_verdict` says. The answer is what the text states last.
+    """
+    first = lambda names: field(row, next((name for name in names if row.get(name) is not None), names[0]), str)
+    problem, solution = first(("problem", "question", "prompt")), first(("solution", "response", "answer", "text"))
+    steps = tuple(split_steps(solution, split_by))
+    if not steps:
+        counts["rows_without_steps_dropped"] += 1
+        return []
+    verdicts = [verdict(step) for step in steps]
+    counts.update(f"steps_{WORDS[found]}" for found in verdicts)
+    default = {"mask": None, "good": 1.0, "bad": 0.0}[no_verdict]
+    labels = tuple(default if found is None else float(found) for found in verdicts)
+    outcome = _probability(row.get("outcome"))
+    return [Solution(problem, steps, labels, None, outcome, extract(solution), _own_id(row, row_id))]
+
+
+WORDS = {True: "with_right_equations", False: "with_a_wrong_equation", None: "without_verdict"}
+READERS = {reader.__name__: reader for reader in (native, prm800k, math_shepherd, processbench, prmbench, text)}
 
 
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):

@@ -39,6 +39,8 @@ class FileData:
     # Runs made before there were these keys lack them.
     validation_path: Files = None
     test_path: Files = None
+    split_by: str = "line"
+    no_verdict: str = "mask"
 
 
 @dataclasses.dataclass(frozen=True)

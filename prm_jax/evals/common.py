@@ -15,11 +15,11 @@ from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Natural
 from prm_jax.launch.mesh import MeshConfig
-from prm_jax.scoring import CheckerScorer, RandomScorer, score_into, stored_scores
+from prm_jax.scoring import CheckerScorer, EquationScorer, RandomScorer, score_into, stored_scores
 from prm_jax.tasks import step_labels
 
-# Scorers that need no folder: the exact checker of the embedded task, and noise.
-BUILT_IN = ("checker", "random")
+# Scorers that need no folder: the exact checker of the embedded task, the equations of a text, and noise.
+BUILT_IN = ("checker", "equations", "random")
 BENCHMARKS = ("processbench", "prmbench")
 
 
@@ -76,6 +76,8 @@ def open_scorer(setup: Setup, name: str):
     cfg = setup.cfg
     if name == "checker":
         return CheckerScorer(step_labels)
+    if name == "equations":
+        return EquationScorer()
     if name == "random":
         return RandomScorer(cfg.seed)
     loaded = open_checkpoint(name, cfg.which, cfg.format, cfg.dtype, cfg.reference)

@@ -1,0 +1,214 @@
+r"""Which numeric equations of a text hold: labels of steps without annotation.
+
+`48/2=24`, GSM8K's `<<48/2=24>>`, `$48 / 2 = $24`, `\frac{48}{2} = 24 \text{ apples}`. Only equations of numbers are
+judged: a side with a variable, a function, a list or words inside is not read, and a mismatch that something else than
+an error may explain is no verdict (a conversion of units, a number rounded before, a lost sign, a running calculation
+2 + 3 = 5 * 4 = 20, a value that is only tried). A false "wrong" is worse than none.
+
+"Right" says that the arithmetic holds, not that the step is sound.
+"""
+
+import dataclasses
+import functools
+import re
+from fractions import Fraction
+
+from prm_jax.data.expressions import CHARACTERS, LONGEST, RISKY, Reader, Token, Unreadable, divide, tokenize
+
+EQUALITY = re.compile(r"[=≈]|\\approx")
+ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
+SPACES = re.compile(r"\s+")
+BULLET = re.compile(r"^ ?(?:[*•]|-(?= \D)|\(?\w{1,2}[.)])(?= )", re.MULTILINE)
+# A line or a clause: equations do not reach over its ends, but a line that begins with = goes on. 14, 400 is one number.
+CLAUSE = re.compile(r"(\n(?![ &]{0,3}=)|(?<![\\ ])[.,:;] (?!(?<=\d, )\d{3}(?!\d)))")
+# Words of a text that tries or denies an equation, or counts in another way than with plain numbers.
+DENIED = re.compile(
+    r"\bnot\b|n't\b|contradict|impossible|incorrect|invalid|wrong|mistake|\bfalse\b|[?≠]|\\neq?\b|\bif\b|suppose|assum|\btry"
+    r"|\btest|\bcheck|becomes|substitut|\bmod\b|modul|\\p?mod|\\equiv|≡|\bbase\b|remainder|borrow|\bcarry|clock|\b[ap]\.?m\b",
+    re.IGNORECASE,
+)
+# Ratios of common units: 0.5 = 30 minutes.
+FACTORS = (2, 3, 4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 25, 30, 36, 52, 60, 100, 144, 168, 365, 1000, 1440, 1760, 2000)
+FACTORS = {*FACTORS, 3600, 5280, 10_000, 86_400, 10**6, 10**9}
+MOST_DECIMALS = 10  # of a side whose rounding is followed
+
+
+@dataclasses.dataclass(slots=True)
+class Side:
+    """One side of an equation: its value, the units behind its numbers, whether it may mean another value."""
+
+    value: Fraction | int
+    tokens: list[Token]
+    units: set[str]
+    doubt: bool
+    is_share: bool  # a percentage
+
+    @property
+    def literal(self) -> Token | None:
+        """The number of a side that is one number, with or without a sign."""
+        parts = [token for token in self.tokens if token.kind in "nof"]
+        parts = parts[1:] if len(parts) == 2 and parts[0].value == "-" else parts
+        return parts[0] if len(parts) == 1 and parts[0].kind == "n" else None
+
+    def slack(self) -> Fraction | None:
+        """By how much the value may move where each decimal is a rounded number; None for very many."""
+        decimals, total = [i for i, token in enumerate(self.tokens) if token.half], Fraction(0)
+        if len(decimals) > MOST_DECIMALS:
+            return None
+        for i in decimals:
+            moved = dataclasses.replace(self.tokens[i], value=self.tokens[i].value + self.tokens[i].half)
+            try:
+                total += abs(Reader([*self.tokens[:i], moved, *self.tokens[i + 1 :]]).sum()[0] - self.value)
+            except Unreadable:
+                return None
+        return total
+
+
+def equations(text: str) -> list[tuple[str, bool | None]]:
+    """(equation, holds) of each equation whose two sides are read; None where a mismatch is in doubt."""
+    text = text.translate(CHARACTERS)
+    if not EQUALITY.search(text):
+        return []
+    if inner := ANNOTATION.findall(text):
+        text = "\n".join([ANNOTATION.sub("", text), *inner])
+    text = SPACES.sub(lambda match: "\n" if "\n" in match[0] else " ", text)
+    parts, found = ["\n", *CLAUSE.split(BULLET.sub(";", text))], []
+    for opening, clause in zip(parts[::2], parts[1::2], strict=True):
+        if EQUALITY.search(clause):
+            found += _of_clause(clause, opening)
+    if not any(holds is False for *_, holds in found):
+        return [(equation, holds) for equation, _, holds in found]
+    # 31 = 50: a value was tried, and the text shows that it fails
+    is_denied = any(is_tried for _, is_tried, _ in found) or DENIED.search(text)
+    is_cut = len(re.findall(r"\\[\[(]", text)) > len(re.findall(r"\\[\])]", text))  # its last number may lack digits
+    return [
+        (equation, holds or None if is_denied or is_cut and i == len(found) else holds)
+        for i, (equation, _, holds) in enumerate(found, 1)
+    ]
+
+
+@functools.lru_cache(1 << 16)
+def verdict(text: str) -> bool | None:
+    """False if an equation is wrong, True if all that are read hold, None if none is read or one is in doubt."""
+    found = {holds for _, holds in equations(text)}
+    return False if False in found else None if None in found or not found else True
+
+
+def _of_clause(clause, opening):
+    """(equation, whether it says that two bare numbers are equal, holds); `opening` is what ended the clause before."""
+    tokens = [Token("b", opening[0], 0, 0), *tokenize(clause)]
+    signs = [i for i, token in enumerate(tokens) if token.kind == "e"]
+    for before, at, after in zip([-1, *signs], signs, [*signs[1:], len(tokens)]):
+        if (left := _ending(tokens[before + 1 : at])) and (right := _beginning(tokens[at + 1 : after])):
+            are_bare = left.literal and right.literal and not left.units | right.units
+            holds = judge(left, right, is_rough=tokens[at].value[0] != "=")
+            yield clause[left.tokens[0].start : right.tokens[-1].end], are_bare and not holds, holds
+
+
+def _beginning(tokens) -> Side | None:
+    """The side that follows an equality sign, None if it is no expression of numbers."""
+    reader = Reader(tokens[:LONGEST])
+    try:
+        value, is_share = reader.sum()
+    except Unreadable:
+        return None
+    side, stop, rest = (
+        Side(value, tokens[: reader.at], reader.units, reader.doubt, is_share),
+        reader.peek(),
+        tokens[reader.at :],
+    )
+    if stop is None:
+        return side if not rest else None
+    if stop.kind == "w":  # = 5 apples
+        follows = next((token.kind for token in rest if token.kind != "w"), "b")
+        side.units.add(stop.value.lower().rstrip("s"))
+        side.doubt |= RISKY.fullmatch(stop.value.lower().split()[0]) is not None
+        return side if follows != "o" else None
+    side.doubt |= stop.kind == "("  # = 5 (since
+    return side if stop.kind in "b)(" else None
+
+
+def _ending(tokens) -> Side | None:
+    """The side that precedes an equality sign: the longest end of `tokens` that looks like an expression of numbers."""
+    start, depth = len(tokens), 0
+    while start and len(tokens) - start <= LONGEST:
+        kind, first = tokens[start - 1].kind, start - 1
+        if kind == "w":  # a unit, if it lies between a number and an operator
+            while first and tokens[first - 1].kind == "w" and start - first <= 3:
+                first -= 1
+            before = tokens[first - 1] if first else None
+            is_unit = start == len(tokens) or tokens[start].kind in "o)"
+            if not is_unit or before is None or before.kind not in "n)p" and before.value != "/":
+                break
+        elif kind == "(" and depth == 0 or kind not in "nofp()":
+            break
+        depth += (kind == ")") - (kind == "(")
+        start = first
+    side, stop = tokens[start:], tokens[start - 1] if start else None
+    if depth or not side or len(side) > LONGEST or stop is not None and stop.kind == "x":
+        return None
+    doubt, after_word = side[-1].kind == "w", stop is not None and stop.kind == "w"
+    if side[0].kind == "o":
+        if after_word or len(side) < 2:
+            return None
+        if side[1].start > side[0].end and (stop is None or stop.kind == "b"):
+            side, doubt = side[1:], True  # a dash that opens a line
+    reader = Reader(side)
+    try:
+        value, is_share = reader.sum()
+        found = Side(value, side, reader.units, doubt | reader.doubt, is_share)
+    except Unreadable:
+        return None
+    is_clear = stop is None or stop.value in ("\n", ";", ".", "(", r"\[", r"\\")
+    if reader.at != len(side) or found.literal and not is_clear:  # half of 10 = 5, the numbers 3, 4 = ...
+        return None
+    if after_word:
+        before, *words = tokens[start - 2] if start > 1 else None, *stop.value.lower().split()
+        is_total = words[-1] == "of" and before is not None and before.value == "total"
+        found.doubt |= bool(RISKY.fullmatch(words[-1])) and not is_total or before is not None and before.kind in "n)p"
+        found.doubt |= len(side) == 3 and side[1].value == "-" and value < 0  # Weeks 1-2
+        found.doubt |= side[0].kind == "(" and stop.end == side[0].start  # max(3 + 4)
+    return found
+
+
+def judge(left: Side, right: Side, is_rough: bool) -> bool | None:
+    """Whether left = right, or about so: True, False, or None where a mismatch need not be an error."""
+    has_percent = any(token.kind == "p" for token in (*left.tokens, *right.tokens))
+    scales = (1, 100, Fraction(1, 100)) if has_percent else (1,)  # 10 / 20 * 100 = 50%
+    agrees = [_agree(left, right, scale, is_rough) for scale in scales]
+    if any(agrees) or None in agrees:
+        return True if any(agrees) else None
+    numbers, units = [token for token in right.tokens if token.kind in "nf"], left.units | right.units
+    gap, ratio = abs(left.value - right.value), divide(left.value, right.value) if left.value and right.value else 0
+    ratio = ratio if abs(ratio) > 1 else ratio and 1 / ratio
+    reasons = (
+        left.doubt or right.doubt,
+        left.literal and right.literal,
+        ratio == -1,  # 3 - 5 = 2
+        numbers[0].value == abs(left.value),  # 2 + 3 = 5 * 4
+        len(units) > 1,
+        abs(ratio) in (100, 1000, 10**6) or units and ratio in FACTORS,  # 25 cents, 5 thousand
+        left.is_share != right.is_share and (right if left.is_share else left).literal,  # 48 = 100% + 20%
+        is_rough and gap * 10 < abs(left.value),
+    )
+    if any(reasons) or None in (slack := [left.slack(), right.slack()]) or gap <= sum(slack):
+        return None
+    return False
+
+
+def _agree(left, right, scale, is_rough):
+    """Whether left = scale * right, as exactly as it is written; None for a whole number that was cut to size."""
+    a, b = left.value, right.value * scale
+    if abs(a - b) * 10**12 <= abs(a):  # 54.00000000000001 is a float of 54
+        return True
+    for written, exact, number in ((a, b, left.literal), (b, a, right.literal)):
+        if number is None:
+            continue
+        one = abs(Fraction(written) / number.value) if number.value else 1  # .01 of a percentage
+        unit = 2 * number.half * one
+        is_cut = abs(written) <= abs(exact) < abs(written) + unit and written * exact >= 0
+        if abs(a - b) <= unit / 2 or is_cut:
+            return True
+        if not unit and exact.denominator != 1 and abs(a - b) < one:  # 20 / 3 = 6 boxes
+            return True if is_rough and abs(a - b) * 2 <= one else None
+    return False
