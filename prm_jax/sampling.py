@@ -17,7 +17,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,11 +29,11 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.answers import extract
 from prm_jax.data.formats import Format, encode
 from prm_jax.data.grading import Checker
-from prm_jax.data.pools import Candidate, Problem
-from prm_jax.data.rows import field_error, read_rows, row_place
+from prm_jax.data.pools import Problem
+from prm_jax.data.questions import COUNTS, as_candidate, counts_of, grader, read_questions, whole_lines
+from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect, parse
 from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
@@ -65,31 +64,8 @@ class Continuation:
     ended: Literal["end", "step", "length"]  # end of sequence, end of a step, or cut by max_tokens
 
 
-def most_likely(p_BV, weight_BV, target_B):
-    """p_BV without all but the fewest of its largest entries whose weights sum to the target; equal entries stay together.
-
-    A bisection of the smallest entry to keep over the bits of a float, in whose order the floats are, takes 31 sums where a
-    sort of the vocabulary would cost more than the model.
-    """
-    bits_BV, top = jax.lax.bitcast_convert_type(p_BV, jnp.int32), np.float32(1).view(np.int32) + 1  # p is at most 1
-
-    def halve(_, bounds):
-        low_B1, high_B1 = bounds
-        middle_B1 = (low_B1 + high_B1) // 2
-        enough_B1 = jnp.where(bits_BV >= middle_B1, weight_BV, 0).sum(-1, keepdims=True) >= target_B[:, None]
-        return jnp.where(enough_B1, middle_B1, low_B1), jnp.where(enough_B1, high_B1, middle_B1)
-
-    zeros_B1 = jnp.zeros((len(p_BV), 1), jnp.int32)
-    low_B1, _ = jax.lax.fori_loop(0, 31, halve, (zeros_B1, zeros_B1 + top))
-    return jnp.where(bits_BV >= low_B1, p_BV, 0)
-
-
 def draw(logit_BV, key_B, sampling: Sampling):
-    """A token for each row, id_B.
-
-    By the inverse of the cumulative distribution: it takes one random number a row where the Gumbel maximum takes V, which
-    cost as much as a small model. The number has 23 bits, so probabilities are right to 1e-7, not relative to themselves.
-    """
+    """A token for each row, id_B, by one random number of 23 bits: probabilities are right to 1e-7, not relative to themselves."""
     if sampling.temperature == 0:
         return logit_BV.argmax(-1).astype(jnp.int32)
     p_BV = jnp.exp((logit_BV - logit_BV.max(-1, keepdims=True)) / sampling.temperature)
@@ -97,26 +73,7 @@ def draw(logit_BV, key_B, sampling: Sampling):
         p_BV = most_likely(p_BV, 1, jnp.full(len(p_BV), sampling.top_k))
     if sampling.top_p < 1:
         p_BV = most_likely(p_BV, p_BV, sampling.top_p * p_BV.sum(-1))
-    uniform_B = jax.vmap(jax.random.uniform)(key_B)
-    # First the block of about sqrt(V) tokens, then the token in it: a sum over all tokens before each one is slow.
-    b = math.isqrt(p_BV.shape[1] - 1) + 1
-    p_Bnb = jnp.pad(p_BV, ((0, 0), (0, -p_BV.shape[1] % b))).reshape(len(p_BV), -1, b)
-    p_Bn = p_Bnb.sum(-1)
-    block_B, rest_B = fall(p_Bn, uniform_B * p_Bn.sum(-1))
-    p_Bb = jnp.take_along_axis(p_Bnb, block_B[:, None, None], 1)[:, 0]
-    return block_B * b + fall(p_Bb, rest_B)[0]
-
-
-def fall(p_Bn, at_B):
-    """The first entry of each row with which the sum exceeds `at_B`, and how far into that entry this is. Never one of 0."""
-    n = p_Bn.shape[1]
-    sum_Bn = jnp.matmul(p_Bn, np.triu(np.ones((n, n), np.float32)), precision=jax.lax.Precision.HIGHEST)
-    at_B1 = jnp.minimum(
-        at_B[:, None], jnp.nextafter(sum_Bn[:, -1:], jnp.zeros(()))
-    )  # rounding may lead beyond the last
-    i_B = (sum_Bn <= at_B1).sum(-1, dtype=jnp.int32)
-    before_B1 = jnp.take_along_axis(sum_Bn - p_Bn, i_B[:, None], 1)
-    return i_B, (at_B1 - before_B1)[:, 0]
+    return inverse_cdf(p_BV, jax.vmap(jax.random.uniform)(key_B))
 
 
 def choose(model: PRM, x_BD, key_B, t, sampling: Sampling):
@@ -317,9 +274,7 @@ def open_policy(path: str | Path, which: str, fmt: Format, dtype: str, sampling:
     """A run of ours or an export with its own format, another language model with `fmt`; InputError for a verifier."""
     loaded = open_checkpoint(path, which, None, choose_dtype(dtype))
     if loaded.objective != "lm":
-        raise InputError(
-            f"{path}: is a verifier (objective={loaded.objective}), expected a language model (objective=lm)"
-        )
+        raise InputError(f"{path}: is a verifier (objective={loaded.objective}), expected a language model")
     ends = {loaded.tokenizer.eos_token_id}
     folder = None if loaded.config is not None else hf.locate(str(path))
     for name in ("generation_config.json", "config.json") if folder else ():
@@ -328,60 +283,6 @@ def open_policy(path: str | Path, which: str, fmt: Format, dtype: str, sampling:
             break
     ends = tuple(sorted(ends - {None}))
     return Policy(loaded.model, loaded.tokenizer, loaded.format or fmt, loaded.name, sampling, batch_rows, ends)
-
-
-# Pools
-
-
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A problem to be solved, its right answer where known."""
-
-    id: str
-    problem: str
-    answer: str | None = None
-
-
-def read_questions(path: str | Path) -> Iterator[Question]:
-    """Rows with problem, prompt or question; their id (else their number) and answer or gold where they have one. A pool too."""
-    place_of = {}
-    for number, row in read_rows(path):
-        place, get = row_place(path, number), lambda *names, row=row: next((row[n] for n in names if n in row), None)
-        problem, name, answer = get("problem", "prompt", "question"), get("id", "problem_id"), get("gold", "answer")
-        if not isinstance(problem, str) or not problem:
-            found = problem if {"problem", "prompt", "question"} & row.keys() else ", ".join(map(str, row))
-            raise InputError(f"{place}: {field_error('problem', found, 'a text under problem, prompt or question')}")
-        if answer is not None and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
-            raise InputError(f"{place}: {field_error('answer', answer, 'a text, a number or null')}")
-        name, answer = str(number if name is None else name), answer if answer is None else str(answer)
-        if name in place_of:
-            raise InputError(f"{place}: {field_error('id', name, f'an id not seen before, {place_of[name]} has it')}")
-        place_of[name] = place
-        yield Question(name, problem, answer)
-
-
-def steps_of(fmt: Format, text: str) -> tuple[str, ...]:
-    """A solution's steps; pieces that are blank are none."""
-    pieces = text.split(fmt.separator)
-    return tuple(piece.strip() if fmt.strip else piece for piece in pieces if piece.strip())
-
-
-def as_candidate(fmt: Format, found: Continuation) -> Candidate:
-    """A solution without any step is kept as one empty step, unfinished."""
-    steps = steps_of(fmt, found.text)
-    return Candidate(steps or ("",), answer=extract("\n".join(steps)), finished=found.ended == "end" and bool(steps))
-
-
-def grader(checker: Checker) -> Callable[[Problem], Problem]:
-    """Grades a problem's candidates against its answer; null where it has none."""
-
-    def grade(problem: Problem) -> Problem:
-        if problem.answer is None:
-            return problem
-        right = lambda c: dataclasses.replace(c, correct=checker.verdict(problem.answer, c.answer) == "same")
-        return dataclasses.replace(problem, candidates=tuple(map(right, problem.candidates)))
-
-    return grade
 
 
 def fingerprint(model: PRM) -> str:
@@ -402,11 +303,12 @@ def draw_pool(
     wrote stays, and the file becomes that of an undisturbed call byte for byte: problems are drawn in fixed chunks, so no
     batch depends on where it was interrupted. InputError where the lines there are of other problems or settings.
     """
-    path, start, counts = Path(path), time.perf_counter(), collections.Counter()
+    path, start, counts = Path(path), time.perf_counter(), collections.Counter(dict.fromkeys(COUNTS, 0))
     about = {"policy": policy.name, "weights": fingerprint(policy.model), "format": dataclasses.asdict(policy.format)}
     about |= {"dtype": policy.model.cfg.dtype, "sampling": dataclasses.asdict(policy.sampling), "n": n, "seed": seed}
     about |= {"batch_rows": policy.batch_rows}
-    check_about(path, about)
+    share_file(path), share_file(path.with_name("about.json"))
+    run_folder.check_about(path, about)
     key, policy.stats = jax.random.key(seed), SamplingStats()
     problems, size = enumerate(problems), max(1, 4 * policy.batch_rows // n)
     with path.open("a+b") as file, cli.progress("sampling", total, "problem") as bar:
@@ -415,14 +317,12 @@ def draw_pool(
             lines = list(itertools.islice(whole_lines(file), len(chunk)))
             for number, ((_, asked), line) in enumerate(zip(chunk, lines, strict=False), counts["problems"] + 1):
                 found, wanted = (line["id"], line["problem"]), (asked.id, asked.problem)
-                expect(
-                    found == wanted, f"{path} line {number}: id, problem", found, f"{wanted!r}: drawn from other input"
-                )
+                expect(found == wanted, f"{path} line {number}", found, f"{wanted!r}: it was drawn from other input")
             counts["resumed"] += len(lines)
             if len(lines) < len(chunk):
                 samples = policy.extend([(q.problem, ()) for _, q in chunk], n, "end", key, chunk[0][0])
                 for (_, asked), own in list(zip(chunk, samples, strict=True))[len(lines) :]:
-                    candidates = tuple(as_candidate(policy.format, c) for c in own)
+                    candidates = tuple(as_candidate(policy.format, c.text, c.ended == "end") for c in own)
                     graded = grade(Problem(asked.id, asked.problem, asked.answer, candidates))
                     lines.append(dataclasses.asdict(graded) | {"policy_tokens": sum(len(c.ids_L) for c in own)})
                     file.write(json.dumps(lines[-1], allow_nan=False).encode() + b"\n")
@@ -430,46 +330,10 @@ def draw_pool(
             for line in lines:
                 counts.update(counts_of(line))
             bar.update(len(chunk))
-        expect(
-            not file.readline(),
-            f"{path} line {counts['problems'] + 1}",
-            "one more problem",
-            "none: drawn from other input",
-        )
+        more = file.readline()[:60]
+        expect(not more, f"{path} line {counts['problems'] + 1}", more, "its end: it was drawn from other input")
     about |= {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
     run_folder.write_json(path.with_name("about.json"), about | {"versions": run_folder.versions()})
-    return counts
-
-
-def check_about(path: Path, about: dict):
-    """Writes about.json beside a new pool; InputError where the pool there was drawn otherwise."""
-    beside = path.with_name("about.json")
-    share_file(beside), share_file(path)
-    if path.exists() and path.stat().st_size:
-        expect(beside.exists(), str(path), "a pool without about.json", "a new file, or one that says how it was drawn")
-        before = run_folder.read_json(beside)
-        for name, value in json.loads(json.dumps(about)).items():
-            asked = f"{value!r}, which is asked for now; draw into another folder"
-            expect(before.get(name) == value, f"{path}: {name}", before.get(name), asked)
-    run_folder.write_json(beside, about | {"finished": False})
-
-
-def whole_lines(file) -> Iterator[dict]:
-    """The rows of a file from where it stands; a last line that was cut off is dropped."""
-    while line := file.readline():
-        if not line.endswith(b"\n"):
-            file.truncate(file.tell() - len(line))
-            return
-        yield json.loads(line)
-
-
-def counts_of(line: dict) -> collections.Counter:
-    """What the line of a pool adds to the counts."""
-    candidates = line["candidates"]
-    counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
-    for c in candidates:
-        counts["empty" if c["steps"] == [""] else "finished" if c["finished"] else "cut"] += 1
-        counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
     return counts
 
 
@@ -513,9 +377,9 @@ def main(cfg):
     print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
     graded = counts["right"] + counts["wrong"]
     rate = (
-        f"{counts['right'] / graded:.3f} of {graded:,} right" if graded else "nothing graded: no problem has an answer"
+        f"{counts['right'] / graded:.3f} of {graded:,} right by {checker.name}" if graded else "no answer to grade by"
     )
-    print(f"pool        {rate} ({checker.name}); {path}")
+    print(f"pool        {rate}; {path}")
 
 
 if __name__ == "__main__":

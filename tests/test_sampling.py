@@ -1,18 +1,27 @@
 """Sampling: PyTorch's greedy tokens, the model's own law, samples that no batch changes, pools that survive a kill."""
 
 import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TINY
+from conftest import ROOT, TINY, call, printed, with_devices
 from flax import nnx
 from test_hf import torch_model
 
-from prm_jax import sampling
+from prm_jax import InputError, sampling
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.data.answers import as_number
+from prm_jax.data.formats import Format, encode, read_format, train_tokenizer
+from prm_jax.data.pools import Candidate, iter_pool
+from prm_jax.data.questions import as_candidate, read_questions
+from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded
 from prm_jax.model import PRM
 from prm_jax.sampling import Policy, Sampling
 
@@ -21,17 +30,25 @@ ANY = Sampling(1.0, None, 1.0, 12)
 PROBLEMS = ["1 + 2?", "7 + 5 = 2 + 3 + 4?", "4?", "12 + 3?"]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
+def new_tokenizer():
     return train_tokenizer(["7 + 5 = 2\n3 + 4\n"], 280)
 
 
 @pytest.fixture(scope="module")
-def policy(tokenizer):
-    """Of random weights large enough that its distributions are far from uniform."""
+def tokenizer():
+    return new_tokenizer()
+
+
+def random_model():
+    """Of weights large enough that its distributions are far from uniform."""
     model = PRM(dataclasses.replace(TINY, vocab=280, head="none"), rngs=nnx.Rngs(0))
     model.embed[...] *= 20
-    return Policy(model, tokenizer, PLAIN, "tiny", ANY, batch_rows=64, ends=(tokenizer.eos_token_id,))
+    return model
+
+
+@pytest.fixture(scope="module")
+def policy(tokenizer):
+    return Policy(random_model(), tokenizer, PLAIN, "tiny", ANY, batch_rows=64, ends=(tokenizer.eos_token_id,))
 
 
 def sampled(policy, batch_rows=64, n=5, stop="end", problems=PROBLEMS, **law):
@@ -150,3 +167,233 @@ def test_samples_depend_on_neither_batch_nor_neighbours(policy):
     assert len({tuple(ids) for own in texts(whole) for ids, _ in own}) > 30  # and they differ among themselves
     twice = policy.extend([(PROBLEMS[0], ())] * 2, 9, "end", jax.random.key(3))
     assert texts(twice)[0] == texts(whole)[0] != texts(twice)[1]  # the same prompt, other keys
+
+
+def test_two_devices_draw_the_same(policy):
+    """In a process of its own, by data, fsdp and tensor; 6 rows and 3 prompts, which the devices do not divide."""
+    found, _ = sampled(policy, 6, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
+    environment = with_devices(2) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    program = "import test_sampling; test_sampling.print_samples_on_two_devices()"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines()[-3:]:
+        assert [[ids for ids, _ in own] for own in json.loads(line)] == [
+            [c.ids_L.tolist() for c in own] for own in found
+        ]
+
+
+def print_samples_on_two_devices():
+    for shape in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
+        with jax.set_mesh(make_mesh(MeshConfig(*shape), 6)):
+            model = make_sharded(lambda: random_model())
+            policy = Policy(model, new_tokenizer(), PLAIN, "tiny", ANY, batch_rows=6)
+            found, _ = sampled(policy, 6, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
+            print(json.dumps(texts(found)))
+
+
+def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
+    """The sign in two tokens of the vocabulary, alone and with text before it; what was cut by length has none."""
+    line_ends = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
+    assert policy.stops["step"].nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
+    comma = dataclasses.replace(
+        policy, format=Format("plain", separator="5"), sampling=dataclasses.replace(ANY, max_tokens=60)
+    )
+    found = [c for own in comma.extend([(p, ()) for p in PROBLEMS], 20, "step", jax.random.key(0)) for c in own]
+    assert {c.ended for c in found} == {"end", "step", "length"}
+    for c in found:
+        n = c.text.count("5")
+        assert (c.ended == "step") == (n == 1) == c.text.endswith("5") and len(c.ids_L) <= 60
+        assert (c.ended == "length") == (len(c.ids_L) == 60 and n == 0 and c.ids_L[-1] not in policy.ends)
+        assert (c.ended == "end") == (c.ids_L[-1] in policy.ends) and tokenizer.eos_token not in c.text
+    with pytest.raises(
+        InputError, match="format.separator: got '\\\\n=\\\\n', expected a text within one token of tiny"
+    ):
+        dataclasses.replace(policy, format=Format("odd", "\n=\n")).extend([("4?", ())], 1, "step", jax.random.key(0))
+
+
+def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokenizer):
+    whole = encode(PLAIN, tokenizer, [("4 + 3?", ("4+3=7", "done"))])[0]
+    prefixes = [("4 + 3?", ()), ("4 + 3?", ("4+3=7",)), ("4 + 3?", ("4+3=7", "done"))]
+    none, one, two = policy.prefix_ids(prefixes)
+    assert none.tolist() == whole.ids_L[: whole.start].tolist() == tokenizer.encode("4 + 3?")
+    assert one.tolist() == whole.ids_L[: whole.step_end_T[0] + 1].tolist() and two.tolist() == whole.ids_L.tolist()
+    with pytest.raises(InputError, match="format: got 'qwen_prm', expected a convention in which nothing but"):
+        dataclasses.replace(policy, format=read_format("qwen_prm"))
+    with pytest.raises(InputError, match="prefix '': got '', expected a text of at least one token"):
+        policy.extend([("", ())], 1, "end", jax.random.key(0))
+
+
+def test_few_shapes_serve_all_lengths(policy):
+    _, asked = sampled(policy, 16, 4, problems=["1" * n for n in range(1, 33)], max_tokens=140)
+    assert asked.stats.shapes == {
+        *[("prompts", 4, L) for L in (16, 32)], *[("first", 4, 16, L) for L in (16, 32)],
+        *[("next", 16, L + t, slots) for L in (16, 32) for t, slots in ((1, 63), (64, 64), (128, 12))],
+    }  # fmt: skip
+    line = asked.stats.summary()
+    assert "128 continuations of 32 distinct prompts" in line and "10 shapes compiled" in line
+
+
+# Pools
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """Problems under each name, one without an answer, one without an id."""
+    rows = [
+        {"problem": "3 + 4?", "id": "a", "answer": "7"}, {"prompt": "5 + 1?", "answer": 6, "id": 9}, {"question": "2?"},
+        *({"problem": f"{n} + 2?", "id": f"n{n}", "gold": str(n + 2)} for n in range(9)),
+    ]  # fmt: skip
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(policy, tmp_path_factory):
+    """The policy as an export of ours."""
+    folder = tmp_path_factory.mktemp("policy")
+    notes = {"format": dataclasses.asdict(PLAIN), "objective": "lm", "label_kind": "unknown"}
+    hf.save(folder, policy.model, policy.tokenizer, **notes)
+    return folder
+
+
+def arguments(folder, questions, to, *more):
+    law = ["n=3", "sampling.max_tokens=20", "batch_rows=6", "seed=1"]
+    return [f"checkpoint={folder}", f"problems={questions}", f"hydra.run.dir={to}", *law, *more]
+
+
+def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, folder, questions):
+    asked = arguments(folder, questions, tmp_path / "a", "sampling.max_tokens=150")
+    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
+    pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
+    assert [p.id for p in pool] == ["a", "9", "3", *(f"n{n}" for n in range(9))]
+    assert [p.answer for p in pool[:4]] == ["7", "6", None, "2"]
+    assert {len(p.candidates) for p in pool} == {3}
+    for p in pool:
+        for c in p.candidates:
+            known = p.answer is not None
+            assert c.correct is (as_number(c.answer or "") == as_number(p.answer) if known else None)
+    about = json.loads((tmp_path / "a" / "about.json").read_text())
+    counts = about["counts"]
+    assert counts["problems"] == 12 and counts["candidates"] == 36 and counts["ungraded"] == 3
+    assert counts["finished"] + counts["cut"] + counts["empty"] == 36
+    cut = [c for p in pool for c in p.candidates if not c.finished]
+    assert len(cut) == counts["cut"] + counts["empty"] > 0 < counts["finished"]
+    assert about["n"] == 3 and about["seed"] == 1 and about["sampling"]["max_tokens"] == 150 and about["finished"]
+    assert len(about["weights"]) == 64 and about["policy"] == str(folder) and "jax" in about["versions"]
+    assert "3 ungraded" in out and "36 continuations of 12 distinct prompts" in out
+
+    message = call(sampling.main, monkeypatch, "sampling", f"resume={tmp_path}/a", "n=4")
+    assert message == "error: resume: n (was 3, asked 4): would change the result; start a new run instead"
+    before = (tmp_path / "a" / "pool.jsonl").read_bytes()
+    printed(sampling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
+    assert (tmp_path / "a" / "pool.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 3000])
+def test_a_pool_that_was_cut_anywhere_becomes_the_undisturbed_one(policy, questions, tmp_path, kept):
+    """Of so many bytes of it; 8 problems are drawn at a time."""
+    asked = dataclasses.replace(policy, batch_rows=6)
+    draw = lambda path: sampling.draw_pool(path, asked, read_questions(questions), 3, 1, lambda p: p)
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        counts = draw(tmp_path / name / "pool.jsonl")
+        whole = (tmp_path / name / "pool.jsonl").read_bytes()
+        (tmp_path / name / "pool.jsonl").write_bytes(whole[:kept])
+        again = draw(tmp_path / name / "pool.jsonl")
+        assert (tmp_path / name / "pool.jsonl").read_bytes() == whole
+        assert again == counts | {"resumed": whole[:kept].count(b"\n")}
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_a_pool_goes_on_and_is_the_undisturbed_one(monkeypatch, tmp_path, folder, questions):
+    rows = [{"id": str(i), "problem": f"{i} + 3?", "answer": str(i + 3)} for i in range(60)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = ["n=8", "batch_rows=8"]
+    printed(sampling.main, monkeypatch, *arguments(folder, questions, tmp_path / "a", *more), cwd=tmp_path)
+    command = [sys.executable, "-m", "prm_jax.sampling", *arguments(folder, questions, tmp_path / "b", *more)]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=with_devices(1) | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
+    )
+    pool = tmp_path / "b" / "pool.jsonl"
+    while process.poll() is None and not (pool.exists() and pool.read_bytes().count(b"\n") >= 4):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    whole, at_kill = (tmp_path / "a" / "pool.jsonl").read_bytes(), pool.read_bytes()
+    assert process.returncode == -signal.SIGKILL and len(at_kill) < len(whole)
+    out = printed(sampling.main, monkeypatch, f"resume={tmp_path}/b", cwd=tmp_path)
+    assert (
+        pool.read_bytes() == whole
+        and f"{len(at_kill.splitlines()) - (not at_kill.endswith(bytes([10])))} resumed" in out
+    )
+
+
+def test_a_solution_without_a_step_is_one_empty_step_unfinished():
+    candidate = as_candidate(PLAIN, " \n\n", True)
+    assert candidate.steps == ("",) and not candidate.finished and candidate.answer is None
+    assert as_candidate(PLAIN, "1+2=3\n\nAnswer: 3\n", True) == Candidate(("1+2=3", "Answer: 3"), "3")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "error: {}: no such file"),
+        ("", "error: {}: is empty, expected at least one row"),
+        ('{"problem": "1?"}\n{"problem"', "error: {} line 2: broken JSON (Expecting ':' delimiter at column 11)"),
+        (
+            '{"text": "1?"}\n',
+            "error: {} line 1: problem: found 'text', expected a text under problem, prompt or question",
+        ),
+        ('{"problem": ""}\n', "error: {} line 1: problem: found '', expected a text under problem, prompt or question"),
+        ('{"problem": "1", "answer": [1]}\n', "error: {} line 1: answer: found [1], expected a text, a number or null"),
+        (
+            '{"problem": "1", "id": "a"}\n{"problem": "2", "id": "a"}\n',
+            "error: {0} line 2: id: found 'a', expected an id not seen before, {0} line 1 has it",
+        ),
+    ],
+)
+def test_bad_problems_give_one_line(monkeypatch, tmp_path, folder, text, message):
+    path = tmp_path / "problems.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert call(sampling.main, monkeypatch, "sampling", *arguments(folder, path, tmp_path / "a")) == message.format(
+        path
+    )
+
+
+def test_bad_settings_give_one_line(monkeypatch, tmp_path, folder, policy, questions):
+    said = lambda *more: call(sampling.main, monkeypatch, "s", *arguments(folder, questions, tmp_path / "a", *more))
+    assert said("n=0") == "error: n: got 0, expected at least 1"
+    assert said("sampling.top_p=1.5") == "error: sampling.top_p: got 1.5, expected a number in [0, 1]"
+    verifier = tmp_path / "verifier"
+    hf.save(verifier, PRM(dataclasses.replace(TINY, vocab=280), rngs=nnx.Rngs(0)), policy.tokenizer,
+            format=dataclasses.asdict(PLAIN), objective="prm", label_kind="value")  # fmt: skip
+    assert (
+        said(f"checkpoint={verifier}") == f"error: {verifier}: is a verifier (objective=prm), expected a language model"
+    )
+    assert said("checkpoint=/nowhere") == "error: /nowhere: no such folder"
+
+
+def test_a_pool_of_other_settings_or_problems_is_refused(policy, questions, tmp_path):
+    path, all_of_it = tmp_path / "pool.jsonl", lambda: read_questions(questions)
+    draw = lambda problems, n=3, policy=policy: sampling.draw_pool(path, policy, problems, n, 0, lambda p: p)
+    draw(all_of_it())
+    with pytest.raises(InputError, match="pool.jsonl: n: got 3, expected 4, which is asked for now"):
+        draw(all_of_it(), n=4)
+    other = dataclasses.replace(policy, model=jax.tree.map(lambda x: x + 1, policy.model))
+    with pytest.raises(InputError, match="pool.jsonl: weights: got '[0-9a-f]{64}', expected"):
+        draw(all_of_it(), policy=other)
+    with pytest.raises(
+        InputError, match=r"pool.jsonl line 1: got \('a', '3 \+ 4\?'\), expected \('9', '5 \+ 1\?'\): it was"
+    ):
+        draw(list(all_of_it())[1:])
+    with pytest.raises(InputError, match="pool.jsonl line 12: got .*, expected its end: it was drawn from other input"):
+        draw(list(all_of_it())[:-1])
+
+
+def test_the_ends_of_a_text_are_what_the_folder_says(policy, tmp_path):
+    hf.save(tmp_path, policy.model, policy.tokenizer)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    opened = sampling.open_policy(tmp_path, "best", PLAIN, "float32", ANY, 4)
+    assert opened.ends == (policy.tokenizer.eos_token_id, 5, 7) and opened.format == PLAIN

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
-from prm_jax.launch.config import CONF, leaves
+from prm_jax.launch.config import CONF, expect, leaves
 
 
 def output_dir() -> Path:
@@ -146,6 +146,18 @@ def write_json(path: Path, value):
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(json.dumps(defined(value), indent=2, allow_nan=False) + "\n")
     temporary.replace(path)
+
+
+def check_about(path: Path, about: dict):
+    """Writes about.json beside a file that is to be made; InputError where the file is there and was made in another way."""
+    beside = path.with_name("about.json")
+    if path.exists() and path.stat().st_size:
+        expect(beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made")
+        before = read_json(beside)
+        for name, value in json.loads(json.dumps(about)).items():
+            asked = f"{value!r}, which is asked for now; write into another folder"
+            expect(before.get(name) == value, f"{path}: {name}", before.get(name), asked)
+    write_json(beside, about | {"finished": False})
 
 
 def versions() -> dict[str, str]:
