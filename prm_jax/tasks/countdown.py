@@ -13,7 +13,6 @@ The numbers stand sorted in a problem's text, so a permutation is no other probl
 import dataclasses
 import functools
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -98,6 +97,12 @@ def reaches(hand: Hand, target: int) -> bool:
     return bool(reachable(hand) >> target & 1)
 
 
+@functools.lru_cache(1 << 16)
+def good_moves(hand: Hand, target: int) -> tuple[Move, ...]:
+    """The legal moves that keep the target in reach."""
+    return tuple(move for move in moves(hand) if reaches(move.left, target))
+
+
 def make_problem(cfg: Config, rng) -> str:
     """Numbers and target are drawn until the target is in reach and none of the numbers."""
     for _ in range(10_000):
@@ -130,9 +135,8 @@ def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
     hand, target = parse_problem(problem)
     steps = []
     while len(hand) > 1:
-        legal = moves(hand)
-        good = [move for move in legal if reaches(move.left, target)]
-        choices = good if good and rng.random() >= cfg.error else legal
+        good = good_moves(hand, target)
+        choices = good if good and rng.random() >= cfg.error else moves(hand)
         move = choices[rng.integers(len(choices))]
         result = move.result
         if len(hand) == 2 and rng.random() < cfg.cheat:
@@ -147,31 +151,37 @@ def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
 
 def after(hand: Hand, used: Sequence[int], result: int) -> Hand:
     """The numbers at hand after a line; one that it used and that was not at hand is not missed."""
-    return tuple(sorted(((Counter(hand) - Counter(used)) + Counter([result])).elements()))
+    left = list(hand)
+    for number in used:
+        if number in left:
+            left.remove(number)
+    return tuple(sorted((*left, result)))
 
 
-def judge(problem: str, steps: Sequence[str]) -> list[tuple[str, Hand]]:
-    """(verdict, numbers at hand after it) of each line."""
+@functools.lru_cache(1 << 16)
+def judge(hand: Hand, target: int, step: str) -> tuple[str, Hand]:
+    """(verdict, numbers at hand after it) of a line."""
+    if not (line := LINE.fullmatch(step.strip())):
+        return "form", hand
+    used, result = (int(line[1]), int(line[3])), int(line[4])
+    left = after(hand, used, result)
+    written = tuple(sorted(map(int, line[5].split(",")))) if line[5] else left
+    if len(left) != len(hand) - 1:
+        return "operand", written
+    if result != compute(used[0], line[2], used[1]):
+        return "cheat" if result == target and len(left) == 1 else "arithmetic", written
+    if not 1 <= result <= LARGEST:
+        return "range", written
+    return "right" if written == left else "rest", written
+
+
+def judge_all(problem: str, steps: Sequence[str]) -> list[tuple[str, Hand]]:
+    """(verdict, numbers at hand after it) of each line, which goes on from what the lines before wrote."""
     hand, target = parse_problem(problem)
     found = []
     for step in steps:
-        if not (line := LINE.fullmatch(step.strip())):
-            found.append(("form", hand))
-            continue
-        used, result, lines_left = (int(line[1]), int(line[3])), int(line[4]), len(hand) - 2
-        true = compute(used[0], line[2], used[1])
-        left = after(hand, used, result)
-        rest = tuple(sorted(map(int, line[5].split(",")))) if line[5] else left
-        if Counter(used) - Counter(hand):
-            verdict = "operand"
-        elif result != true:
-            verdict = "cheat" if result == target and lines_left == 0 else "arithmetic"
-        elif not 1 <= result <= LARGEST:
-            verdict = "range"
-        else:
-            verdict = "right" if rest == left else "rest"
-        hand = rest
-        found.append((verdict, hand))
+        found.append(judge(hand, target, step))
+        hand = found[-1][1]
     return found
 
 
@@ -179,14 +189,14 @@ def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
     """Of each line by itself, going on from what the lines before wrote: "right" if it computes with two numbers at hand,
     gets it right and restates, if it does, what is left; else its first error: "form" (no such line), "operand" (not at hand),
     "arithmetic", "cheat" (a last line that claims the target by false arithmetic), "range" (a value beyond 1 to 99), "rest"."""
-    return [verdict for verdict, _ in judge(problem, steps)]
+    return [verdict for verdict, _ in judge_all(problem, steps)]
 
 
 def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
     """V* after each line: 1 while no line is wrong and exact play still reaches the target, else 0."""
     _, target = parse_problem(problem)
     found, sound = [], True
-    for verdict, hand in judge(problem, steps):
+    for verdict, hand in judge_all(problem, steps):
         sound = sound and verdict == "right"
         found.append(float(sound and reaches(hand, target)))
     return found
@@ -197,11 +207,10 @@ def ranked_moves(cfg: Config, problem: str, rng):
     hand, target = parse_problem(problem)
     before = ()
     while len(hand) > 1:
-        found = {write(move, move.result, move.left, cfg.restate): move.left for move in moves(hand)}
-        good = [line for line, left in found.items() if reaches(left, target)]
-        yield before, {line: line in good for line in found}
-        line = good[rng.integers(len(good))]
-        before, hand = (*before, line), found[line]
+        good, line = good_moves(hand, target), lambda move: write(move, move.result, move.left, cfg.restate)
+        yield before, {line(move): move in good for move in moves(hand)}
+        chosen = good[rng.integers(len(good))]
+        before, hand = (*before, line(chosen)), chosen.left
 
 
 def answer(problem: str) -> str:
