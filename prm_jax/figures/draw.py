@@ -19,5 +19,5 @@ FIGURES = {
 
 
 def draw(results: dict, folder: Path) -> list[Path]:
-    """Draws everything that results.json holds numbers for; returns the paths."""
-    return [path for figures in FIGURES[results["task"]] for path in figures(results, folder)]
+    """Draws everything that results.json holds numbers for; returns the paths. task=moves is a table, and has no figure."""
+    return [path for figures in FIGURES.get(results["task"], ()) for path in figures(results, folder)]

@@ -25,9 +25,9 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.solutions import Solution
-from prm_jax.tasks import chain
+from prm_jax.tasks import chain, countdown
 
-TASKS = {"chain": chain}
+TASKS = {"chain": chain, "countdown": countdown}
 # Hundredths of all problems. A problem's split is a hash of its text, so no two splits share one.
 SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (60, 100)}
 RATINGS = {"right": 1, "neutral": 0}  # PRM800K's, of the verdicts that are no error; an error has -1

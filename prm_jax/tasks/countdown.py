@@ -1,0 +1,230 @@
+"""Countdown: reach a target with all of a few numbers. Right lines are easy to check, good ones are hard to choose.
+
+A problem is numbers, sorted, and a target, `3,5,7,9=24?`. A line takes two numbers at hand and puts their result in their
+place, `9*3=27`, or `9*3=27 5,7,27` where it restates what is left: one line less than numbers, and the last one's result must
+be the target. All values are from 1 to 99, divisions have no remainder.
+
+Most legal moves leave the target out of reach, so here a step can be right and worthless: correctness and value part. The answer
+certifies itself, since the target stands in the problem; majorities and outcome models mean little here.
+
+The numbers stand sorted in a problem's text, so a permutation is no other problem and the text's hash splits without a leak.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prm_jax import InputError
+from prm_jax.launch.config import Count, Share, expect
+
+LARGEST = 99  # of all values
+PROBLEM = re.compile(r"([1-9][0-9]?(?:,[1-9][0-9]?){1,5})=([1-9][0-9]?)\?")
+NUMBER = "([0-9]{1,4})"
+LINE = re.compile(rf"{NUMBER} *([-+*/]) *{NUMBER} *= *{NUMBER}(?: +([0-9]{{1,4}}(?: *, *[0-9]{{1,4}})*))?")
+
+Hand = tuple[int, ...]  # the numbers at hand, sorted
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The task and the solver; conf/data/countdown.yaml gives the defaults and their reasons."""
+
+    numbers: Count  # how many
+    min_number: Count
+    max_number: Count
+    min_target: Count
+    max_target: Count
+    error: Share  # share of moves drawn from all legal ones, not from those that keep the target in reach
+    slip: Share  # share of lines whose result is off by one
+    cheat: Share  # share of last lines that claim the target, whatever they compute
+    restate: bool  # lines restate what is left
+
+    def __post_init__(self):
+        expect(2 <= self.numbers <= 6, "data.task.numbers", self.numbers, "2 to 6")
+        for name in ("number", "target"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            expect(low <= high, f"data.task.min_{name}", low, f"at most max_{name} ({high})")
+            expect(high <= LARGEST, f"data.task.max_{name}", high, f"at most {LARGEST}, as all values")
+
+
+class Move(NamedTuple):
+    first: int
+    operation: str
+    second: int
+    result: int
+    left: Hand  # the numbers at hand after it
+
+
+def compute(first: int, operation: str, second: int) -> int | None:
+    """The result; None of a division by 0 or with a remainder."""
+    match operation:
+        case "+":
+            return first + second
+        case "-":
+            return first - second
+        case "*":
+            return first * second
+        case _:
+            return first // second if second and first % second == 0 else None
+
+
+@functools.lru_cache(1 << 16)
+def moves(hand: Hand) -> tuple[Move, ...]:
+    """All distinct legal moves, the larger number first."""
+    found = {}
+    for i, first in enumerate(hand):
+        for j, second in enumerate(hand[:i]):
+            others = hand[:j] + hand[j + 1 : i] + hand[i + 1 :]
+            for operation in "+-*/":
+                result = compute(first, operation, second)
+                if result is not None and 1 <= result <= LARGEST:
+                    left = tuple(sorted((*others, result)))
+                    found[first, operation, second] = Move(first, operation, second, result, left)
+    return tuple(found.values())
+
+
+@functools.cache
+def reachable(hand: Hand) -> int:
+    """The values that exact play can end with, as bits."""
+    if len(hand) == 1:
+        return 1 << hand[0]
+    return functools.reduce(int.__or__, (reachable(left) for left in {move.left for move in moves(hand)}))
+
+
+def reaches(hand: Hand, target: int) -> bool:
+    return bool(reachable(hand) >> target & 1)
+
+
+@functools.lru_cache(1 << 16)
+def good_moves(hand: Hand, target: int) -> tuple[Move, ...]:
+    """The legal moves that keep the target in reach."""
+    return tuple(move for move in moves(hand) if reaches(move.left, target))
+
+
+def make_problem(cfg: Config, rng) -> str:
+    """Numbers and target are drawn until the target is in reach and none of the numbers."""
+    for _ in range(10_000):
+        hand = tuple(sorted(rng.integers(cfg.min_number, cfg.max_number + 1, cfg.numbers).tolist()))
+        target = int(rng.integers(cfg.min_target, cfg.max_target + 1))
+        if target not in hand and reaches(hand, target):
+            return f"{','.join(map(str, hand))}={target}?"
+    raise InputError("data.task: none of 10000 problems drawn can be solved; widen the numbers or the targets")
+
+
+@functools.lru_cache(1 << 12)
+def parse_problem(text: str) -> tuple[Hand, int]:
+    """(numbers, target); InputError on a text that is no problem of this task."""
+    found = PROBLEM.fullmatch(text)
+    hand = tuple(map(int, found[1].split(","))) if found else ()
+    if not found or list(hand) != sorted(hand):
+        expected = f"2 to 6 sorted numbers and a target, all up to {LARGEST}, such as '3,5,7,9=24?'"
+        raise InputError(f"not a Countdown problem: {text[:80]!r}, expected {expected}")
+    return hand, int(found[2])
+
+
+def write(move: Move, result: int, left: Hand, restate: bool) -> str:
+    """A move's line with a result, and what is left if that is more than the result."""
+    line = f"{move.first}{move.operation}{move.second}={result}"
+    return f"{line} {','.join(map(str, left))}" if restate and len(left) > 1 else line
+
+
+def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
+    """The lines of one solution by the noisy solver, which goes on from what it wrote, wrong or not."""
+    hand, target = parse_problem(problem)
+    steps = []
+    while len(hand) > 1:
+        good = good_moves(hand, target)
+        choices = good if good and rng.random() >= cfg.error else moves(hand)
+        move = choices[rng.integers(len(choices))]
+        result = move.result
+        if len(hand) == 2 and rng.random() < cfg.cheat:
+            result = target
+        elif rng.random() < cfg.slip:
+            off_by_one = [x for x in (result - 1, result + 1) if 1 <= x <= LARGEST]
+            result = off_by_one[rng.integers(len(off_by_one))]
+        hand = after(hand, (move.first, move.second), result)
+        steps.append(write(move, result, hand, cfg.restate))
+    return tuple(steps)
+
+
+def after(hand: Hand, used: Sequence[int], result: int) -> Hand:
+    """The numbers at hand after a line; one that it used and that was not at hand is not missed."""
+    left = list(hand)
+    for number in used:
+        if number in left:
+            left.remove(number)
+    return tuple(sorted((*left, result)))
+
+
+@functools.lru_cache(1 << 16)
+def judge(hand: Hand, target: int, step: str) -> tuple[str, Hand]:
+    """(verdict, numbers at hand after it) of a line."""
+    if not (line := LINE.fullmatch(step.strip())):
+        return "form", hand
+    used, result = (int(line[1]), int(line[3])), int(line[4])
+    left = after(hand, used, result)
+    written = tuple(sorted(map(int, line[5].split(",")))) if line[5] else left
+    if len(left) != len(hand) - 1:
+        return "operand", written
+    if result != compute(used[0], line[2], used[1]):
+        return "cheat" if result == target and len(left) == 1 else "arithmetic", written
+    if not 1 <= result <= LARGEST:
+        return "range", written
+    return "right" if written == left else "rest", written
+
+
+def judge_all(problem: str, steps: Sequence[str]) -> list[tuple[str, Hand]]:
+    """(verdict, numbers at hand after it) of each line, which goes on from what the lines before wrote."""
+    hand, target = parse_problem(problem)
+    found = []
+    for step in steps:
+        found.append(judge(hand, target, step))
+        hand = found[-1][1]
+    return found
+
+
+def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
+    """Of each line by itself, going on from what the lines before wrote: "right" if it computes with two numbers at hand,
+    gets it right and restates, if it does, what is left; else its first error: "form" (no such line), "operand" (not at hand),
+    "arithmetic", "cheat" (a last line that claims the target by false arithmetic), "range" (a value beyond 1 to 99), "rest"."""
+    return [verdict for verdict, _ in judge_all(problem, steps)]
+
+
+def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
+    """V* after each line: 1 while no line is wrong and exact play still reaches the target, else 0."""
+    _, target = parse_problem(problem)
+    found, sound = [], True
+    for verdict, hand in judge_all(problem, steps):
+        sound = sound and verdict == "right"
+        found.append(float(sound and reaches(hand, target)))
+    return found
+
+
+def ranked_moves(cfg: Config, problem: str, rng):
+    """Yields (lines before, {line: does it keep the target in reach?}) of the states on a random path to the target."""
+    hand, target = parse_problem(problem)
+    before = ()
+    while len(hand) > 1:
+        good, line = good_moves(hand, target), lambda move: write(move, move.result, move.left, cfg.restate)
+        yield before, {line(move): move in good for move in moves(hand)}
+        chosen = good[rng.integers(len(good))]
+        before, hand = (*before, line(chosen)), chosen.left
+
+
+def answer(problem: str) -> str:
+    return str(parse_problem(problem)[1])
+
+
+def stated(steps: Sequence[str]) -> str | None:
+    """The result of the last line."""
+    line = LINE.fullmatch(steps[-1].strip())
+    return line and line[4]
+
+
+def solved(problem: str, steps: Sequence[str]) -> bool:
+    """Whether right lines alone use up all numbers and end with the target: the last value of a cheat is not enough."""
+    hand, _ = parse_problem(problem)
+    is_right = {*verdicts(problem, steps)} == {"right"} and len(steps) == len(hand) - 1
+    return is_right and stated(steps) == answer(problem)
