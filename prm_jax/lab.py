@@ -9,8 +9,9 @@ from pathlib import Path
 from prm_jax import tasks
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import Problem, iter_pool
+from prm_jax.data.questions import Question
 from prm_jax.data.splits import TaskData
-from prm_jax.sampling import Policy, Question, Sampling, draw_pool, fingerprint, open_policy
+from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 
 CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
 ROWS = 512  # decoded at a time: a small model is fastest so on CPU
@@ -35,4 +36,6 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
 
 @functools.cache
 def open_lab_policy(path: str, temperature: float, max_tokens: int) -> Policy:
-    return open_policy(path, "best", read_format("plain"), "float32", Sampling(temperature, None, 1.0, max_tokens), ROWS)
+    return open_policy(
+        path, "best", read_format("plain"), "float32", Sampling(temperature, None, 1.0, max_tokens), ROWS
+    )

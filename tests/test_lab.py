@@ -38,7 +38,12 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
     for p in first:
         assert p.answer == tasks.TASKS["chain"].answer(p.problem) and len(p.candidates) == 8
         assert all(c.correct == (c.answer == p.answer) for c in p.candidates)
-    for change in ({"n": 4}, {"seed": 1}, {"cfg": dataclasses.replace(CFG, temperature=0.5)}, {"problems": problems[:3]}):
+    for change in (
+        {"n": 4},
+        {"seed": 1},
+        {"cfg": dataclasses.replace(CFG, temperature=0.5)},
+        {"problems": problems[:3]},
+    ):
         asked = {"cfg": CFG, "problems": problems, "n": 8, "seed": 0} | change
         with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
             list(lab.policy_pool(**asked))
@@ -61,7 +66,10 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     asked = ("fresh.problems=3", "fresh.candidates=8", "hydra.run.dir=runs/e", "cpu_devices=1")
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     results = json.loads((tmp_path / "runs/e/results.json").read_text())
-    assert set(results["scorers"]) == {"prm", "orm"} and results["pool"] == "drawn from the policy embedded of the chain task"
+    assert (
+        set(results["scorers"]) == {"prm", "orm"}
+        and results["pool"] == "drawn from the policy embedded of the chain task"
+    )
     assert results["verifiers"]["orm"]["objective"] == "orm" and "solved at n" in out
     kinds = results["runs"][0]["errors"]["kinds"]
     assert kinds and all(0 <= x["missed"] <= 1 and x["n"] for x in kinds.values()) and "missed most often" in out
