@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from prm_jax.data.formats import read_format
 from prm_jax.data.pools import Problem, iter_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.splits import TaskData
+from prm_jax.launch.hosts import max_over_processes
 from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 
 CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
@@ -25,12 +28,18 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     texts = hashlib.sha256(json.dumps(list(problems)).encode()).hexdigest()
     depends = json.dumps([fingerprint(policy.model), vars(policy.sampling), texts, n, seed])
-    folder = CACHE / f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "pool.jsonl"
-    questions = [Question(str(i), problem, None) for i, problem in enumerate(problems)]
-    draw_pool(path, policy, questions, n, seed, tasks.grade, len(questions))
-    print(f"samples     {len(questions)} problems x {n} of {policy.name}, kept in {folder}")
+    name = f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
+    path = CACHE / name / "pool.jsonl"
+    if int(max_over_processes(not path.exists())):  # one that draws needs all the others
+        CACHE.mkdir(parents=True, exist_ok=True)
+        questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
+        # Apart until it is complete: another run may be drawing the same.
+        with tempfile.TemporaryDirectory(prefix=name, dir=CACHE) as part:
+            draw_pool(Path(part) / path.name, policy, questions, n, seed, tasks.grade, len(questions))
+            path.parent.mkdir(exist_ok=True)
+            for file in ("about.json", path.name):
+                os.replace(Path(part) / file, path.with_name(file))
+    print(f"samples     {len(problems)} problems x {n} of {policy.name}, kept in {path.parent}")
     return iter_pool(path)
 
 

@@ -65,8 +65,11 @@ def run(setup: Setup, cfg: Config) -> dict:
     scorers += verifiers
     if not scorers:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
-    value = [name for name, about in verifiers.items() if about["label_kind"] == "value"]
-    results = pool_metrics.measure(problems, pool, scorers, cfg, setup.cfg.seed, exact_labels, value)
+    value, outcome = (
+        [name for name, about in verifiers.items() if about[key] == kind]
+        for key, kind in (("label_kind", "value"), ("objective", "orm"))
+    )
+    results = pool_metrics.measure(problems, pool, scorers, cfg, setup.cfg.seed, exact_labels, value, outcome)
     results |= {"pool": source, "grading": graded, "verifiers": verifiers}
     return results | {"incomplete_scores": lacking}
 
@@ -138,16 +141,18 @@ def show(results: dict):
     tests = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
     print(f"differences at n = {N}, paired over problems, {tests}; of other aggregators in results.json:")
     for (a, b), text in against.items():
-        if b != "majority" and a.endswith((".weighted_vote", f".{results['aggregator']}.best_of_n")):
+        how = results["headline"][a.rsplit(".", 2)[0]]
+        if b != "majority" and a.endswith((".weighted_vote", f".{how}.best_of_n")):
             print(f"  {a} - {b}: {text}")
 
 
 def show_curves(results: dict):
     """Share solved at sizes n: the headline selection and weighted vote of each scorer, majority, oracle."""
-    sizes, how = list(results["oracle"]), results["aggregator"]
-    curves = {f"{scorer}, best of n ({how})": table[how]["best_of_n"] for scorer, table in results["scorers"].items()}
-    for scorer, table in results["scorers"].items():
-        curves |= {f"{scorer}, weighted vote": table[how][rule] for rule in ("weighted_vote",) if rule in table[how]}
+    sizes, curves = list(results["oracle"]), {}
+    for scorer, how in results["headline"].items():
+        numbers = results["scorers"][scorer][how]
+        curves[f"{scorer}, best of n ({how})"] = numbers["best_of_n"]
+        curves |= {f"{scorer}, weighted vote": numbers[rule] for rule in ("weighted_vote",) if rule in numbers}
     curves |= {name: results[name] for name in ("majority", "oracle") if name in results}
     print(f"solved at n {'':<28}" + "".join(f"{n:>8}" for n in sizes))
     for name, by_size in curves.items():

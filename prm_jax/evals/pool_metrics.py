@@ -100,14 +100,23 @@ def log_scores(problems: list[Problem], name: str, default_unit: str) -> tuple[n
 
 
 def measure(
-    problems: list[Problem], pool: Pool, scorers: list[str], rules: Rules, seed: int, step_labels=None, value_scorers=()
+    problems: list[Problem],
+    pool: Pool,
+    scorers: list[str],
+    rules: Rules,
+    seed: int,
+    step_labels=None,
+    value_scorers=(),
+    outcome_scorers=(),
 ) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
 
     step_labels: {(problem text, steps): correctness labels} where they are known. With them `trace` counts winners without
     a wrong step, and step scores are calibrated against them; otherwise, and those of `value_scorers`, which estimate
-    chances of success, against the outcome of a step's solution.
+    chances of success, against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last step, so
+    their headline aggregator is `last`.
     """
+    headline = {scorer: "last" if scorer in outcome_scorers else rules.aggregator for scorer in scorers}
     P, N = pool.right_PN.shape
     golds = {"best_of_n": pool.right_PN} | ({"trace": right_traces(problems, pool, step_labels)} if step_labels else {})
     mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
@@ -131,6 +140,7 @@ def measure(
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
         **{field.name: getattr(rules, field.name) for field in dataclasses.fields(Rules)},
         "vote_counts": rules.counts,
+        "headline": headline,
         "dropped": pool.dropped,
         "scores_units": {},
         "zero_scores": {},
@@ -156,12 +166,12 @@ def measure(
             for rule, gold_PN in golds.items():
                 best_Pn = rerank.best_of_n(x_PN, gold_PN, pool.eligible_PN, mask_PN, ties=rules.ties)
                 exact((*name, rule), best_Pn)
-            if pool.answer_PN is not None and how == rules.aggregator:
+            if pool.answer_PN is not None and how == headline[scorer]:
                 drawn((*name, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
                 law_PN = votes.vote(pool.answer_PN, x_PN, ties=rules.ties, counts=rules.counts)
                 value[*name, "weighted_vote"] = {N: np.asarray(rerank.expectation(law_PN, pool.right_PN), float)}
-        given = score_PN[rules.aggregator], pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
+        given = score_PN[headline[scorer]], pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
         laws = reward_against_kl(*given, np.array(sizes), rules.ties)
         by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), laws)
         by_beta |= {"beta": BETA_b.tolist()}
@@ -184,7 +194,7 @@ def measure(
         if name in curve:
             place[f"{before}curve"] = curve[name]
     written = lambda name: ".".join(part for part in name if part != "scorers")
-    pairs = [(a, b, n) for a, b, at_all in comparisons(list(value), rules) for n in (sizes if at_all else [N])]
+    pairs = [(a, b, n) for a, b, at_all in comparisons(list(value), headline) for n in (sizes if at_all else [N])]
     a_PX, b_PX = (
         (np.stack([value[pair[side]][pair[2]] for pair in pairs], -1) for side in (0, 1)) if pairs else ((), ())
     )
@@ -202,20 +212,20 @@ def right_traces(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray
     return trace_PN
 
 
-def comparisons(names, rules: Rules):
+def comparisons(names, headline: dict[str, str]):
     """(a, b, whether at every size): at the pool's size every rule with the majority vote, every aggregator with its scorer's
     headline one, and the headline's weighted vote with its selection; at every size the headline selections with the majority
     vote and in pairs."""
-    headline = [name for name in names if name[2:] == (rules.aggregator, "best_of_n")]
+    selections = [("scorers", scorer, how, "best_of_n") for scorer, how in headline.items()]
     for name in names:
         if name[0] != "scorers":
             continue
-        own = (*name[:2], rules.aggregator, "best_of_n")
+        own = (*name[:2], headline[name[1]], "best_of_n")
         if ("majority",) in names and name[3] != "trace":
             yield name, ("majority",), name == own
-        if name != own and (name[3] == "best_of_n" or name[2:] == (rules.aggregator, "weighted_vote")):
+        if name != own and (name[3] == "best_of_n" or name[2:] == (own[2], "weighted_vote")):
             yield name, own, False
-    yield from ((a, b, True) for a, b in itertools.combinations(headline, 2))
+    yield from ((a, b, True) for a, b in itertools.combinations(selections, 2))
 
 
 @functools.partial(jax.jit, static_argnames="ties")

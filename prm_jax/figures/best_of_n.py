@@ -32,8 +32,9 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
 
     Where exact step labels are known a second panel counts only winners without a wrong step.
     """
-    how, sizes, scorers = results["aggregator"], [int(n) for n in results["oracle"]], results["scorers"]
-    many, has_traces = len(scorers) > 2, all("trace" in table[how] for table in scorers.values())
+    sizes, scorers = [int(n) for n in results["oracle"]], results["scorers"]
+    headline = {scorer: (how, scorers[scorer][how]) for scorer, how in results["headline"].items()}
+    many, has_traces = len(scorers) > 2, all("trace" in numbers for _, numbers in headline.values())
     size = (7.2 + 3.6 * has_traces, 4)
     figure, ((first, *rest),) = plt.subplots(1, 1 + has_traces, figsize=size, sharey=True, squeeze=False)
     handles = []
@@ -49,8 +50,8 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
         if label:
             handles.append(plt.Line2D([], [], **style, label=plain(label)))
 
-    for i, (scorer, table) in enumerate(scorers.items()):
-        style, numbers = line_style(i), table[how]
+    for i, (scorer, (how, numbers)) in enumerate(headline.items()):
+        style = line_style(i)
         curve(first, numbers, "best_of_n", style, f"{scorer}, best of n ({how})")
         for axes in rest:
             curve(axes, numbers, "trace", style)
@@ -113,7 +114,10 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
                 if np.isfinite(place).all():
                     axes.annotate(n, place, xytext=(2, -8), textcoords="offset points", fontsize=5.5, color=GREY)
         left.plot([], [], **style, label=plain(scorer))
-    for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {results['aggregator']} (nats)")):
+    for axes, name in (
+        (left, "expected accuracy (gold)"),
+        (right, f"mean score, {', '.join(dict.fromkeys(results['headline'].values()))} (nats)"),
+    ):
         axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
         axes.set(xlabel="KL from the uniform reference (nats, square-root axis)", ylabel=name, xlim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="outside right center")
@@ -127,7 +131,7 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
 def calibration_figure(results: dict, folder: Path) -> Path:
     """Reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier score."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2))
-    how, tables = results["aggregator"], results["calibration"]
+    headline, tables = results["headline"], results["calibration"]
 
     def curve(i, scorer, numbers):
         ece, brier, auroc = floats([numbers[name] for name in ("ece", "brier", "auroc")])
@@ -135,12 +139,16 @@ def calibration_figure(results: dict, folder: Path) -> Path:
         return numbers["reliability"], i, label
 
     reliability(left, [curve(i, scorer, x["steps"]) for i, (scorer, x) in enumerate(tables.items())])
-    solutions = {scorer: x["solutions"][how] for scorer, x in tables.items() if how in x["solutions"]}
+    solutions = {s: x["solutions"][headline[s]] for s, x in tables.items() if headline[s] in x["solutions"]}
     reliability(right, [curve(i, *pair) for i, pair in enumerate(solutions.items())])
     is_outcome = any(table["step_label"] == "outcome" for table in tables.values())
     left.set(title="Step scores", xlabel="P(step good)")
     left.set(ylabel="share of steps in right solutions" if is_outcome else "share of good steps")
-    right.set(title=f"Solution scores ({how})", xlabel="solution score", ylabel="share of right solutions")
+    right.set(
+        title=f"Solution scores ({', '.join(dict.fromkeys(headline.values()))})",
+        xlabel="solution score",
+        ylabel="share of right solutions",
+    )
     for axes in (left, right):
         if axes.collections:
             axes.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))

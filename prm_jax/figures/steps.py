@@ -34,22 +34,18 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def errors_figure(results: dict, path: Path) -> Path:
-    """Share of the first wrong lines that a verifier takes for right: by kind of error, and the lines it misses most often."""
+    """Share of the first wrong lines that a verifier takes for right, by kind of error."""
     run = results["runs"][0]
-    kinds, lines = run["errors"]["kinds"], run["errors"]["lines"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 1.2 + 0.24 * max(len(kinds), len(lines))))
-    for axes, rows in ((left, kinds), (right, lines)):
-        y, missed = np.arange(len(rows)), floats([row["missed"] for row in rows.values()])
-        if rows is kinds and kinds:
-            low, high = floats([row["interval"] for row in rows.values()]).T
-            axes.hlines(y, low, high, color=BLUE, linewidth=1.2, alpha=0.5)
-        axes.plot(missed, y, "o", color=BLUE, markersize=4)
-        axes.set_yticks(y, [plain(f"{name}  ({row['n']})") for name, row in rows.items()])
-        axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.5, -0.5), xlabel="share taken for right")
-        axes.grid(axis="y", linewidth=0.3)
-    left.set_title("First wrong lines by kind of error (how many)")
-    right.set_title("Lines missed most often")
-    text = f"A line is taken for right at P(step good) >= {floats(results['threshold']):g}; lines: 95 % intervals over problems; first run"
+    kinds = run["errors"]["kinds"]
+    figure, axes = plt.subplots(figsize=(5.5, 1.2 + 0.24 * len(kinds)))
+    y, (low, high) = np.arange(len(kinds)), floats([row["interval"] for row in kinds.values()]).reshape(-1, 2).T
+    axes.hlines(y, low, high, color=BLUE, linewidth=1.2, alpha=0.5)
+    axes.plot(floats([row["missed"] for row in kinds.values()]), y, "o", color=BLUE, markersize=4)
+    axes.set_yticks(y, [plain(f"{name}  ({row['n']})") for name, row in kinds.items()])
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(kinds) - 0.5, -0.5), xlabel="share that the verifier takes for right")
+    axes.grid(axis="y", linewidth=0.3)
+    axes.set_title("First wrong lines by kind of error (how many)")
+    text = f"P(step good) >= {floats(results['threshold']):g}; lines: 95 % bootstrap intervals over problems; first run"
     caption(figure, f"{text}; {run['verifier']}; {run['data']['name']} data", results)
     return save(figure, path)
 
