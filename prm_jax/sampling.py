@@ -273,7 +273,7 @@ class Policy:
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.ends
-        text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end])
+        text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end], clean_up_tokenization_spaces=False)
         return Continuation(ids_L, logp_L, text, "end" if is_end else "step" if stop_V[ids_L[-1]] else "length")
 
 
