@@ -3,7 +3,8 @@
 One integer a key says who sees it: key j of a row is visible to the query in place i where j <= i <= visible_until_BS[b, j],
 that is causality and the last place that may see the key. With S keys in a row this one array says causal (S - 1 for all),
 packed (last token of the key's own solution), sliding window (j + window - 1), prefix tree (tokens in depth-first order:
-last token of the subtree below the key), not yet filled (-1) and padding (S or more).
+last token of the subtree below the key), not yet filled (-1), padding after all tokens (S or more) and before them (j: seen
+by itself alone).
 
 The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not run on a chip.
 On a mesh each device attends to its own rows and heads (`shard_heads` of launch/mesh.py).

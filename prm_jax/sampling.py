@@ -64,7 +64,7 @@ class Continuation:
     ended: Literal["end", "step", "length"]  # end of sequence, end of a step, or cut by max_tokens
 
 
-def draw(logit_BV, key_B, sampling: Sampling):
+def draw(logit_BV, uniform_B, sampling: Sampling):
     """A token for each row, id_B, by one random number of 23 bits: probabilities are right to 1e-7, not relative to themselves."""
     if sampling.temperature == 0:
         return logit_BV.argmax(-1).astype(jnp.int32)
@@ -73,13 +73,19 @@ def draw(logit_BV, key_B, sampling: Sampling):
         p_BV = most_likely(p_BV, 1, jnp.full(len(p_BV), sampling.top_k))
     if sampling.top_p < 1:
         p_BV = most_likely(p_BV, p_BV, sampling.top_p * p_BV.sum(-1))
-    return inverse_cdf(p_BV, jax.vmap(jax.random.uniform)(key_B))
+    return inverse_cdf(p_BV, uniform_B)
 
 
-def choose(model: PRM, x_BD, key_B, t, sampling: Sampling):
-    """The tokens at position t and their log-probabilities, (id_B, logp_B), from the hidden states of those before."""
+def uniforms(key_B, t, n: int):
+    """What the tokens from position t on are drawn with, uniform_nB; all at once, since the loop would wait for each."""
+    one = lambda t, key: jax.random.uniform(jax.random.fold_in(key, t))
+    return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(t + jnp.arange(n), key_B)
+
+
+def choose(model: PRM, x_BD, uniform_B, sampling: Sampling):
+    """The next tokens and their log-probabilities, (id_B, logp_B), from the hidden states of those before."""
     logit_BV = model.vocab_logits(x_BD)
-    id_B = draw(logit_BV, jax.vmap(jax.random.fold_in, (0, None))(key_B, t), sampling)
+    id_B = draw(logit_BV, uniform_B, sampling)
     logp_B = jnp.take_along_axis(logit_BV, id_B[:, None], 1)[:, 0] - jax.nn.logsumexp(logit_BV, -1)
     return id_B, logp_B
 
@@ -97,7 +103,7 @@ def prefill(model: PRM, ids_PL, first_P):
 @functools.partial(jax.jit, static_argnames="sampling")
 def begin(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
     """The first tokens of rows that go on with their prompts: (cache, id_B, done_B), (id_B, logp_B)."""
-    id_B, logp_B = choose(model, x_PD[rows["prompt"]], rows["key"], 0, sampling)
+    id_B, logp_B = choose(model, x_PD[rows["prompt"]], uniforms(rows["key"], 0, 1)[0], sampling)
     state = cache.take(rows["prompt"]), id_B, ~rows["is_real"] | stop_V[id_B]
     return state, replicate((id_B, logp_B))
 
@@ -107,13 +113,14 @@ def go_on(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
     """Up to `slots` more tokens of each row, from position t on: the state, (id_tB, logp_tB), whether all are done."""
     model, (cache, id_B, done_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
-    empty = jnp.zeros((slots, len(id_B)), jnp.int32), jnp.zeros((slots, len(id_B)))
+    uniform_tB = uniforms(rows["key"], t, slots)
+    empty = jnp.zeros_like(uniform_tB, jnp.int32), jnp.zeros_like(uniform_tB)
 
     def step(carry):
         at, cache, id_B, done_B, out = carry
         pos_B1 = cache.length - rows["first"][:, None]
         x_B1D, cache = model(id_B[:, None], pos_B1, place_B, cache=cache)
-        new = choose(model, x_B1D[:, 0], rows["key"], t + at, sampling)
+        new = choose(model, x_B1D[:, 0], uniform_tB[at], sampling)
         out = tuple(x_tB.at[at].set(x_B) for x_tB, x_B in zip(out, new, strict=True))
         return at + 1, cache, new[0], done_B | stop_V[new[0]], out
 
@@ -266,7 +273,7 @@ class Policy:
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.ends
-        text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end])
+        text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end], clean_up_tokenization_spaces=False)
         return Continuation(ids_L, logp_L, text, "end" if is_end else "step" if stop_V[ids_L[-1]] else "length")
 
 

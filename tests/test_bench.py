@@ -61,6 +61,16 @@ def test_scoring_gives_the_peers_scores_in_both_dtypes(monkeypatch, tmp_path):
     assert got["notes"]["best_tokens_per_second"].startswith(f"faster on this machine: {faster}, ")
 
 
+def test_sampling_draws_the_peers_greedy_tokens(monkeypatch, tmp_path):
+    sizes = [
+        f"sampling.{key}" for key in ("prompts=3", "n=4", "prompt_tokens=9", "new_tokens=20", "rows=8", "repeats=1")
+    ]
+    got = results(monkeypatch, tmp_path / "bench", "what=sampling", "peer=torch", "dtypes=[float32]", *sizes, *SMALL)
+    assert got["tokens"] == 3 * 4 * 20 and got["torch_float32_same_tokens"] == 1
+    ratio = got["float32_tokens_per_second"] / got["torch_float32_tokens_per_second"]
+    assert got["times_torch_best"] == got["times_torch_float32"] == pytest.approx(ratio)
+
+
 def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):
     """An environment without packages: the error comes before anything is measured."""
     venv.create(tmp_path / "bare", symlinks=True)
@@ -160,7 +170,7 @@ def test_the_compiled_steps_of_eight_devices_hold_an_eighth_each(tmp_path):
         ("rerank.python_trials=0", "error: rerank.python_trials: got 0, expected at least 1"),
         ("rerank.steps=2.5", "error: rerank.steps: got 2.5, expected an integer"),
         ("train.rows=3", "error: train.rows: got 3, expected a divisor of train.solutions (8)"),
-        ("what=sleep", "error: what: got 'sleep', expected train, score, rerank, startup, memory"),
+        ("what=sleep", "error: what: got 'sleep', expected train, score, sampling, rerank, startup, memory"),
         ("peer=keras", "error: peer: got 'keras', expected null, torch, trl where what=train"),
         ("repeats=0", "error: repeats: got 0, expected at least 1"),
         ("dtypes=[float16]", "error: dtypes: got ['float16'], expected float32, bfloat16 or both"),

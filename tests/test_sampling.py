@@ -115,7 +115,9 @@ def test_100_000_draws_have_the_law_by_chi_square(rng, temperature, top_k, top_p
     n, V, law = 100_000, 300, Sampling(temperature, top_k, top_p, 1)
     logit_V = (3 * rng.standard_normal(V)).astype(np.float32)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(1), i))(jnp.arange(n))
-    drawn_B = jax.jit(lambda keys: sampling.draw(jnp.tile(logit_V, (n, 1)), keys, law))(keys)
+    uniform_B = sampling.uniforms(keys, 5, 2)[1]
+    assert uniform_B[7] == jax.random.uniform(jax.random.fold_in(keys[7], 6))
+    drawn_B = jax.jit(lambda uniform_B: sampling.draw(jnp.tile(logit_V, (n, 1)), uniform_B, law))(uniform_B)
     p_V, count_V = expected_law(logit_V, temperature, top_k, top_p), np.bincount(drawn_B, minlength=V)
     assert count_V[p_V == 0].sum() == 0
     often_V = p_V * n >= 10

@@ -26,7 +26,8 @@ from prm_jax.launch.mesh import MeshConfig, check_divides, make_sharded
 from prm_jax.model import PRM, ModelConfig
 
 # The jobs that models do: their peers, each with what `pip install` gives its interpreter.
-PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}, "score": {"torch": "torch transformers"}}
+PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}}
+PEERS |= {what: {"torch": "torch transformers"} for what in ("score", "sampling")}
 DTYPES = Rule(lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both")
 
 
@@ -47,6 +48,16 @@ class Score:
     longest: Count
     rows: Count
     tokens: Count | None
+    repeats: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    prompts: Count
+    prompt_tokens: Count
+    n: Count
+    new_tokens: Count
+    rows: Count
     repeats: Count
 
 
@@ -83,6 +94,7 @@ class BenchConfig:
     model: hf_config.ModelChoice
     train: Train
     score: Score
+    sampling: Samples
     rerank: Rerank
     memory: Memory
     peer: str | None
@@ -143,7 +155,8 @@ def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
 def random_model(cfg: BenchConfig, dtype: str) -> PRM:
     """Random weights of the shape asked for; of one seed the same in each dtype."""
     choice = dataclasses.replace(cfg.model, dtype=dtype)
-    model_cfg, _ = hf_config.resolve_model(choice, hf_config.read_config(hf.EMBEDDED), "model", head=choice.head)
+    uses = {"head": "none", "lm_head": True} if cfg.what == "sampling" else {"head": choice.head}
+    model_cfg, _ = hf_config.resolve_model(choice, hf_config.read_config(hf.EMBEDDED), "model", **uses)
     check_divides(model_cfg, getattr(cfg, cfg.what).rows, f"{cfg.what}.rows")
     return make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
 

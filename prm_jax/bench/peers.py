@@ -4,9 +4,10 @@
 FOLDER/result.json. It is a process of its own and imports nothing of ours, since its interpreter may be another one: TRL
 (1.13.0 was the last release with a PRMTrainer) is no dependency.
 
-job.json     what (train, score), peer (torch, trl), dtypes; to train steps (of each its solutions: ids, step_end, label), rates
-             (one a step), b1, b2, weight_decay, clip; to score solutions (ids, step_end)
-result.json  of each dtype seconds and loss, one a step; or seconds of all and score, a list a solution
+job.json     what (train, score, sampling), peer (torch, trl), dtypes; to train steps (of each its solutions: ids, step_end, label), rates
+             (one a step), b1, b2, weight_decay, clip; to score solutions (ids, step_end); to sample prompts (ids), n, new_tokens
+result.json  of each dtype seconds and loss, one a step; or seconds of all and score, a list a
+             solution; or seconds of all and greedy, the most likely tokens after the first prompt
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForTokenClassification, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer, TrainerCallback
 
 
 def load(folder: Path):
@@ -108,7 +109,22 @@ def score_torch(folder: Path, job, dtype: str):
     return {"seconds": time.perf_counter() - start, "score": [scores[i] for i in range(len(scores))]}
 
 
+@torch.no_grad()
+def sampling_torch(folder: Path, job, dtype: str):
+    """`generate` with n samples a prompt, always of as many tokens: no token ends them."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    prompts = [torch.tensor([ids]) for ids in job["prompts"]]
+    model.generation_config.eos_token_id = None
+    most = {"pad_token_id": 0, "max_new_tokens": job["new_tokens"]}
+    greedy = model.generate(prompts[0], do_sample=False, **most)  # and the first call, which is slower
+    start = time.perf_counter()
+    for ids in prompts:
+        model.generate(ids, do_sample=True, top_k=0, num_return_sequences=job["n"], **most)
+    return {"seconds": time.perf_counter() - start, "greedy": greedy[0, len(job["prompts"][0]) :].tolist()}
+
+
 JOBS = {"train": {"torch": train_torch, "trl": train_trl}, "score": {"torch": score_torch}}
+JOBS["sampling"] = {"torch": sampling_torch}
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
