@@ -217,9 +217,8 @@ class Block(nnx.Module):
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
         k_BSGK, v_BSGK = k_BLGK, v_BLGK
         if past is not None:
-            past = tuple(
-                fill(x, y.swapaxes(1, 2), slot_BL[0, 0], 2) for x, y in zip(past, (k_BLGK, v_BLGK), strict=True)
-            )
+            new = k_BLGK.swapaxes(1, 2), v_BLGK.swapaxes(1, 2)
+            past = tuple(fill(x_BGSK, y_BGLK, slot_BL[0, 0], axis=2) for x_BGSK, y_BGLK in zip(past, new, strict=True))
             k_BSGK, v_BSGK = (x_BGSK.swapaxes(1, 2) for x_BGSK in past)
         o_BLHK = shard_heads(attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
         x_BLD += linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
@@ -254,11 +253,9 @@ class PRM(nnx.Module):
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
-            visible_until_BS, end = (
-                fill(cache.visible_until_BS, visible_until_BL, cache.length, 1),
-                ids_BL.shape[1] + cache.length,
-            )
-            slot_BL = jnp.broadcast_to(cache.length + jnp.arange(ids_BL.shape[1]), ids_BL.shape)
+            L, at = ids_BL.shape[1], cache.length
+            end, slot_BL = at + L, jnp.broadcast_to(at + jnp.arange(L), ids_BL.shape)
+            visible_until_BS = fill(cache.visible_until_BS, visible_until_BL, at, axis=1)
             x_BLD = jnp.where(end <= visible_until_BS.shape[1], x_BLD, jnp.nan)  # no slots are left
         near_BS = visible_until_BS
         if cfg.window is not None:
