@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format, encode
@@ -354,7 +354,7 @@ class SamplingConfig:
     dtype: str
     problems: str
     n: Count
-    checker: Literal["string", "number", "math"]
+    checker: Literal["task", "string", "number", "math"]
     sampling: Sampling
     batch_rows: Count
     seed: Natural
@@ -373,19 +373,23 @@ def main(cfg):
     folder, given = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
     folder, cfg = writable_folder(folder), parse(given, SamplingConfig)
     total = sum(1 for _ in read_questions(cfg.problems))  # reads every row once, before anything is drawn
-    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)), contextlib.closing(Checker(cfg.checker)) as checker:
+    by_task = cfg.checker == "task"
+    with (
+        jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
+        contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
+    ):
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows)
         if not resumes:
             run_folder.create_run_folder(folder, given)
         path, questions = folder / "pool.jsonl", read_questions(cfg.problems)
-        counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grader(checker), total)
+        grade = tasks.grade if by_task else grader(checker)
+        counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grade, total)
     if policy.stats.tokens:
         print(policy.stats.summary())
     print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
     graded = counts["right"] + counts["wrong"]
-    rate = (
-        f"{counts['right'] / graded:.3f} of {graded:,} right by {checker.name}" if graded else "no answer to grade by"
-    )
+    by = "the task's checker" if by_task else checker.name
+    rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {by}" if graded else "no answer to grade by"
     print(f"pool        {rate}; {path}")
 
 

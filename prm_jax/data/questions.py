@@ -74,7 +74,7 @@ def whole_lines(file) -> Iterator[dict]:
         yield json.loads(line)
 
 
-COUNTS = (
+COUNTS = [
     "problems",
     "resumed",
     "candidates",
@@ -85,7 +85,7 @@ COUNTS = (
     "right",
     "wrong",
     "ungraded",
-)
+]
 
 
 def counts_of(line: dict) -> collections.Counter:
