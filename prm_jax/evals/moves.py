@@ -1,6 +1,6 @@
-"""task=moves: does a verifier rank the next moves of a state? AUROC of exact reachability among all legal ones, as search needs it.
+"""task=moves: does a verifier rank the next moves of a state, as search needs it? AUROC of exact reachability.
 
-Every move is a right line, so that a verifier of correctness has nothing to tell them apart by but what it learned besides.
+Every move is a right line, so a verifier of correctness can tell them apart only by what it learned besides.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Of each verifier the mean AUROC over problems, of all states and by the lines before them; the first against each other."""
+    """Of each verifier the mean AUROC over problems, and by the lines before a state; the first less each other."""
     data = data_of(setup, setup.checkpoints[0])[0]
     if data.name != "countdown":
         raise InputError(f"data: task=moves knows the legal moves of countdown alone, got {data.name}")

@@ -1,13 +1,13 @@
 """Countdown: reach a target with all of a few numbers. Right lines are easy to check, good ones are hard to choose.
 
-A problem is numbers, sorted, and a target, `3,5,7,9=24?`. A line takes two numbers at hand and puts their result in their
-place, `9*3=27`, or `9*3=27 5,7,27` where it restates what is left: one line less than numbers, and the last one's result must
-be the target. All values are from 1 to 99, divisions have no remainder.
+A problem is numbers, sorted, and a target, `3,5,7,9=24?`. A line takes two numbers at hand and puts their result in
+their place, `9*3=27`, or `9*3=27 5,7,27` where it restates what is left: one line less than numbers, and the last one's
+result must be the target. All values are from 1 to 99, divisions have no remainder.
 
-Most legal moves leave the target out of reach, so here a step can be right and worthless: correctness and value part. The answer
-certifies itself, since the target stands in the problem; majorities and outcome models mean little here.
+Most legal moves put the target out of reach, so here a step can be right and worthless: correctness and value part. The
+answer certifies itself, since the target stands in the problem; majorities and outcome models mean little here.
 
-The numbers stand sorted in a problem's text, so a permutation is no other problem and the text's hash splits without a leak.
+Numbers stand sorted in a problem's text, so a permutation is no other problem: the text's hash splits without a leak.
 """
 
 import dataclasses
@@ -186,9 +186,11 @@ def judge_all(problem: str, steps: Sequence[str]) -> list[tuple[str, Hand]]:
 
 
 def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
-    """Of each line by itself, going on from what the lines before wrote: "right" if it computes with two numbers at hand,
-    gets it right and restates, if it does, what is left; else its first error: "form" (no such line), "operand" (not at hand),
-    "arithmetic", "cheat" (a last line that claims the target by false arithmetic), "range" (a value beyond 1 to 99), "rest"."""
+    """Of each line by itself, going on from what the lines before wrote: "right", or its first error.
+
+    form: no such line; operand: one is not at hand; arithmetic; cheat: a last line that claims the target by false
+    arithmetic; range: a value beyond 1 to 99; rest: it restates something else than what is left.
+    """
     return [verdict for verdict, _ in judge_all(problem, steps)]
 
 
