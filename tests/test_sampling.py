@@ -292,6 +292,22 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
     assert (tmp_path / "a" / "pool.jsonl").read_bytes() == before
 
 
+def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp_path):
+    file = tmp_path / "chains.jsonl"
+    file.write_text(
+        "".join(json.dumps({"problem": p}) + "\n" for p in ("4 +5 *3 max2 -2 mod7?", "1 max2 min3 max4 +1 mod7?"))
+    )
+    asked = (f"problems={file}", "n=8", "checker=task", "sampling.max_tokens=60", "batch_rows=16", "hydra.run.dir=a")
+    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
+    pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
+    assert [p.answer for p in pool] == ["4", "5"] and "of 16 right by the task's checker" in out
+    right = [c.correct for p in pool for c in p.candidates]
+    assert right == [c.answer == p.answer for p in pool for c in p.candidates] and any(right)
+    file.write_text(json.dumps({"problem": "What is 2 + 3?"}) + "\n")
+    message = call(sampling.main, monkeypatch, "sampling", *asked[:-1], "hydra.run.dir=b")
+    assert message.startswith("error: not a problem of an embedded task (chain, countdown): 'What is 2 + 3?'")
+
+
 @pytest.mark.parametrize("kept", [0, 1, 100, 3000])
 def test_a_pool_that_was_cut_anywhere_becomes_the_undisturbed_one(policy, questions, tmp_path, kept):
     """Of so many bytes of it; 8 problems are drawn at a time."""
