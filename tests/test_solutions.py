@@ -740,7 +740,7 @@ def test_a_file_named_for_an_evaluation_is_measured_whole(tmp_path):
     assert [s.problem for s in whole.splits["test"]] == PROBLEMS and not whole.splits["train"]
     fold_4 = [name for name, fold in zip(PROBLEMS, FOLDS) if fold == 4]
     for named in (True, False):  # a fold that the config names is a fold; so is the data of a run
-        data = load_evaluation(file_config(path=path, folds=5, fold=4), 0, named)
+        data = load_evaluation(file_config(path=path, folds=5, fold=4), 0, named=named)
         assert [s.problem for s in data.splits["test"]] == fold_4
     trained = load_splits(file_config(path=path, folds=5), 0).splits  # fold 0
     assert load_evaluation(file_config(path=path, folds=5), 0, named=False).splits == trained
@@ -803,7 +803,7 @@ def test_a_reader_is_one_entry(tmp_path, monkeypatch):
     data = load_evaluation(config, 0, named=True)
     assert data.splits["test"] == [Solution("p", ("a", "b"), (0.0, None), answer="mask", id="rows.jsonl:1")]
     assert data.counts["rows_seen_by_the_reader"] == data.counts["labels_after_first_error_mask"] == 1
-    with pytest.raises(InputError, match="^data.name: got 'line', expected chain, native, .*, lines$"):
+    with pytest.raises(InputError, match="^data.name: got 'line', expected chain, countdown, native, .*, lines$"):
         file_config(name="line")
 
 

@@ -230,7 +230,7 @@ BAD = [
     (["steps=1e3"], r"steps: got 1000.0, expected an integer"),
     (["model.head=two"], r"model.head: got 'two', expected scalar, binary, mlp or ternary"),
     (["objective=prn"], r"objective: got 'prn', expected prm, orm or lm"),
-    (["data=nothing"], r"data: got 'nothing', expected chain, files"),
+    (["data=nothing"], r"data: got 'nothing', expected chain, chain_easy, "),
     (["data=jsonl"], r"data.path: expected a file"),
     (["data=jsonl", "data.path=nowhere.jsonl"], r"nowhere.jsonl: no such file"),
     (["data.task.slip=2"], r"data.task.slip: got 2.0, expected a number in \[0, 1\]"),

@@ -92,10 +92,13 @@ def data_config(node) -> DataConfig:
     return cfg
 
 
-def load_splits(cfg: DataConfig, seed: int, draw: Draw, labels_required: bool = False) -> Data:
-    """The three splits to train on. Of an embedded task: solutions by its solver, or by its policy, which `draw` asks. Of files: the test split is `test_path`, or else the fold `fold` of the problems, the validation
-    split `validation_path`, or else the next fold; what is left trains. With `labels_required` a native row without labels
-    raises: a misspelt column would train on nothing."""
+def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False) -> Data:
+    """The three splits to train on.
+
+    Of an embedded task: solutions by its solver, or by its policy, which `draw` asks. Of files: the test split is
+    `test_path`, or else the fold `fold` of the problems, the validation split `validation_path`, or else the next fold; what
+    is left trains. With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
+    """
     if isinstance(cfg, TaskData):
         return _load_task(cfg, seed, draw)
     splits, counts, fingerprints = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
@@ -109,7 +112,7 @@ def load_splits(cfg: DataConfig, seed: int, draw: Draw, labels_required: bool = 
     return Data(splits, counts, fingerprints)
 
 
-def load_evaluation(cfg: DataConfig, seed: int, draw: Draw, named: bool) -> Data:
+def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, named: bool) -> Data:
     """What to evaluate on, as the split `test`: all of a file that was `named` for it, unless the config names a fold or a
     test file; else the test split of the run's own data, beside the splits that it was trained with."""
     if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
