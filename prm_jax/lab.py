@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from prm_jax import tasks
+from prm_jax import InputError, tasks
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import Problem, iter_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.splits import TaskData
+from prm_jax.launch import run_folder
 from prm_jax.launch.hosts import max_over_processes
 from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 
@@ -39,12 +40,16 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
             path.parent.mkdir(exist_ok=True)
             for file in ("about.json", path.name):
                 os.replace(Path(part) / file, path.with_name(file))
-    print(f"samples     {len(problems)} problems x {n} of {policy.name}, kept in {path.parent}")
+    counts = run_folder.read_json(path.with_name("about.json"))["counts"]
+    right = counts["right"] / counts["candidates"]
+    print(f"samples     {len(problems)} problems x {n} of {policy.name}, {right:.3f} right, kept in {path.parent}")
     return iter_pool(path)
 
 
 @functools.cache
 def open_lab_policy(path: str, temperature: float, max_tokens: int) -> Policy:
-    return open_policy(
-        path, "best", read_format("plain"), "float32", Sampling(temperature, None, 1.0, max_tokens), ROWS
-    )
+    law = Sampling(temperature, None, 1.0, max_tokens)
+    try:
+        return open_policy(path, "best", read_format("plain"), "float32", law, ROWS)
+    except InputError as error:
+        raise InputError(f"data.policy: {error}") from None

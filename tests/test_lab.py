@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import lab, tasks
+from prm_jax import InputError, lab, tasks
 from prm_jax.data.splits import data_config, task_solutions
 from prm_jax.launch.config import CONF
 from prm_jax.sampling import Policy
@@ -47,6 +47,12 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
         asked = {"cfg": CFG, "problems": problems, "n": 8, "seed": 0} | change
         with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
             list(lab.policy_pool(**asked))
+
+
+def test_a_policy_that_is_none_is_named_by_its_key(cache):
+    for path, message in (("/nowhere", "no such folder"), ("embedded_orm", "is a verifier")):
+        with pytest.raises(InputError, match=f"^data.policy: {path}: {message}"):
+            lab.policy_pool(dataclasses.replace(CFG, policy=path), ["4 +5 mod7?"], 1, 0)
 
 
 def test_samples_become_labelled_solutions(cache):

@@ -1,4 +1,4 @@
-"""task=report: step metrics, then best-of-N on a pool: the one that is named, or a fresh one where the data has a solver."""
+"""task=report: step metrics, then best-of-N on a pool: the one that is named, or a fresh one where the data is an embedded task."""
 
 import dataclasses
 
