@@ -137,7 +137,12 @@ def solved(problem: str, steps: Sequence[str]) -> bool:
 
 def fact_laws(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
     """P(result | value) of the noisy solver, [p, p], for each (operation, operand)."""
-    return _fact_laws(cfg.modulus, tuple(cfg.hard.items()), cfg.hard_right, cfg.belief, cfg.slip, cfg.seed)
+    return _fact_laws(*law_keys(cfg))
+
+
+def law_keys(cfg: Config) -> tuple:
+    """What the solver's laws depend on."""
+    return cfg.modulus, tuple(cfg.hard.items()), cfg.hard_right, cfg.belief, cfg.slip, cfg.seed
 
 
 @functools.cache
@@ -168,7 +173,7 @@ def _fact_laws(p: int, hard: tuple, hard_right: float, belief: float, slip: floa
 def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
     """The lines of one solution by the noisy solver. A merged line makes the errors of both of its operations."""
     value, operations, _ = parse_problem(problem)
-    laws, done, steps = _bounds(cfg), 0, []
+    laws, done, steps = _bounds(*law_keys(cfg)), 0, []
     while done < len(operations):
         own = operations[done : done + 1 + (done + 1 < len(operations) and rng.random() < cfg.merge)]
         first, done = value, done + len(own)
@@ -180,14 +185,10 @@ def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def _bounds(cfg: Config) -> dict[tuple[str, int], list[list[float]]]:
-    """Cumulated `fact_laws`, the last bound left out, so that rounding cannot give a result beyond it."""
-    return _bounds_of(cfg.modulus, tuple(cfg.hard.items()), cfg.hard_right, cfg.belief, cfg.slip, cfg.seed)
-
-
 @functools.cache
-def _bounds_of(*key):
-    return {fact: np.cumsum(law_vw, 1)[:, :-1].tolist() for fact, law_vw in _fact_laws(*key).items()}
+def _bounds(*keys) -> dict[tuple[str, int], list[list[float]]]:
+    """Cumulated laws, the last bound left out, so that rounding cannot give a result beyond it."""
+    return {fact: np.cumsum(law_vw, 1)[:, :-1].tolist() for fact, law_vw in _fact_laws(*keys).items()}
 
 
 def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
