@@ -16,7 +16,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,8 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format, encode
 from prm_jax.data.grading import Checker
 from prm_jax.data.pools import Problem
-from prm_jax.data.questions import COUNTS, as_candidate, counts_of, grader, read_questions, whole_lines
+from prm_jax.data.questions import COUNTS, as_candidate, counts_of, grader, read_questions
+from prm_jax.data.rows import append_rows
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect, parse
@@ -317,28 +317,21 @@ def draw_pool(
     share_file(path), share_file(path.with_name("about.json"))
     run_folder.check_about(path, about)
     key, policy.stats = jax.random.key(seed), SamplingStats()
-    problems, size = enumerate(problems), max(1, 4 * policy.batch_rows // n)
-    with path.open("a+b") as file, cli.progress("sampling", total, "problem") as bar:
-        file.seek(0)
-        while chunk := list(itertools.islice(problems, size)):
-            lines = list(itertools.islice(whole_lines(file), len(chunk)))
-            for number, ((_, asked), line) in enumerate(zip(chunk, lines, strict=False), counts["problems"] + 1):
-                found, wanted = (line["id"], line["problem"]), (asked.id, asked.problem)
-                expect(found == wanted, f"{path} line {number}", found, f"{wanted!r}: it was drawn from other input")
-            counts["resumed"] += len(lines)
-            if len(lines) < len(chunk):
-                samples = policy.extend([(q.problem, ()) for _, q in chunk], n, "end", key, chunk[0][0])
-                for (_, asked), own in list(zip(chunk, samples, strict=True))[len(lines) :]:
-                    candidates = tuple(as_candidate(policy.format, c.text, c.ended == "end") for c in own)
-                    graded = grade(Problem(asked.id, asked.problem, asked.answer, candidates))
-                    lines.append(dataclasses.asdict(graded) | {"policy_tokens": sum(len(c.ids_L) for c in own)})
-                    file.write(json.dumps(lines[-1], allow_nan=False).encode() + b"\n")
-                file.flush()
-            for line in lines:
-                counts.update(counts_of(line))
-            bar.update(len(chunk))
-        more = file.readline()[:60]
-        expect(not more, f"{path} line {counts['problems'] + 1}", more, "its end: it was drawn from other input")
+
+    def draw_rows(asked, first: int) -> list[dict]:
+        samples = policy.extend([(q.problem, ()) for q in asked], n, "end", key, first)
+        pools = [tuple(as_candidate(policy.format, c.text, c.ended == "end") for c in own) for own in samples]
+        graded = [grade(Problem(q.id, q.problem, q.answer, pool)) for q, pool in zip(asked, pools, strict=True)]
+        tokens = [{"policy_tokens": sum(len(c.ids_L) for c in own)} for own in samples]
+        return [dataclasses.asdict(p) | spent for p, spent in zip(graded, tokens, strict=True)]
+
+    fields = lambda asked: {"id": asked.id, "problem": asked.problem}
+    with cli.progress("sampling", total, "problem") as bar:
+        for rows, old in append_rows(path, problems, max(1, 4 * policy.batch_rows // n), fields, draw_rows):
+            counts["resumed"] += old
+            for row in rows:
+                counts.update(counts_of(row))
+            bar.update(len(rows))
     about |= {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
     run_folder.write_json(path.with_name("about.json"), about | {"versions": run_folder.versions()})
     return counts

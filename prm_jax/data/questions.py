@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,15 +62,6 @@ def grader(checker: Checker) -> Callable[[Problem], Problem]:
         return dataclasses.replace(problem, candidates=tuple(map(right, problem.candidates)))
 
     return grade
-
-
-def whole_lines(file) -> Iterator[dict]:
-    """The rows of a file from where it stands; a last line that was cut off is dropped."""
-    while line := file.readline():
-        if not line.endswith(b"\n"):
-            file.truncate(file.tell() - len(line))
-            return
-        yield json.loads(line)
 
 
 COUNTS = [

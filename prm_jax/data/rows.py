@@ -2,14 +2,16 @@
 
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from prm_jax import InputError
+from prm_jax.launch.config import expect
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 
@@ -163,6 +165,38 @@ def write_rows(path, rows: Iterable[dict]):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def append_rows(path, items: Iterable, size: int, fields: Callable, make: Callable) -> Iterator[tuple[list[dict], int]]:
+    """Yields (the rows of `size` items, how many of them were there before) of a JSON Lines file that has a row an item.
+
+    What is there stays; the rest is made by make(items, number of the first) and appended. Items are made in fixed chunks, a
+    chunk that was cut off once more and whole, so that the file becomes that of an undisturbed call byte for byte; a last line
+    that was cut off is dropped. `fields(item)`: what its row must have. InputError where a row there belongs to another item.
+    """
+    items, number = iter(items), 0
+    with open(path, "a+b") as file:
+        file.seek(0)
+        while chunk := list(itertools.islice(items, size)):
+            rows = []
+            while len(rows) < len(chunk) and (line := file.readline()):
+                if not line.endswith(b"\n"):
+                    file.truncate(file.tell() - len(line))
+                    break
+                rows.append(json.loads(line))
+            for row, (i, item) in zip(rows, enumerate(chunk, number + 1), strict=False):
+                wanted = fields(item)
+                found, wanted = tuple(row.get(name) for name in wanted), tuple(wanted.values())
+                expect(found == wanted, f"{path} line {i}", found, f"{wanted!r}: it was drawn from other input")
+            old = len(rows)
+            if old < len(chunk):
+                rows += make(chunk, number)[old:]
+                file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows[old:])
+                file.flush()
+            number += len(chunk)
+            yield rows, old
+        more = file.readline()[:60]
+        expect(not more, f"{path} line {number + 1}", more, "its end: it was drawn from other input")
 
 
 def file_fingerprint(path) -> str:
