@@ -3,7 +3,9 @@
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8     writes labels.jsonl (native rows) and about.json
 
 A label of step t is of the K completions of the problem and steps 1..t: soft their share that is right, hard whether any is,
-threshold whether the share is at least `threshold`. So labels are values (data.label_kind=value), of the policy as completer. Rows
+threshold whether the share is at least `threshold`. first_error spends less: in a solution with a wrong answer it finds the first
+prefix of which no completion is right by bisection (OmegaPRM, Luo et al. 2024), ceil(log2 T) prefixes of T, all solutions of a
+chunk at once; steps before it are good, it is bad, what follows is not labelled. So labels are values (data.label_kind=value), of the policy as completer. Rows
 keep the counts, so that other labels can be made of them without new completions.
 """
 
@@ -63,6 +65,25 @@ def count_right(
     return found
 
 
+def first_errors(lengths: Sequence[int], is_alive: Callable[[list[tuple[int, int]], int], list[bool]]) -> list[int]:
+    """For each solution of so many steps, whose answer is wrong, the index of the first step after which nothing is right.
+
+    is_alive([(solution, steps kept)], round) says of which prefixes some completion is right; a round asks one prefix of every
+    solution that is not done, so that T steps take ceil(log2 T) rounds.
+    """
+    low_n, high_n, rounds = (
+        [0] * len(lengths),
+        list(lengths),
+        0,
+    )  # kept steps that are known to be alive, and to be dead
+    while open_n := [n for n in range(len(lengths)) if high_n[n] - low_n[n] > 1]:
+        asked = [(n, (low_n[n] + high_n[n]) // 2) for n in open_n]
+        for (n, kept), alive in zip(asked, is_alive(asked, rounds), strict=True):
+            (low_n if alive else high_n)[n] = kept
+        rounds += 1
+    return [high - 1 for high in high_n]
+
+
 def label_file(
     path: Path,
     policy: Policy,
@@ -90,15 +111,41 @@ def label_file(
     for s in solutions:
         starts.append(starts[-1] + len(s.steps))
 
+    def complete(prefixes: list, first: int, key) -> dict:
+        """{prefix: (right ones, tokens)} of distinct prefixes."""
+        distinct = list(dict.fromkeys(prefixes))
+        answers = [golds[problem] for problem, _ in distinct]
+        return dict(zip(distinct, count_right(policy, distinct, answers, k, key, first, grade), strict=True))
+
+    def all_prefixes(chunk: Sequence[Solution], first: int):
+        """(labels, right ones of every prefix) of each solution, and what was completed."""
+        prefixes = [[(s.problem, s.steps[: t + 1]) for t in range(len(s.steps))] for s in chunk]
+        found = complete([p for own in prefixes for p in own], starts[first], key)
+        right = [[found[p][0] for p in own] for own in prefixes]
+        return [[LABELS[label](n, k, threshold) for n in right_T] for right_T in right], right, found
+
+    def bisected(chunk: Sequence[Solution], first: int):
+        """The same of label=first_error; null where a prefix was not asked or a step is not labelled."""
+        right, found = [[None] * len(s.steps) for s in chunk], {}
+        wrong = [n for n, s in enumerate(chunk) if s.outcome == 0]
+
+        def is_alive(asked, rounds):
+            prefixes = [(chunk[wrong[n]].problem, chunk[wrong[n]].steps[:kept]) for n, kept in asked]
+            found.update(complete(prefixes, starts[first], jax.random.fold_in(key, rounds)))
+            for (n, kept), prefix in zip(asked, prefixes, strict=True):
+                right[wrong[n]][kept - 1] = found[prefix][0]
+            return [found[prefix][0] > 0 for prefix in prefixes]
+
+        errors = dict(zip(wrong, first_errors([len(chunk[n].steps) for n in wrong], is_alive), strict=True))
+        place = lambda n, t: None if t > errors.get(n, t) else float(t != errors.get(n))
+        return [[place(n, t) for t in range(len(s.steps))] for n, s in enumerate(chunk)], right, found
+
     def label_rows(chunk: Sequence[Solution], first: int) -> list[dict]:
-        distinct = list({(s.problem, s.steps[: t + 1]): None for s in chunk for t in range(len(s.steps))})
-        golds_here = [golds[problem] for problem, _ in distinct]
-        right = count_right(policy, distinct, golds_here, k, key, starts[first], grade)
-        found, paid, rows = dict(zip(distinct, right, strict=True)), set(), []
-        for s in chunk:
-            prefixes = [(s.problem, s.steps[: t + 1]) for t in range(len(s.steps))]
-            right_T, tokens = [found[p][0] for p in prefixes], sum(found[p][1] for p in prefixes if p not in paid)
-            paid |= set(prefixes)
+        labels, right, found = (bisected if label == "first_error" else all_prefixes)(chunk, first)
+        rows = []
+        for s, label_T, right_T in zip(chunk, labels, right, strict=True):
+            # A prefix that several solutions share is paid for once, by the first.
+            tokens = sum(found.pop((s.problem, s.steps[: t + 1]), (0, 0))[1] for t in range(len(s.steps)))
             row = {
                 "id": s.id,
                 "prompt": s.problem,
@@ -106,10 +153,8 @@ def label_file(
                 "outcome": s.outcome,
                 "answer": s.answer,
             }
-            row |= {"labels": [LABELS[label](right, k, threshold) for right in right_T], "label_kind": "value"}
-            rows.append(
-                row | {"right": right_T, "k": k, "completer": policy.name, "seed": seed, "policy_tokens": tokens}
-            )
+            row |= {"labels": label_T, "label_kind": "value", "right": right_T, "k": k}
+            rows.append(row | {"completer": policy.name, "seed": seed, "policy_tokens": tokens})
         return rows
 
     fields = lambda s: {"id": s.id, "prompt": s.problem, "completions": list(s.steps)}
@@ -134,7 +179,7 @@ class LabelingConfig:
     dtype: str
     input: str
     k: Count
-    label: Literal["soft", "hard", "threshold"]
+    label: Literal["soft", "hard", "threshold", "first_error"]
     threshold: Share
     checker: Literal["task", "string", "number", "math"]
     sampling: Sampling
@@ -146,8 +191,9 @@ class LabelingConfig:
     resume: str | None
 
 
-def read_input(path: str, by_task: bool) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: its right answer}) of a pool, or of native rows, which name no right answer and so need `by_task`."""
+def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
+    """(solutions, {problem: its right answer}) of a pool, or of native rows, which name no right answer and so need checker=task."""
+    by_task = checker == "task"
     if "candidates" in next(iter(read_rows(path)))[1]:
         pool = read_pool(path)
         golds = {p.problem: p.answer for p in pool}
@@ -157,7 +203,7 @@ def read_input(path: str, by_task: bool) -> tuple[list[Solution], dict[str, str 
                 raise InputError(f"{path}: problem {p.id}: {found}")
         make = lambda p, n, c: Solution(p.problem, c.steps, None, None, _number(c.correct), c.answer, f"{p.id}/{n}")
         return [make(p, n, c) for p in pool for n, c in enumerate(p.candidates)], golds
-    expect(by_task, "checker", "other than task", "task for native rows, which have no right answers; a pool has them")
+    expect(by_task, "checker", checker, "task for native rows, which have no right answers; a pool has them")
     solutions, counts = sources.load(path, "native")
     cli.print_counts(counts)
     return solutions, {s.problem: None for s in solutions}
@@ -176,11 +222,15 @@ def main(cfg):
     folder, given = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
     folder, cfg = writable_folder(folder), parse(given, LabelingConfig)
     by_task = cfg.checker == "task"
-    solutions, golds = read_input(cfg.input, by_task)
+    solutions, golds = read_input(cfg.input, cfg.checker)
     with (
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
     ):
+        if cfg.label == "first_error" and (unknown := next((s for s in solutions if s.outcome is None), None)):
+            raise field_error(
+                f"{cfg.input}: {unknown.id}: outcome", None, "0 or 1: label=first_error searches wrong answers"
+            )
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows)
         if not resumes:
             run_folder.create_run_folder(folder, given)

@@ -13,7 +13,7 @@ from prm_jax import InputError, labeling, tasks
 from prm_jax.data import sources
 from prm_jax.data.formats import Format
 from prm_jax.data.solutions import write_jsonl
-from prm_jax.labeling import LABELS, count_right, label_file
+from prm_jax.labeling import LABELS, count_right, first_errors, label_file
 from prm_jax.launch.config import CONF, parse
 from prm_jax.sampling import Continuation, Sampling
 from prm_jax.tasks import chain
@@ -105,6 +105,42 @@ def test_rows_say_what_made_them_and_train(monkeypatch, tmp_path, solutions):
     ]
 
 
+def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():
+    """E19: ceil(log2 M) prefixes with an exact oracle, all chains at once."""
+    lengths, errors = zip(*[(T, e) for T in range(1, 18) for e in range(T)], strict=True)
+    asked = []
+
+    def is_alive(prefixes, rounds):
+        asked.append(prefixes)
+        return [kept <= errors[n] for n, kept in prefixes]
+
+    assert first_errors(lengths, is_alive) == list(errors)
+    assert len(asked) == 5  # ceil(log2 17)
+    times = [sum(n == m for prefixes in asked for m, _ in prefixes) for n in range(len(lengths))]
+    assert all(t <= int(np.ceil(np.log2(T))) for t, T in zip(times, lengths, strict=True))
+
+
+def test_first_error_labels_wrong_answers_by_bisection(monkeypatch, tmp_path, solutions):
+    """A completer that is right from any prefix without a wrong step, and never after one, finds the checker's labels."""
+    monkeypatch.setattr(labeling, "fingerprint", lambda model: "weights")
+
+    class Oracle(Solver):
+        def go_on(self, problem, steps, seed):
+            good = all(tasks.step_labels(problem, steps))
+            text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if good else "0=9\n"
+            return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "end")
+
+    policy, path = Oracle(), tmp_path / "labels.jsonl"
+    wrong = [s for s in solutions if s.outcome == 0]
+    write(path, solutions, policy, label="first_error", k=2)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, s in zip(rows, solutions, strict=True):
+        t = s.labels.index(0) if s.outcome == 0 else len(s.labels)
+        n = len(s.labels)
+        assert row["labels"] == ([1.0] * n if s.outcome else [1.0] * t + [0.0] + [None] * (n - t - 1))
+    assert len(wrong) > 3 and len(policy.asked) <= sum(int(np.ceil(np.log2(len(s.steps)))) for s in wrong)
+
+
 @pytest.mark.parametrize("kept", [0, 100, 2500])
 def test_a_file_that_was_cut_becomes_the_undisturbed_one(monkeypatch, tmp_path, solutions, kept):
     monkeypatch.setattr(labeling, "fingerprint", lambda model: "weights")
@@ -133,7 +169,7 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
     printed(labeling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a/labels.jsonl").read_bytes() == before
     message = call(labeling.main, monkeypatch, "labeling", asked[0], "checker=math", "hydra.run.dir=b")
-    assert message.startswith("error: checker: got 'other than task', expected task for native rows")
+    assert message.startswith("error: checker: got 'math', expected task for native rows")
     (tmp_path / "pool.jsonl").write_text(
         json.dumps({"id": "p", "problem": "2+2?", "candidates": [{"steps": ["4"]}]}) + "\n"
     )
