@@ -22,17 +22,16 @@ import jax
 from prm_jax import InputError, tasks
 from prm_jax.data import sources
 from prm_jax.data.answers import extract
-from prm_jax.data.formats import Format
 from prm_jax.data.grading import Checker
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import grader, steps_of
 from prm_jax.data.rows import append_rows, field_error, read_rows
 from prm_jax.data.solutions import Solution
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, Share, expect, parse
+from prm_jax.launch.config import Count, Share, expect, parse
 from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
-from prm_jax.launch.mesh import MeshConfig, make_mesh
-from prm_jax.sampling import Policy, Sampling, fingerprint, open_policy
+from prm_jax.launch.mesh import make_mesh
+from prm_jax.sampling import Policy, PolicyConfig, fingerprint, open_policy
 
 # label -> f(number of right ones of k completions, k, threshold) -> label
 LABELS = {
@@ -169,26 +168,14 @@ def label_file(
     return counts
 
 
-@dataclasses.dataclass(frozen=True)
-class LabelingConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelingConfig(PolicyConfig):
     """conf/labeling.yaml says what each key means."""
 
-    checkpoint: str
-    which: Literal["best", "latest"]
-    format: Format
-    dtype: str
     input: str
     k: Count
     label: Literal["soft", "hard", "threshold", "first_error"]
     threshold: Share
-    checker: Literal["task", "string", "number", "math"]
-    sampling: Sampling
-    batch_rows: Count
-    seed: Natural
-    mesh: MeshConfig
-    cpu_devices: Count
-    distributed: str | dict | None
-    resume: str | None
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:

@@ -337,16 +337,14 @@ def draw_pool(
     return counts
 
 
-@dataclasses.dataclass(frozen=True)
-class SamplingConfig:
-    """conf/sampling.yaml says what each key means."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """What commands share that ask a policy and check its answers; conf/sampling.yaml says what each key means."""
 
     checkpoint: str
     which: Literal["best", "latest"]
     format: Format
     dtype: str
-    problems: str
-    n: Count
     checker: Literal["task", "string", "number", "math"]
     sampling: Sampling
     batch_rows: Count
@@ -355,6 +353,14 @@ class SamplingConfig:
     cpu_devices: Count
     distributed: str | dict | None
     resume: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingConfig(PolicyConfig):
+    """conf/sampling.yaml says what each key means."""
+
+    problems: str
+    n: Count
 
 
 @cli.command("sampling")
