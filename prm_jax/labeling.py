@@ -3,10 +3,11 @@
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8     writes labels.jsonl (native rows) and about.json
 
 A label of step t is of the K completions of the problem and steps 1..t: soft their share that is right, hard whether any is,
-threshold whether the share is at least `threshold`. first_error spends less: in a solution with a wrong answer it finds the first
-prefix of which no completion is right by bisection (OmegaPRM, Luo et al. 2024), ceil(log2 T) prefixes of T, all solutions of a
-chunk at once; steps before it are good, it is bad, what follows is not labelled. So labels are values (data.label_kind=value), of the policy as completer. Rows
-keep the counts, so that other labels can be made of them without new completions.
+threshold whether the share is at least `threshold`. first_error spends less: in a solution with a wrong answer it finds the
+first prefix of which no completion is right by bisection (OmegaPRM, Luo et al. 2024), ceil(log2 T) prefixes of T, all
+solutions of a chunk at once; steps before it are good, it is bad, what follows is not labelled; all steps of a solution with
+a right answer are good. So labels are values (data.label_kind=value), of the policy as completer. Rows keep the counts, so that
+other labels can be made of them without new completions.
 """
 
 import collections
@@ -70,11 +71,7 @@ def first_errors(lengths: Sequence[int], is_alive: Callable[[list[tuple[int, int
     is_alive([(solution, steps kept)], round) says of which prefixes some completion is right; a round asks one prefix of every
     solution that is not done, so that T steps take ceil(log2 T) rounds.
     """
-    low_n, high_n, rounds = (
-        [0] * len(lengths),
-        list(lengths),
-        0,
-    )  # kept steps that are known to be alive, and to be dead
+    rounds, low_n, high_n = 0, [0] * len(lengths), list(lengths)  # kept steps that are known to be alive, to be dead
     while open_n := [n for n in range(len(lengths)) if high_n[n] - low_n[n] > 1]:
         asked = [(n, (low_n[n] + high_n[n]) // 2) for n in open_n]
         for (n, kept), alive in zip(asked, is_alive(asked, rounds), strict=True):
@@ -185,9 +182,9 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
         pool = read_pool(path)
         golds = {p.problem: p.answer for p in pool}
         for p in () if by_task else pool:
-            if p.answer is None:
-                found = field_error("answer", None, "the right answer, which completions are checked against")
-                raise InputError(f"{path}: problem {p.id}: {found}")
+            if p.answer is None or p.answer != golds[p.problem]:
+                expected = "the one right answer of its text, which completions are checked against"
+                raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
         make = lambda p, n, c: Solution(p.problem, c.steps, None, None, _number(c.correct), c.answer, f"{p.id}/{n}")
         return [make(p, n, c) for p in pool for n, c in enumerate(p.candidates)], golds
     expect(by_task, "checker", checker, "task for native rows, which have no right answers; a pool has them")

@@ -176,6 +176,6 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
     message = call(
         labeling.main, monkeypatch, "labeling", f"input={tmp_path}/pool.jsonl", "checker=number", "hydra.run.dir=c"
     )
-    assert "pool.jsonl: problem p: answer: found null, expected the right answer" in message
+    assert "pool.jsonl: problem p: answer: found null, expected the one right answer" in message
     message = call(labeling.main, monkeypatch, "labeling", f"input={tmp_path}/none.jsonl", "hydra.run.dir=d")
     assert "no such file" in message
