@@ -2,7 +2,7 @@
 
 python -m prm_jax.sampling checkpoint=POLICY problems=FILE n=64    writes pool.jsonl (data/pools.py) and about.json
 
-Sample j of prefix i draws the token at position t with the key fold_in(fold_in(fold_in(key, i), j), t), so it depends on
+Sample j of the prefix numbered i draws the token at position t with the key fold_in(fold_in(fold_in(key, i), j), t), so it depends on
 neither the batch nor the devices. What is left is rounding: other shapes may sum a logit in another order, and a draw within
 about 1e-6 of the border between two tokens may then take the other one.
 
@@ -196,10 +196,16 @@ class Policy:
         return found
 
     def extend(
-        self, prefixes: Sequence[tuple[str, tuple[str, ...]]], n: int, stop: Literal["step", "end"], key, first: int = 0
+        self,
+        prefixes: Sequence[tuple[str, tuple[str, ...]]],
+        n: int,
+        stop: Literal["step", "end"],
+        key,
+        first: int | Sequence[int] = 0,
     ) -> list[list[Continuation]]:
-        """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, first + i)."""
+        """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, its number): first + i, or first[i]."""
         stop_V, start = self.stops[stop], time.perf_counter()
+        number = np.arange(first, first + len(prefixes)) if isinstance(first, int) else np.asarray(first)
         expect(stop_V is not None, "format.separator", self.format.separator, f"a text within one token of {self.name}")
         check_divides(self.model.cfg, self.batch_rows, "batch_rows")
         requests = collections.defaultdict(list)  # distinct ids -> the prefixes that have them, computed once
@@ -210,7 +216,7 @@ class Policy:
         for L, prompts in itertools.groupby(sorted(requests, key=width), width):  # sorted keeps the order
             for group in self.groups(prompts, lambda ids: n * len(requests[ids])):
                 rows = [(p, i, j) for p, ids in enumerate(group) for i in requests[ids] for j in range(n)]
-                for (_, i, j), sample in zip(rows, self.decode(group, rows, L, stop_V, key, first), strict=True):
+                for (_, i, j), sample in zip(rows, self.decode(group, rows, L, stop_V, key, number), strict=True):
                     found[i][j] = self.continuation(*sample, stop_V)
         self.stats.seconds += time.perf_counter() - start
         self.stats.prompts += len(requests)
@@ -229,10 +235,13 @@ class Policy:
             yield group
 
     def few(self, n: int) -> int:
-        """A power of two that is at least n and a multiple of the mesh's parts: a few shapes serve all."""
-        return -(-(1 << (n - 1).bit_length()) // row_shards()) * row_shards()
+        """At least n rows, 32, 128, 512, ..., all of a batch or multiples of the mesh's parts: a few shapes serve all."""
+        rows = 32
+        while rows < n:
+            rows *= 4
+        return min(self.batch_rows, -(-rows // row_shards()) * row_shards())
 
-    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, first: int):
+    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number):
         """(ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it stopped."""
         P = self.few(len(group))
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
@@ -244,10 +253,10 @@ class Policy:
         self.stats.shapes.add(("prompts", P, L))
         for at in range(0, len(rows), self.batch_rows):
             here = np.array(rows[at : at + self.batch_rows])
-            B = min(self.few(len(here)), self.batch_rows)
+            B = self.few(len(here))
             filled = np.pad(here, ((0, B - len(here)), (0, 0)), mode="edge")
             batch = {"prompt": filled[:, 0], "first": first_P[filled[:, 0]], "is_real": np.arange(B) < len(here)}
-            batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, first + filled[:, 1], filled[:, 2])))
+            batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, number[filled[:, 1]], filled[:, 2])))
             batch = shard_batch(batch, B)
             batch["key"] = jax.random.wrap_key_data(batch["key"])
             yield from self.decode_rows(x_PD, cache, batch, len(here), L, stop_V)

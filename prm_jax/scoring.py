@@ -174,6 +174,37 @@ class CheckerScorer:
 
 
 @dataclasses.dataclass(frozen=True)
+class NoisyChecker:
+    """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always judged alike.
+
+    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value). The share
+    `missed` of the wrong steps passes for right: blind spots, which more samples find. A correct step has only such before it.
+    What is left is seen as a Gaussian observer with distance d' does: log-odds d' x, where x is normal with mean +-d'/2, variance 1.
+    """
+
+    judge: Callable
+    missed: float
+    distance: float
+    seed: int
+    name: str
+    label_kind: str = "correctness"
+    unit: str = "logit"
+    objective: str = "prm"
+
+    def score(self, rows: Rows) -> list[np.ndarray]:
+        return [self.score_one(problem, steps) for problem, steps in rows]
+
+    def score_one(self, problem: str, steps: Sequence[str]) -> np.ndarray:
+        draws = [(rng.random(), rng.standard_normal()) for rng in prefix_rngs(self.seed, problem, steps)]
+        uniform_T, normal_T = np.array(draws).reshape(-1, 2).T
+        seen_T = np.where(uniform_T < self.missed, 1.0, np.asarray(self.judge(problem, steps), float))
+        if self.label_kind == "correctness":
+            seen_T = np.minimum.accumulate(seen_T)
+        x_T = self.distance / 2 * (2 * seen_T - 1) + normal_T
+        return (self.distance * x_T).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class EquationScorer:
     """The equations of a text as a verifier, each step by itself: wrong -CERTAIN, right LIKELY, no verdict 0 (P = .5)."""
 
@@ -189,7 +220,11 @@ class EquationScorer:
 
 @dataclasses.dataclass(frozen=True)
 class RandomScorer:
-    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far."""
+    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far.
+
+    Equal texts get equal scores, so the best of n is one of the different texts, each as likely: below the mean where right
+    solutions are alike and wrong ones differ.
+    """
 
     seed: int
     name: str = "random"
@@ -198,13 +233,16 @@ class RandomScorer:
     objective: str = "prm"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
-        return [np.fromiter(self.draws(problem, steps), np.float32) for problem, steps in rows]
+        draw = lambda row: [rng.standard_normal() for rng in prefix_rngs(self.seed, *row)]
+        return [np.array(draw(row), np.float32) for row in rows]
 
-    def draws(self, problem: str, steps: Sequence[str]) -> Iterator[float]:
-        text = hashlib.sha256(json.dumps([self.seed, problem]).encode())
-        for step in steps:
-            text.update(json.dumps(step).encode())
-            yield np.random.default_rng(int.from_bytes(text.digest()[:8], "little")).standard_normal()
+
+def prefix_rngs(seed: int, problem: str, steps: Sequence[str]) -> Iterator[np.random.Generator]:
+    """A generator for each step, a pure function of seed, problem and steps so far."""
+    text = hashlib.sha256(json.dumps([seed, problem]).encode())
+    for step in steps:
+        text.update(json.dumps(step).encode())
+        yield np.random.default_rng(int.from_bytes(text.digest()[:8], "little"))
 
 
 def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:

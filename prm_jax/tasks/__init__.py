@@ -90,6 +90,11 @@ def step_labels(problem: str, steps: Sequence[str]) -> list[float]:
     return correctness(task_of(problem).verdicts(problem, steps))
 
 
+def are_right(problem: str, steps: Sequence[str]) -> list[float]:
+    """1 for each step that is no error by itself, 0 for the others."""
+    return [float(verdict in RATINGS) for verdict in task_of(problem).verdicts(problem, steps)]
+
+
 def grade(problem: Problem) -> Problem:
     """The problem of a pool, of any task, with its right answer, and each candidate's answer and whether it is right."""
     task, text = task_of(problem.problem), problem.problem

@@ -1,0 +1,242 @@
+"""task=search: share of problems solved against policy tokens, by method and difficulty, under each verifier."""
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import numpy as np
+
+from prm_jax import InputError, rerank, search, stats, tasks, votes
+from prm_jax.data import grading
+from prm_jax.data.formats import Format
+from prm_jax.data.pools import Problem, read_pool, write_pool
+from prm_jax.data.questions import Question, grader, read_questions
+from prm_jax.data.splits import TaskData
+from prm_jax.evals import pool_metrics
+from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
+from prm_jax.lab import policy_pool
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of
+from prm_jax.sampling import Policy, Sampling, draw_pool, open_policy
+
+are_methods = lambda names: bool(names) and all(name in search.METHODS for name in names)
+are_budgets = lambda budgets: bool(budgets) and all(type(x) is int and x > 0 for x in budgets)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(search.Options):
+    """conf/task/search.yaml says what each key means."""
+
+    methods: Annotated[list, Rule(are_methods, f"a list of {', '.join(search.METHODS)}")]
+    budgets: Annotated[list, Rule(are_budgets, "a list of whole numbers of tokens")]
+    problems: Count
+    questions: str | None
+    policy: str | None
+    policy_format: Format
+    samples: Count
+    difficulties: Count
+    checker: Literal["task", "string", "number", "math"]
+    aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
+    choice: Literal["best", "vote"]
+    max_steps: Count
+    stop_at: Share | None
+    first: Positive
+    sampling: Sampling
+    batch_rows: Count
+
+
+def needs_checkpoint(cfg: Config) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Arena:
+    """The problems of a search, who writes, and what the policy solves alone."""
+
+    questions: list[Question]
+    policy: Policy
+    grade: Callable[[Problem], Problem]
+    groups: Callable[[list[Problem]], list | None]  # of equal answers
+    samples: list[Problem]
+
+
+def run(setup: Setup, cfg: Config) -> dict:
+    verifiers = []
+    with contextlib.closing(grading.Checker("string" if cfg.checker == "task" else cfg.checker)) as checker:
+        for k, name in enumerate(setup.checkpoints):
+            arena = open_arena(setup, cfg, name, checker)
+            verifiers.append(search_all(setup, cfg, arena, open_scorer(setup, name), k))
+    return {"verifiers": verifiers, **{key: getattr(cfg, key) for key in ("choice", "stop_at", "samples")}}
+
+
+def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
+    by_task, data_cfg = cfg.checker == "task", None
+    if cfg.questions is None:
+        own = next((x for x in (name, *setup.checkpoints) if is_run(x)), name)
+        data_cfg, _ = data_of(setup, own)
+        if not isinstance(data_cfg, TaskData):
+            raise InputError(
+                f"questions: the data {data_cfg.name} has no problems to draw; name a file, questions=FILE"
+            )
+        texts = tasks.make_problems(tasks.TASKS[data_cfg.name], data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
+        questions = [Question(str(i), text) for i, text in enumerate(texts)]
+    else:
+        expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of questions=FILE")
+        questions = list(itertools.islice(read_questions(cfg.questions), cfg.problems))
+        expect(len(questions) > 1, "questions", cfg.questions, "a file of at least two problems")
+        if not by_task and (lacking := next((q for q in questions if q.answer is None), None)):
+            raise InputError(f"{cfg.questions}: problem {lacking.id}: has no right answer to check by")
+    law, path = cfg.sampling, cfg.policy or data_cfg.policy
+    policy = open_policy(path, "best", cfg.policy_format, "float32", law, cfg.batch_rows)
+    grade = tasks.grade if by_task else grader(checker)
+    own_law = data_cfg and (data_cfg.temperature, None, 1.0, data_cfg.max_tokens) == dataclasses.astuple(law)
+    if cfg.policy is None and own_law:
+        samples = list(policy_pool(data_cfg, [q.problem for q in questions], cfg.samples, setup.cfg.seed))
+    else:
+        path = setup.folder / "samples.jsonl"
+        draw_pool(path, policy, questions, cfg.samples, setup.cfg.seed, grade, len(questions))
+        samples = read_pool(path)
+    groups = lambda pool: None if by_task else grading.group_pool(pool, cfg.checker)
+    return Arena(questions, policy, grade, groups, samples)
+
+
+def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
+    """The numbers of one verifier: every method at every budget."""
+    alone = policy_alone(arena, setup.cfg.seed)
+    is_value = scorer.objective == "orm" or scorer.label_kind == "value"
+    how = cfg.aggregator or ("last" if is_value else "prod")
+    easy_first_P = np.argsort(-alone.pop("right_P"), kind="stable")
+    bins = np.array_split(easy_first_P, min(cfg.difficulties, len(easy_first_P)))
+    found, solved = [], {}
+    typical = alone["tokens_per_solution"], alone["tokens_per_step"]
+    rounds = list(itertools.product(cfg.budgets, cfg.methods))
+    with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
+        for budget, method in rounds:
+            planned = lambda tokens, method=method: search.plan(method, tokens, *typical, cfg)
+            file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
+            about, pool = search_once(setup, cfg, arena, scorer, how, method, planned, budget, file)
+            solved[method, budget] = solved_by(pool, arena, how)
+            about = {
+                "method": method,
+                "budget": budget,
+                "plan": planned(budget * (cfg.first if cfg.stop_at else 1)),
+            } | about
+            found.append(about | shares(solved[method, budget], bins, setup.cfg.seed))
+            bar.update(1)
+    for row in found:
+        if row["method"] != "best_of_n" and "best_of_n" in cfg.methods:
+            pair = (solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n"))
+            row["minus_best_of_n"] = stats.paired_differences(*pair, setup.cfg.seed)[0]
+    about = describe(scorer) | {"aggregator": how, "policy": arena.policy.name, "problems": len(arena.questions)}
+    return about | alone | {"difficulty_pass_at_1": [float(x) for x in alone_by(bins, arena)], "searches": found}
+
+
+def policy_alone(arena: Arena, seed: int) -> dict:
+    """What the policy's samples cost and solve without a verifier."""
+    pool = pool_metrics.pool_arrays(arena.samples, arena.groups(arena.samples))
+    tokens = search.typical_tokens(arena.policy, [q.problem for q in arena.questions], jax.random.key(seed))
+    majority = None
+    if pool.answer_PN is not None:
+        majority = float(rerank.expectation(votes.vote(pool.answer_PN), pool.right_PN).mean())
+    right_P = pool.right_PN.mean(1)
+    return {
+        "tokens_per_solution": tokens[0],
+        "tokens_per_step": tokens[1],
+        "pass_at_1": float(right_P.mean()),
+        "pass_at_1_interval": np.ravel(stats.mean_interval(right_P[:, None], seed)).tolist(),
+        "pass_at_n": float(pool.right_PN.any(1).mean()),
+        "majority": majority,
+        "right_P": right_P,
+    }
+
+
+def alone_by(bins, arena: Arena):
+    right_P = np.array([np.mean([bool(c.correct) for c in p.candidates]) for p in arena.samples])
+    return [right_P[own].mean() for own in bins]
+
+
+def search_once(
+    setup: Setup, cfg: Config, arena: Arena, scorer, how: str, method: str, planned, budget: int, file: Path
+):
+    """(costs, the graded pool) of one method at one budget; read where an interrupted evaluation has it."""
+    done = file.with_name(file.name.removesuffix(".jsonl.gz") + ".json")
+    if done.exists():
+        return run_folder.read_json(done), read_pool(file)
+    questions, start = arena.questions, time.perf_counter()
+    before = getattr(scorer, "stats", None) and scorer.stats.computed
+    explorer = search.Explorer(
+        arena.policy, scorer, [q.problem for q in questions], how, cfg.max_steps, jax.random.key(setup.cfg.seed)
+    )
+    search.search(explorer, method, planned, budget, cfg.stop_at, cfg.first)
+    about = {
+        "policy_tokens": float(explorer.tokens_P.mean()),
+        "verifier_tokens": None if before is None else (scorer.stats.computed - before) / len(questions),
+        "seconds": time.perf_counter() - start,
+        "finished": float(np.mean([len(explorer.finished(p)) for p in range(len(questions))])),
+        "unfinished_problems": sum(not explorer.finished(p) for p in range(len(questions))),
+    }
+    pool = explorer.pool([q.id for q in questions], [q.answer for q in questions], "search")
+    pool = [arena.grade(problem) for problem in pool]
+    write_pool(file, pool)
+    run_folder.write_json(done, about)
+    return about, pool
+
+
+def solved_by(pool: list[Problem], arena: Arena, how: str) -> dict[str, np.ndarray]:
+    """{rule of the final choice: share solved of each problem}: best score, weighted vote, any of what was found."""
+    arrays = pool_metrics.pool_arrays(pool, arena.groups(pool))
+    step_PNT, mask_PNT, unit = pool_metrics.log_scores(pool, "search", "logit")
+    score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, how, unit=unit), arrays.present_PN
+    N = np.array([present_PN.shape[1]])
+    best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, N)
+    solved = {"best": np.asarray(best_P1)[:, 0], "oracle": (arrays.right_PN * arrays.eligible_PN).max(1)}
+    if arrays.answer_PN is not None:
+        law_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
+        solved["vote"] = np.asarray(rerank.expectation(law_PN, arrays.right_PN))
+    return solved
+
+
+def shares(solved: dict, bins, seed: int) -> dict:
+    table = {}
+    for rule, right_P in solved.items():
+        by = [{"share": float(own.mean()), "interval": interval(own, seed)} for own in (right_P[own] for own in bins)]
+        table[rule] = {"share": float(right_P.mean()), "interval": interval(right_P, seed), "by_difficulty": by}
+    return table
+
+
+def interval(right_P, seed: int) -> list[float]:
+    return np.ravel(stats.mean_interval(right_P[:, None], seed)).tolist()
+
+
+def show(results: dict):
+    rule = results["choice"]
+    for v in results["verifiers"]:
+        print(
+            f"verifier    {v['verifier']} ({v['label_kind']}), value of a prefix: {v['aggregator']} of its step scores"
+        )
+        majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
+        print(
+            f"policy      {v['policy']}: {v['tokens_per_solution']:.1f} tokens a solution, {v['tokens_per_step']:.1f} a step; {v['problems']} problems: "
+            f"pass@1 {v['pass_at_1']:.3f}, pass@{results['samples']} {v['pass_at_n']:.3f}{majority}"
+        )
+        print(
+            f"  {'budget':>6} {'method':<10} {'policy':>8} {'verifier':>9} {'s':>6} {'found':>6}  {'best score':<25} {'vote':<6} any    best of n less; as"
+        )
+        for s in v["searches"]:
+            cost = "" if s["verifier_tokens"] is None else f"{s['verifier_tokens']:.0f}"
+            line = f"  {s['budget']:>6} {s['method']:<10} {s['policy_tokens']:>8.0f} {cost:>9} {s['seconds']:>6.1f} {s['finished']:>6.1f}"
+            line += f"  {s['best']['share']:.3f} {plus_minus(s['best']['interval'])} "
+            line += f"{s['vote']['share']:<6.3f}" if "vote" in s else f"{'':<6}"
+            d = s.get("minus_best_of_n")
+            against = f"{d['difference']:+.3f} p={d['p']:.3f}" if d else ""
+            print(
+                f"{line} {s['oracle']['share']:.3f}  {against:<15} {', '.join(f'{key}={x}' for key, x in s['plan'].items() if x)}"
+            )
+        if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
+            print(f"  {unfinished} problems of all searches together have no finished solution, and count as wrong")
+    print(f"drawn       by {rule}; policy and verifier: tokens a problem; best of n less: {rule}, paired over problems")

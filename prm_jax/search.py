@@ -1,0 +1,335 @@
+"""Search at test time: spend policy tokens on a problem where a verifier's scores of what is written so far say so.
+
+Every method is written against two functions, `policy.extend` (sampling.py) and `scorer.score` (scoring.py), and goes through
+all problems at once: one call of each a round. `budget` is the policy tokens of a problem; PLANS says what each method makes
+of it, so that methods compare at equal cost. What is found is a pool, from which the final choice is made: the best score, or a
+weighted vote (rerank.py, votes.py).
+
+Dimension key: P problems, K children of a node, T steps.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+import jax
+import mctx
+import numpy as np
+
+from prm_jax import rerank
+from prm_jax.data.answers import extract
+from prm_jax.data.pools import Candidate, Problem
+from prm_jax.data.questions import steps_of
+from prm_jax.data.units import UNITS, probability
+from prm_jax.launch.config import Count
+from prm_jax.sampling import Policy
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """A solution as far as it is written, and what the verifier says of it."""
+
+    problem: int  # its number
+    steps: tuple[str, ...] = ()
+    logit_T: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))  # log-odds of each step
+    value: float = 0.0  # these aggregated; of a bare problem the log of 1
+    ended: str = "step"  # step: can go on | end: finished | length: cut in a step, a dead end
+    tokens: int = 0  # written since the node that it grew from
+
+    @property
+    def goes_on(self) -> bool:
+        return self.ended == "step"
+
+
+class Explorer:
+    """The problems, all nodes found so far, and what they cost. Methods grow nodes here.
+
+    Each prefix that is continued draws with a number of its own problem, so a problem is searched alike whatever the others are.
+    """
+
+    def __init__(self, policy: Policy, scorer, problems: Sequence[str], how: str, max_steps: int, key):
+        self.policy, self.scorer, self.problems, self.how, self.key = policy, scorer, problems, how, key
+        self.greedy = dataclasses.replace(policy, sampling=dataclasses.replace(policy.sampling, temperature=0))
+        self.max_steps, self.budget, self.stop_at = max_steps, np.inf, None  # see `search`
+        self.nodes: list[list[Node]] = [[] for _ in problems]  # all that were scored
+        self.tokens_P = np.zeros(len(problems), int)  # of the policy, lookahead included
+        self.asked_P = np.zeros(len(problems), int)  # prefixes continued
+        self.known: dict[tuple, np.ndarray] = {}  # (problem, steps) -> log-odds: no text is scored twice
+
+    def write(
+        self, nodes: Sequence[Node], n: int, stop: str = "step", policy: Policy | None = None
+    ) -> list[list[Node]]:
+        """n continuations of each node, not scored."""
+        policy, numbers = policy or self.policy, []
+        for node in nodes:
+            numbers.append(node.problem << 16 | self.asked_P[node.problem])
+            self.asked_P[node.problem] += 1
+        prefixes = [(self.problems[node.problem], node.steps) for node in nodes]
+        found = []
+        for node, own in zip(nodes, policy.extend(prefixes, n, stop, self.key, numbers), strict=True):
+            self.tokens_P[node.problem] += sum(len(c.ids_L) for c in own)
+            new = lambda c, node=node: (*node.steps, *steps_of(policy.format, c.text))
+            found.append([Node(node.problem, new(c), ended=c.ended, tokens=node.tokens + len(c.ids_L)) for c in own])
+        return found
+
+    def score(self, nodes: Sequence[Node]) -> list[Node]:
+        """The same nodes with the verifier's log-odds and value."""
+        row = lambda node: (self.problems[node.problem], node.steps)
+        asked = [node for node in nodes if node.steps and row(node) not in self.known]
+        logits = dict(zip(map(id, asked), self.scorer.score([row(node) for node in asked]), strict=True))
+        to_log_odds = UNITS[self.scorer.unit].log_odds
+        logits = {node: np.asarray(to_log_odds(logit_T), np.float32) for node, logit_T in logits.items()}
+        self.known |= {row(node): logits[id(node)] for node in asked}
+        none = np.zeros(0, np.float32)
+        own = [logits.get(id(node), self.known.get(row(node), none)) for node in nodes]
+        values = aggregate(own, self.how)
+        return [dataclasses.replace(x, logit_T=l, value=v) for x, l, v in zip(nodes, own, values, strict=True)]
+
+    def grow(self, nodes: Sequence[Node], n: int, stop: str = "step", block: int = 1) -> list[list[Node]]:
+        """n scored children of each node, each `block` tokens long, rounded up to the end of a step."""
+        children = self.write([dataclasses.replace(node, tokens=0) for node in nodes], n, stop)
+        flat = [child for own in children for child in own]
+        while short := [i for i, child in enumerate(flat) if child.goes_on and child.tokens < block]:
+            for i, (child,) in zip(short, self.write([flat[i] for i in short], 1), strict=True):
+                flat[i] = child
+        flat = self.score(flat)
+        for child in flat:
+            self.nodes[child.problem].append(child)
+        return [flat[i : i + n] for i in range(0, len(flat), n)]
+
+    def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
+        """The nodes with the value of what greedy play of so many more steps leads to; equal nodes are played once."""
+        row = lambda node: (node.problem, node.steps)
+        reached = {row(node): node for node in nodes}
+        for _ in range(steps):
+            rows = [x for x, node in reached.items() if node.goes_on]
+            played = self.write([reached[x] for x in rows], 1, policy=self.greedy)
+            reached |= {x: node for x, (node,) in zip(rows, played, strict=True)}
+        value = {x: node.value for x, node in zip(reached, self.score(list(reached.values())), strict=True)}
+        return [dataclasses.replace(node, value=value[row(node)]) for node in nodes]
+
+    def finished(self, p: int) -> list[Node]:
+        return [node for node in self.nodes[p] if node.ended == "end" and node.steps]
+
+    def is_open(self, p: int) -> bool:
+        """Whether a tree search goes on: the problem's budget is not spent; with `stop_at` that of all, and it is not solved so well."""
+        if self.stop_at is None:
+            return self.tokens_P[p] < self.budget
+        settled = any(self.chance(x) >= self.stop_at for x in self.finished(p))
+        return not settled and self.tokens_P.sum() < self.budget * len(self.problems)
+
+    def complete(self):
+        """Problems without a finished solution get one: the best node that goes on is continued to the end."""
+        lacking = [p for p in range(len(self.problems)) if not self.finished(p)]
+        best = [max((x for x in self.nodes[p] if x.goes_on), key=lambda x: x.value, default=Node(p)) for p in lacking]
+        if best:
+            self.grow(best, 1, "end")
+
+    def chance(self, node: Node) -> float:
+        """The value as a probability."""
+        is_log = rerank.AGGREGATORS[self.how].is_log_probability
+        return float(np.exp(node.value) if is_log else probability(node.value))
+
+    def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
+        """What was found: the finished solutions of each problem; where there is none a cut or empty one, unfinished."""
+        found = []
+        for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
+            nodes = self.finished(p) or [x for x in self.nodes[p] if x.ended == "length"][-1:]
+            candidates = tuple(
+                Candidate(
+                    x.steps, extract("\n".join(x.steps)), None, x.ended == "end", {name: tuple(map(float, x.logit_T))}
+                )
+                for x in nodes
+                if x.steps
+            ) or (Candidate(("",), finished=False, step_scores={name: (0.0,)}),)
+            found.append(Problem(id_, self.problems[p], answer, candidates, {name: "logit"}))
+        return found
+
+
+def aggregate(logits: Sequence[np.ndarray], how: str) -> list[float]:
+    """The value of each list of step log-odds, in few shapes; of no steps -inf."""
+    N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
+    logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
+    for i, logit_T in enumerate(logits):
+        logit_NT[i, : len(logit_T)], mask_NT[i, : len(logit_T)] = logit_T, True
+    return np.asarray(rerank.aggregate(logit_NT, mask_NT, how, unit="logit"))[: len(logits)].tolist()
+
+
+# The methods: each searches the given problems (their numbers) once, with a cost that its plan fixes
+
+
+def best_of_n(explorer: Explorer, problems: Iterable[int], width: int):
+    """`width` whole solutions."""
+    explorer.grow([Node(p) for p in problems], width, "end")
+
+
+def beam(
+    explorer: Explorer,
+    problems: Iterable[int],
+    width: int,
+    branch: int,
+    groups: int = 1,
+    block: int = 1,
+    ahead: int = 0,
+):
+    """Step-level beam search (Snell et al. 2024) in `groups` apart: 1 is plain, width / branch is DVTS (Beeching et al. 2024).
+
+    Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and so on;
+    what ends leaves the beam. A step's worth is its value, or that of what greedy play of `ahead` more steps leads to
+    (lookahead). `block`: tokens between two choices at least, rounded up to a step; 1: every step. Long blocks with a value or
+    outcome model are value-guided search (2505.17373).
+    """
+    keep = max(1, width // (groups * branch))
+    beams, n = [(Node(p), group) for p in problems for group in range(groups)], width // groups
+    for _ in range(explorer.max_steps):
+        children, n = explorer.grow([node for node, _ in beams], n, block=block), branch
+        found = [(x, group) for (_, group), own in zip(beams, children, strict=True) for x in own if x.goes_on]
+        if ahead:
+            found = list(
+                zip(explorer.look_ahead([x for x, _ in found], ahead), (group for _, group in found), strict=True)
+            )
+        rivals = collections.defaultdict(list)
+        for x, group in found:
+            rivals[x.problem, group].append(x)
+        beams = [(x, group) for (_, group), own in rivals.items() for x in sorted(own, key=lambda x: x.value)[-keep:]]
+        if not beams:
+            break
+
+
+def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):
+    """Monte-Carlo tree search without roll-outs, as AlphaZero's: a node's value is the verifier's (mctx; PUCT or Gumbel).
+
+    A simulation descends to a child that was not visited before and samples `branch` steps there. Equal steps are one child; its
+    prior is proportional to how often the policy wrote it times its chance. One more child is the node itself, sampled again, with
+    what the best child has lost of its chance: so a tree widens where nothing good was drawn. A finished child ends the descent.
+    """
+    P, problems = len(explorer.problems), sorted(problems)  # the trees of the others stay empty
+    trees = [[[]] for _ in range(P)]  # of each problem, of each node of its tree: (child, its weight)
+
+    def expand(nodes: Sequence[Node]):
+        for node, own in zip(nodes, explorer.grow(nodes, branch), strict=True):
+            counts = collections.Counter((x.steps, x.ended) for x in own)
+            distinct = {(x.steps, x.ended): x for x in own}
+            found = [(x, counts[row] * explorer.chance(x)) for row, x in distinct.items()]
+            yield [*found, (node, explorer.chance(node) - max(explorer.chance(x) for x in own))]
+
+    def prior_K(own) -> np.ndarray:
+        """Logits; places without a child have next to no probability."""
+        weights = [weight for _, weight in own] + [0.0] * (K - len(own))
+        return np.log(np.maximum(weights, 1e-9), dtype=np.float32)
+
+    K = branch + 1
+    for p, own in zip(problems, expand([Node(p) for p in problems]), strict=True):
+        trees[p] = [own]
+    value_P = [np.mean([explorer.chance(x) for x in explorer.nodes[p]] or [0]) for p in range(P)]
+    prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
+    root = mctx.RootFnOutput(prior_logits=prior_PK, value=np.float32(value_P), embedding=np.zeros(P, np.int32))
+    tree = None
+    for at in range(simulations):
+        found = prior_PK, reward_P, discount_P, value_P = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
+        seen = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
+        parent_P, action_P = np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1])
+        leaves = [
+            own[i][k][0] if k < len(own[i]) else None for own, i, k in zip(trees, parent_P, action_P, strict=True)
+        ]
+        grows = [leaf is not None and leaf.goes_on and explorer.is_open(leaf.problem) for leaf in leaves]
+        grown = expand([leaf for leaf, yes in zip(leaves, grows, strict=True) if yes])
+        for p, (leaf, yes) in enumerate(zip(leaves, grows, strict=True)):
+            trees[p].append(next(grown) if yes else [])
+            if leaf and leaf.ended != "length":
+                prior_PK[p], discount_P[p] = prior_K(trees[p][-1]), leaf.goes_on
+                (value_P if leaf.goes_on else reward_P)[p] = explorer.chance(leaf)
+        tree = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
+        if not any(map(explorer.is_open, problems)):
+            break
+
+
+@functools.partial(jax.jit, static_argnames=("rule", "simulations"))
+def visit(root, tree, at, found, key, *, rule: str, simulations: int):
+    """The tree after simulation `at`, whose new node has `found`: prior_PK, reward_P, discount_P, value_P.
+
+    mctx runs all simulations in one loop under jit. `found` needs the policy, which cannot be called there, so the loop is
+    taken apart: once with nothing found, to see which child is visited, and again with what was found of it.
+    """
+    prior_PK, reward_P, discount_P, value_P = found
+    output = mctx.RecurrentFnOutput(reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P)
+    recurrent = lambda params, key, action, embedding: (output, embedding)
+    one = lambda low, high, body, start: body(at, (jax.random.fold_in(key, at), start[1] if tree is None else tree))
+    more = {"puct": {"dirichlet_fraction": 0.0}, "gumbel": {"max_num_considered_actions": prior_PK.shape[1]}}[rule]
+    policy = {"puct": mctx.muzero_policy, "gumbel": mctx.gumbel_muzero_policy}[rule]
+    return policy((), key, root, recurrent, simulations, loop_fn=one, **more).search_tree
+
+
+# The one knob
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the methods leave open; conf/task/search.yaml says what each key means."""
+
+    branch: Count
+    ahead: Count
+    block: Count
+    rule: Literal["puct", "gumbel"]
+
+
+def typical_tokens(policy: Policy, problems: Sequence[str], key, n: int = 4, most: int = 64) -> tuple[float, float]:
+    """The policy's mean tokens of a whole solution and of a step, from n samples of each of the first problems."""
+    explorer = Explorer(policy, None, problems[:most], "prod", 1, key)
+    samples = [x for own in explorer.write([Node(p) for p in range(len(explorer.problems))], n, "end") for x in own]
+    tokens = sum(x.tokens for x in samples)
+    return tokens / len(samples), tokens / max(sum(len(x.steps) for x in samples), 1)
+
+
+METHODS = {"best_of_n": best_of_n, "beam": beam, "dvts": beam, "lookahead": beam, "vgs": beam, "mcts": mcts}
+
+
+def plan(method: str, budget: float, per_solution: float, per_step: float, options: Options) -> dict:
+    """What a method makes of a budget of policy tokens a problem: the arguments of its function.
+
+    per_solution, per_step: the policy's mean tokens of a whole solution and of a step. Widths are rounded down, to whole branches.
+    A tree search has twice the simulations that its budget pays for, since some end in finished solutions and cost nothing.
+    """
+    if method == "mcts":
+        simulations = int(2 * budget / (options.branch * per_step))
+        return {"simulations": max(1, simulations), "branch": options.branch, "rule": options.rule}
+    ahead = options.ahead if method == "lookahead" else 0
+    width = max(1, int(budget / per_solution / (1 + ahead)))
+    if method == "best_of_n":
+        return {"width": width}
+    branch = min(options.branch, width)
+    groups = width // branch if method in ("dvts", "vgs") else 1
+    return {
+        "width": width - width % branch,
+        "branch": branch,
+        "groups": groups,
+        "ahead": ahead,
+        "block": options.block if method == "vgs" else 1,
+    }
+
+
+MOST = 4  # budgets that one problem may take where others leave some of theirs
+
+
+def search(explorer: Explorer, method: str, planned: Callable, budget: float, stop_at: float | None, first: float):
+    """Spends a budget of policy tokens a problem by a method of METHODS; `planned(tokens)` is its `plan`.
+
+    stop_at null: each problem is searched once. Else a first search takes the share `first`; what is left, of all problems
+    together, goes to further ones of the problems that have no finished solution of at least that chance, the cheapest first.
+    A tree search goes on with its tree instead.
+    """
+    P = len(explorer.problems)
+    run = lambda problems, tokens: METHODS[method](explorer, problems, **planned(tokens))
+    explorer.budget, explorer.stop_at = budget, stop_at
+    if stop_at is None or method == "mcts":
+        run(range(P), budget if stop_at is None else MOST * budget)
+    else:
+        problems = list(range(P))
+        while problems:
+            run(problems, first * budget)
+            left = (budget * P - explorer.tokens_P.sum()) / (first * budget)  # so many more searches are paid for
+            cheapest = sorted(filter(explorer.is_open, range(P)), key=lambda p: explorer.tokens_P[p])
+            problems = sorted(cheapest[: max(int(left), 0)])
+    explorer.complete()
