@@ -202,28 +202,30 @@ def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: 
     """Monte-Carlo tree search without roll-outs, as AlphaZero's: a node's value is the verifier's (mctx; PUCT or Gumbel).
 
     A simulation descends to a child that was not visited before and samples `branch` steps there. Equal steps are one child; its
-    prior is proportional to how often the policy wrote it times its chance. One more child is the node itself, sampled again, with
-    what the best child has lost of its chance: so a tree widens where nothing good was drawn. A finished child ends the descent.
+    prior is proportional to how often the policy wrote it times its chance. One more child is the node itself, sampled again: its
+    chance is the mean of the node's and of the children drawn, its prior what that is above the best of them. So a tree widens
+    where nothing good was drawn. A finished child ends the descent.
     """
     P, problems = len(explorer.problems), sorted(problems)  # the trees of the others stay empty
-    trees = [[[]] for _ in range(P)]  # of each problem, of each node of its tree: (child, its weight)
+    trees = [[[]] for _ in range(P)]  # of each problem, of each node of its tree: (child, its chance, its weight)
 
-    def expand(nodes: Sequence[Node]):
-        for node, own in zip(nodes, explorer.grow(nodes, branch), strict=True):
+    def expand(nodes: Sequence[Node], chances: Sequence[float]):
+        for node, chance, own in zip(nodes, chances, explorer.grow(nodes, branch), strict=True):
+            drawn = [explorer.chance(x) for x in own]
             counts = collections.Counter((x.steps, x.ended) for x in own)
-            distinct = {(x.steps, x.ended): x for x in own}
-            found = [(x, counts[row] * explorer.chance(x)) for row, x in distinct.items()]
-            yield [*found, (node, explorer.chance(node) - max(explorer.chance(x) for x in own))]
+            distinct = {(x.steps, x.ended): (x, c) for x, c in zip(own, drawn, strict=True)}
+            again = np.mean([chance, *drawn])
+            yield [*((x, c, c * counts[row]) for row, (x, c) in distinct.items()), (node, again, again - max(drawn))]
 
     def prior_K(own) -> np.ndarray:
         """Logits; places without a child have next to no probability."""
-        weights = [weight for _, weight in own] + [0.0] * (K - len(own))
+        weights = [weight for *_, weight in own] + [0.0] * (K - len(own))
         return np.log(np.maximum(weights, 1e-9), dtype=np.float32)
 
     K = branch + 1
-    for p, own in zip(problems, expand([Node(p) for p in problems]), strict=True):
+    for p, own in zip(problems, expand([Node(p) for p in problems], [1.0] * len(problems)), strict=True):
         trees[p] = [own]
-    value_P = [np.mean([explorer.chance(x) for x in explorer.nodes[p]] or [0]) for p in range(P)]
+    value_P = [nodes[0][-1][1] if nodes[0] else 0.0 for nodes in trees]
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
     root = mctx.RootFnOutput(prior_logits=prior_PK, value=np.float32(value_P), embedding=np.zeros(P, np.int32))
     tree = None
@@ -231,16 +233,20 @@ def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: 
         found = prior_PK, reward_P, discount_P, value_P = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
         seen = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
         parent_P, action_P = np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1])
-        leaves = [
-            own[i][k][0] if k < len(own[i]) else None for own, i, k in zip(trees, parent_P, action_P, strict=True)
+        chosen = [
+            own[i][k] if k < len(own[i]) else (None,) for own, i, k in zip(trees, parent_P, action_P, strict=True)
         ]
-        grows = [leaf is not None and leaf.goes_on and explorer.is_open(leaf.problem) for leaf in leaves]
-        grown = expand([leaf for leaf, yes in zip(leaves, grows, strict=True) if yes])
-        for p, (leaf, yes) in enumerate(zip(leaves, grows, strict=True)):
+        grows = [leaf is not None and leaf.goes_on and explorer.is_open(leaf.problem) for leaf, *_ in chosen]
+        grown = (
+            expand(*zip(*(x[:2] for x, yes in zip(chosen, grows, strict=True) if yes), strict=True))
+            if any(grows)
+            else None
+        )
+        for p, ((leaf, *chance), yes) in enumerate(zip(chosen, grows, strict=True)):
             trees[p].append(next(grown) if yes else [])
             if leaf and leaf.ended != "length":
                 prior_PK[p], discount_P[p] = prior_K(trees[p][-1]), leaf.goes_on
-                (value_P if leaf.goes_on else reward_P)[p] = explorer.chance(leaf)
+                (value_P if leaf.goes_on else reward_P)[p] = chance[0]
         tree = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
         if not any(map(explorer.is_open, problems)):
             break

@@ -1,0 +1,416 @@
+"""Search: methods on problems with known answers, against exact and ignorant verifiers, by hand and against mctx's own loop."""
+
+import dataclasses
+import json
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import mctx
+import numpy as np
+import pytest
+from conftest import call, printed
+from omegaconf import OmegaConf
+
+import evaluate
+from prm_jax import search, stats, tasks
+from prm_jax.data.formats import Format
+from prm_jax.data.pools import read_pool
+from prm_jax.launch.config import CONF, parse
+from prm_jax.sampling import Continuation, Sampling
+from prm_jax.scoring import CheckerScorer, NoisyChecker
+from prm_jax.search import METHODS, Explorer, Options, beam, mcts, plan, visit
+from prm_jax.tasks import chain
+
+CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
+OPTIONS = Options(branch=4, ahead=1, block=12, rule="puct")
+KEY = jax.random.key(0)
+PLAIN, LAW = Format("plain", "\n"), Sampling(1.0, None, 1.0, 80)
+
+
+@dataclasses.dataclass
+class Solver:
+    """The chain's noisy solver as a policy: a line, or all of them, as the language model writes them; a token a character."""
+
+    format: Format = PLAIN
+    name: str = "solver"
+    sampling: Sampling = LAW
+
+    def extend(self, prefixes, n, stop, key, first=0):
+        numbers = np.arange(first, first + len(prefixes)) if isinstance(first, int) else first
+        seed = lambda number, j: jax.random.key_data(key).tolist() + [int(number), j]
+        draw = lambda p, number, j: self.go_on(
+            *p, stop, np.random.default_rng(seed(number, j * (self.sampling.temperature > 0)))
+        )
+        return [[draw(p, number, j) for j in range(n)] for p, number in zip(prefixes, numbers, strict=True)]
+
+    def go_on(self, problem, steps, stop, rng):
+        start, operations, _ = chain.parse_problem(problem)
+        lines = [chain.parse_line(step) for step in steps]
+        left = operations[sum(len(own) for _, own, _ in lines) :]
+        value = lines[-1][2] if lines else start
+        asked = "".join(f" {name}{operand}" for name, operand in left)
+        new = chain.solve(CFG, f"{value}{asked} mod7?", rng) if left else ()
+        new = new[:1] if stop == "step" else new
+        text, ended = "".join(f"{step}\n" for step in new), "step" if stop == "step" and left else "end"
+        return Continuation(np.zeros(len(text) + (ended == "end"), np.int32), np.zeros(len(text)), text, ended)
+
+
+@dataclasses.dataclass
+class Scripted:
+    """A policy whose next steps are {steps so far: texts that it writes in turn}; after a text in upper case it ends."""
+
+    script: dict
+    format: Format = PLAIN
+    name: str = "script"
+    sampling: Sampling = LAW
+
+    def extend(self, prefixes, n, stop, key, first=0):
+        return [[self.go_on(steps, j, stop) for j in range(n)] for _, steps in prefixes]
+
+    def go_on(self, steps, j, stop):
+        written = []
+        while not (steps and steps[-1].isupper()) and not (written and stop == "step"):
+            texts = self.script["".join(steps)]
+            written.append(texts[0 if self.sampling.temperature == 0 else j % len(texts)])
+            steps = (*steps, written[-1])
+        ended = "end" if steps[-1].isupper() else "step"
+        return Continuation(
+            np.zeros(len(written) or 1, np.int32), np.zeros(1), "".join(f"{x}\n" for x in written), ended
+        )
+
+
+class Table:
+    """A verifier whose score of a step is that of the steps up to it; `asked` keeps every call's rows."""
+
+    unit, label_kind, objective, name = "logit", "correctness", "prm", "table"
+
+    def __init__(self, logits):
+        self.logits, self.asked = logits, []
+
+    def score(self, rows):
+        self.asked.append(list(rows))
+        return [
+            np.array([self.logits["".join(steps[: t + 1])] for t in range(len(steps))], np.float32) for _, steps in rows
+        ]
+
+
+class Ignorant:
+    """Another random score for each row that it is asked, be the texts equal or not."""
+
+    unit, label_kind, objective, name = "logit", "unknown", "prm", "ignorant"
+
+    def __init__(self):
+        self.rng = np.random.default_rng(0)
+
+    def score(self, rows):
+        return [self.rng.standard_normal(len(steps)).astype(np.float32) for _, steps in rows]
+
+
+class Counting:
+    """Another verifier, whose rows are kept."""
+
+    def __init__(self, scorer):
+        self.scorer, self.unit, self.asked = scorer, scorer.unit, []
+
+    def score(self, rows):
+        self.asked.append(set(rows))
+        return self.scorer.score(rows)
+
+
+def problems_of(n):
+    return tasks.make_problems(chain, CFG, n, "test", 7)
+
+
+def explore(scorer, problems, policy=None, how="prod"):
+    return Explorer(policy or Solver(), scorer, problems, how, 20, KEY)
+
+
+def solved(explorer):
+    """Of each problem, whether its best finished solution is right."""
+    best = [max(explorer.finished(p), key=lambda x: x.value) for p in range(len(explorer.problems))]
+    return np.array([float(tasks.task_of(q).solved(q, x.steps)) for q, x in zip(explorer.problems, best, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """(problems, right_PN of 64 samples, tokens of a sample, of a step)."""
+    problems = problems_of(200)
+    samples = Solver().extend([(p, ()) for p in problems], 64, "end", jax.random.key(1))
+    lines = [[tuple(c.text.split()) for c in own] for own in samples]
+    right = [[chain.solved(p, steps) for steps in own] for p, own in zip(problems, lines, strict=True)]
+    n_steps = sum(len(steps) for own in lines for steps in own)
+    tokens = sum(len(c.ids_L) for own in samples for c in own)
+    return problems, np.array(right, float), tokens / (200 * 64), tokens / n_steps
+
+
+def run(scorer, alone, method, samples, stop_at=None, rule="puct"):
+    problems, _, per_solution, per_step = alone
+    explorer, options = explore(scorer, problems), dataclasses.replace(OPTIONS, rule=rule)
+    planned = lambda tokens: plan(method, tokens, per_solution, per_step, options)
+    search.search(explorer, method, planned, samples * per_solution, stop_at, 0.5)
+    return explorer
+
+
+@pytest.mark.parametrize("method", ["beam", "dvts", "lookahead", "vgs", "mcts"])
+def test_with_the_exact_checker_search_solves_what_64_samples_solve_within_the_tokens_of_8(alone, method):
+    explorer = run(CheckerScorer(tasks.step_labels), alone, method, 8, stop_at=0.99)
+    assert solved(explorer).mean() >= alone[1].max(1).mean() - 0.01
+    assert explorer.tokens_P.mean() <= 8 * alone[2]
+
+
+@pytest.mark.parametrize("method,rule", [*((name, "puct") for name in METHODS), ("mcts", "gumbel")])
+def test_a_random_scorer_changes_nothing(alone, method, rule):
+    """A method that were better or worse than one sample would have a bias of its own."""
+    explorer = run(Ignorant(), alone, method, 8, rule=rule)
+    low, high = stats.mean_interval((solved(explorer) - alone[1].mean(1))[:, None], level=0.999)
+    assert low[0] <= 0 <= high[0]
+    assert 0.5 <= explorer.tokens_P.mean() / (8 * alone[2]) <= 1.25
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_problem_is_searched_alike_alone_and_among_others_and_no_text_is_scored_twice(method):
+    problems, arguments = problems_of(6), plan(method, 200, 40, 8, OPTIONS)
+    scorer = Counting(CheckerScorer(tasks.step_labels))
+    among = explore(scorer, problems)
+    METHODS[method](among, range(6), **arguments)
+    texts = [row for asked in scorer.asked for row in asked]
+    assert len(texts) == len(set(texts)) > 15
+    for p in (0, 5):
+        alone = explore(CheckerScorer(tasks.step_labels), problems)
+        METHODS[method](alone, [p], **arguments)
+        assert [(x.steps, x.value) for x in alone.nodes[p]] == [(x.steps, x.value) for x in among.nodes[p]]
+        assert alone.tokens_P[p] == among.tokens_P[p] == alone.tokens_P.sum()
+
+
+SCRIPT = {"": "ab", "a": "cd", "b": "ef", "ac": "GH", "ad": "GH", "be": "GH", "bf": "GH"}
+LOGITS = {"a": 1, "b": 2, "ac": 5, "ad": -5, "be": 0, "bf": 1, "acG": 0, "acH": 3, "adG": -1, "adH": 0, "beG": 1, "beH": 2, "bfG": 0, "bfH": 4}  # fmt: skip
+
+
+def texts(nodes):
+    return ["".join(x.steps) for x in nodes]
+
+
+def test_a_beam_keeps_the_best_of_all_and_of_each_group():
+    scorer = Table(LOGITS)
+    explorer = explore(scorer, ["?"], Scripted(SCRIPT), "last")
+    beam(explorer, [0], width=2, branch=2)
+    assert texts(explorer.nodes[0]) == ["a", "b", "be", "bf", "bfG", "bfH"]
+    assert explorer.tokens_P[0] == 6
+    assert [len(rows) for rows in scorer.asked] == [2, 2, 2]
+    explorer = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
+    beam(explorer, [0], width=4, branch=2)  # a and b come twice; two of the four are kept, both b
+    assert texts(explorer.nodes[0])[4:8] == ["be", "bf", "be", "bf"]
+    explorer = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
+    beam(explorer, [0], width=4, branch=2, groups=2)  # each group of its own: b of a and b in both
+    assert texts(explorer.nodes[0]) == ["a", "b", "a", "b", *["be", "bf"] * 2, *["bfG", "bfH"] * 2]
+
+
+def test_lookahead_chooses_by_what_follows_and_pays_for_it():
+    """Greedy play goes a, c (5) and b, e (0): a is better two steps on, though b scores higher."""
+    scorer = Table(LOGITS)
+    explorer = explore(scorer, ["?"], Scripted(SCRIPT), "last")
+    beam(explorer, [0], width=2, branch=2, ahead=1)
+    assert texts(explorer.nodes[0]) == ["a", "b", "ac", "ad", "acG", "acH"]
+    assert explorer.nodes[0][0].value == pytest.approx(
+        math.log(1 / (1 + math.exp(-1)))
+    )  # its own score, not the later one
+    assert explorer.tokens_P[0] == 6 + 2 + 2
+
+
+def test_blocks_are_rounded_up_to_steps():
+    explorer = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
+    beam(explorer, [0], width=2, branch=2, block=2)
+    assert texts(explorer.nodes[0]) == [
+        "ac",
+        "be",
+        "acG",
+        "acH",
+    ]  # a second step is sampled once: the first of its texts
+
+
+def test_a_tree_search_finds_what_is_hidden_behind_a_poor_step():
+    script = {"": "ab", "a": "CD", "b": "EF"}
+    logits = {"a": 1, "b": 0, "aC": -4, "aD": -4, "bE": 6, "bF": -4}
+    explorer = explore(Table(logits), ["?"], Scripted(script), "last")
+    explorer.budget = math.inf
+    mcts(explorer, [0], simulations=6, branch=2)
+    assert max(explorer.finished(0), key=lambda x: x.value).steps == ("b", "E")
+    greedy = explore(Table(logits), ["?"], Scripted(script), "last")
+    beam(greedy, [0], width=2, branch=2)
+    assert max(greedy.finished(0), key=lambda x: x.value).steps[0] == "a"
+
+
+@pytest.mark.parametrize("rule", ["puct", "gumbel"])
+def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
+    """A random game of depth 4: values and priors of every state from a table that mctx can read under jit."""
+    P, K, simulations, states = 5, 3, 12, 1 + 3 + 9 + 27 + 81
+    rng = np.random.default_rng(0)
+    prior, value = rng.normal(size=(P, states, K)).astype(np.float32), rng.random((P, states)).astype(np.float32)
+    at_end = np.arange(states) >= 40
+    reward = np.where(at_end, rng.random((P, states)), 0).astype(np.float32)
+    root = mctx.RootFnOutput(prior_logits=prior[:, 0], value=value[:, 0], embedding=np.zeros(P, np.int32))
+
+    def output(state_P):
+        own, rows = np.minimum if isinstance(state_P, np.ndarray) else jnp.minimum, np.arange(P)
+        state_P, known = own(state_P, states - 1), state_P < states
+        return (
+            prior[rows, state_P],
+            reward[rows, state_P] * known,
+            (~at_end)[state_P] * known * 1.0,
+            value[rows, state_P] * known,
+        )
+
+    prior, reward, at_end, value = (jnp.asarray(x) for x in (prior, reward, at_end, value))
+
+    def recurrent(params, key, action_P, state_P):
+        child_P = 3 * state_P + 1 + action_P
+        prior_PK, reward_P, discount_P, value_P = output(child_P)
+        return mctx.RecurrentFnOutput(
+            reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P
+        ), child_P
+
+    policy, more = {"puct": (mctx.muzero_policy, {"dirichlet_fraction": 0.0}), "gumbel": (mctx.gumbel_muzero_policy, {"max_num_considered_actions": K})}[rule]  # fmt: skip
+
+    def loop(low, high, body, start):  # the same random numbers: of each simulation its own
+        return jax.lax.fori_loop(low, high, lambda at, x: body(at, (jax.random.fold_in(KEY, at), x[1])), start)
+
+    whole = jax.jit(lambda: policy((), KEY, root, recurrent, simulations, loop_fn=loop, **more).search_tree)()
+    tree, state_PN = None, np.zeros((P, simulations + 1), int)
+    for at in range(simulations):
+        nothing = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
+        seen = visit(root, tree, at, nothing, KEY, rule=rule, simulations=simulations)
+        parent_P, action_P = np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1])
+        state_PN[:, at + 1] = 3 * state_PN[np.arange(P), parent_P] + 1 + action_P
+        tree = visit(root, tree, at, output(jnp.asarray(state_PN[:, at + 1])), KEY, rule=rule, simulations=simulations)
+    for name in ("parents", "action_from_parent", "children_visits"):
+        assert np.array_equal(getattr(tree, name), getattr(whole, name)), name
+    np.testing.assert_allclose(tree.node_values, whole.node_values, rtol=1e-6)
+
+
+def test_a_budget_becomes_widths_and_simulations():
+    of = lambda method, budget: plan(method, budget, 30.0, 6.0, OPTIONS)
+    assert of("best_of_n", 240) == {"width": 8} and of("best_of_n", 10) == {"width": 1}
+    flat = {"groups": 1, "ahead": 0, "block": 1}
+    assert of("beam", 240) == {"width": 8, "branch": 4, **flat} and of("beam", 60) == {"width": 2, "branch": 2, **flat}
+    assert of("dvts", 330) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 1}
+    assert of("lookahead", 240) == {"width": 4, "branch": 4, **flat, "ahead": 1}
+    assert of("vgs", 240) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 12}
+    assert of("mcts", 240) == {"simulations": 20, "branch": 4, "rule": "puct"}
+
+
+def test_what_is_cut_never_wins_and_what_is_open_is_completed():
+    class Cut(Scripted):
+        def go_on(self, steps, j, stop):
+            ended = super().go_on(steps, j, stop)
+            return dataclasses.replace(ended, ended="length") if steps[:1] == ("b",) or j == 1 and not steps else ended
+
+    explorer = explore(Table(LOGITS), ["?", "?"], Cut(SCRIPT), "last")
+    explorer.max_steps = 1
+    beam(explorer, [0], width=2, branch=2)
+    assert texts(explorer.nodes[0]) == ["a", "b"] and not explorer.finished(0)
+    explorer.complete()  # b, which scores higher, is cut; the second problem was not searched at all
+    assert texts(explorer.finished(0)) == ["acG"] == texts(explorer.finished(1))
+    broken = explore(Table(LOGITS), ["?"], Cut({"": "bb", **{k: v for k, v in SCRIPT.items() if k}}), "last")
+    beam(broken, [0], width=1, branch=1)
+    broken.complete()
+    (problem,) = broken.pool(["x"], [None], "search")
+    assert [c.finished for c in problem.candidates] == [False]
+
+
+def test_the_noisy_checker_has_the_faults_that_it_is_given():
+    rows = [(p, (f"step {i}",)) for i in range(4000) for p in ("good", "bad")]
+    judge = lambda problem, steps: [float(problem == "good")] * len(steps)
+    noisy = NoisyChecker(judge, 0.0, 2.0, 0, "noisy")
+    good, bad = np.array([x[0] for x in noisy.score(rows)]).reshape(-1, 2).T
+    assert (good.mean() - bad.mean()) / good.std() == pytest.approx(2.0, abs=0.06)
+    p = 1 / (1 + np.exp(-np.concatenate([good, bad])))  # log-odds mean what they say
+    near = abs(p - 0.7) < 0.1
+    assert np.repeat([1.0, 0.0], 4000)[near].mean() == pytest.approx(p[near].mean(), abs=0.05)
+    blind = NoisyChecker(judge, 0.15, 8.0, 0, "blind")
+    bad = np.array([x[0] for x in blind.score(rows)]).reshape(-1, 2)[:, 1]
+    assert (bad > 0).mean() == pytest.approx(0.15, abs=0.02)
+    assert blind.score(rows[::-1])[0] == blind.score(rows)[-1]
+    # One that it takes for right is no error to it, and one that it sees makes what follows wrong.
+    judge = lambda problem, steps: [float(step != "wrong") for step in steps]
+    of = lambda missed: NoisyChecker(judge, missed, 8.0, 0, "x").score([("p", ("right", "wrong", "right"))])[0] > 0
+    assert of(0.0).tolist() == [True, False, False] and of(1.0).tolist() == [True, True, True]
+    value = NoisyChecker(judge, 0.0, 8.0, 0, "x", label_kind="value")
+    assert (value.score([("p", ("right", "wrong", "right"))])[0] > 0).tolist() == [True, False, True]
+
+
+SMALL = (
+    "task=search",
+    "data=chain",
+    "problems=8",
+    "samples=4",
+    "methods=[best_of_n,beam]",
+    "budgets=[60,120]",
+    "branch=2",
+)
+
+
+def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    out = printed(
+        evaluate.main,
+        monkeypatch,
+        *SMALL,
+        "checkpoint=[checker,checker-0.05-3,values]",
+        f"hydra.run.dir={folder}",
+        cwd=tmp_path,
+    )
+    results = json.loads((folder / "results.json").read_text())
+    assert [v["verifier"] for v in results["verifiers"]] == ["checker", "checker-0.05-3", "values"]
+    assert [v["aggregator"] for v in results["verifiers"]] == ["prod", "prod", "last"]
+    first = results["verifiers"][0]["searches"]
+    assert [(s["method"], s["budget"]) for s in first] == [
+        ("best_of_n", 60),
+        ("beam", 60),
+        ("best_of_n", 120),
+        ("beam", 120),
+    ]
+    product = lambda c: -np.logaddexp(0, -np.array(c.step_scores["search"])).sum()
+    for s in first:
+        pool = read_pool(folder / "searches" / f"0_{s['method']}_{s['budget']}.jsonl.gz")
+        assert np.mean([len(p.candidates) for p in pool]) == pytest.approx(s["finished"], abs=0.2)
+        best = lambda p: [c.correct for c in p.candidates if product(c) > max(map(product, p.candidates)) - 1e-3]
+        assert s["best"]["share"] == pytest.approx(np.mean([np.mean(best(p)) for p in pool]), abs=1e-6)
+        assert len(s["best"]["by_difficulty"]) == 3 and 0.4 < s["policy_tokens"] / s["budget"] < 1.3
+    assert first[3]["best"]["share"] > results["verifiers"][0]["pass_at_1"]
+    assert "beam" in out and (folder / "figures" / "search.png").exists()
+    kept, tables = (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns, results["verifiers"]
+    (folder / "searches" / "2_beam_120.json").unlink()  # as if it had been stopped there
+    (folder / "results.json").unlink()
+    printed(evaluate.main, monkeypatch, f"resume={folder}", cwd=tmp_path)
+    again = json.loads((folder / "results.json").read_text())["verifiers"]
+    assert (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns == kept
+    tables[2]["searches"][3].pop("seconds"), again[2]["searches"][3].pop("seconds")
+    assert again == tables
+
+
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        (["methods=[beam,dfs]"], "methods: got .*dfs.*expected a list of best_of_n, beam"),
+        (["budgets=[0]"], "budgets: got .*0.*expected a list of whole numbers"),
+        (["data=jsonl", "data.path=FILE"], "questions: the data native has no problems to draw"),
+        (["questions=none.jsonl", "policy=embedded"], "none.jsonl"),
+        (["questions=FILE"], "policy: got None"),
+        (["questions=FILE", "policy=embedded", "checker=string"], "problem 2: has no right answer"),
+        (["aggregator=median"], "aggregator: got 'median'"),
+        (["checkpoint=checker-2-3"], "checker-2-3"),
+        (["checkpoint=values", "data=jsonl", "data.path=FILE"], "values needs the embedded task|questions: the data"),
+        (["policy=embedded_orm"], "is a verifier"),
+        (["stop_at=2"], "stop_at: got 2"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, given, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"problem": "1 +1 mod7?", "answer": "2"}\n{"problem": "2 +1 mod7?"}\n')
+    monkeypatch.chdir(tmp_path)
+    given = [x.replace("FILE", str(file)) for x in given]
+    asked = [*SMALL, "checkpoint=checker", *given, f"hydra.run.dir={tmp_path / 'run'}"]
+    found = call(evaluate.main, monkeypatch, "evaluate.py", *asked)
+    assert "\n" not in found and re.search(message, found), found
