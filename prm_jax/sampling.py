@@ -234,16 +234,19 @@ class Policy:
         if group:
             yield group
 
-    def few(self, n: int) -> int:
-        """At least n rows, 32, 128, 512, ..., all of a batch or multiples of the mesh's parts: a few shapes serve all."""
-        rows = 32
+    def few(self, n: int, tokens: int) -> int:
+        """At least n rows of so many tokens each, of a few sizes, so that a few shapes serve all; none is beyond a batch.
+
+        Few rows of few tokens take as long as 512 tokens; a single token of a row is padded to 32 rows, four times as many, ...
+        """
+        rows, more = max(1, min(32, 512 // tokens)), 4 if tokens <= 64 else 2
         while rows < n:
-            rows *= 4
+            rows *= more
         return min(self.batch_rows, -(-rows // row_shards()) * row_shards())
 
     def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number):
         """(ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it stopped."""
-        P = self.few(len(group))
+        P = self.few(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
         for p, ids in enumerate(group):
             first_P[p] = L - len(ids)
@@ -253,7 +256,7 @@ class Policy:
         self.stats.shapes.add(("prompts", P, L))
         for at in range(0, len(rows), self.batch_rows):
             here = np.array(rows[at : at + self.batch_rows])
-            B = self.few(len(here))
+            B = self.few(len(here), 1)
             filled = np.pad(here, ((0, B - len(here)), (0, 0)), mode="edge")
             batch = {"prompt": filled[:, 0], "first": first_P[filled[:, 0]], "is_real": np.arange(B) < len(here)}
             batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, number[filled[:, 1]], filled[:, 2])))

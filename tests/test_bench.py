@@ -71,6 +71,14 @@ def test_sampling_draws_the_peers_greedy_tokens(monkeypatch, tmp_path):
     assert got["times_torch_best"] == got["times_torch_float32"] == pytest.approx(ratio)
 
 
+def test_search_counts_every_problem(monkeypatch, tmp_path):
+    sizes = [f"search.{key}" for key in ("problems=4", "width=4", "singles=2")]
+    got = results(monkeypatch, tmp_path / "bench", "what=search", *sizes)
+    for method in ("beam", "mcts"):
+        assert got[f"{method}_ratio"] == pytest.approx(got[f"{method}_alone_seconds"] / got[f"{method}_seconds"])
+        assert 0 < got[f"{method}_models_share"] < 1
+
+
 def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):
     """An environment without packages: the error comes before anything is measured."""
     venv.create(tmp_path / "bare", symlinks=True)

@@ -50,4 +50,4 @@ def test_no_import_circle():
 def test_no_file_is_long_and_the_flat_files_are_few():
     lines = {file: len(file.read_text().splitlines()) for file in ROOT.glob("prm_jax/**/*.py")}
     assert {file.name: n for file, n in lines.items() if n > 400} == {}
-    assert sum(n for file, n in lines.items() if file.parent.name == "prm_jax") < 3_000
+    assert sum(n for file, n in lines.items() if file.parent.name == "prm_jax") < 4_000

@@ -228,7 +228,7 @@ def test_a_prefix_is_what_stands_before_the_next_step_in_training(policy, tokeni
 def test_few_shapes_serve_all_lengths(policy):
     _, asked = sampled(policy, 16, 4, problems=["1" * n for n in range(1, 33)], max_tokens=140)
     assert asked.stats.shapes == {
-        *[("prompts", 4, L) for L in (16, 32)], *[("first", 4, 16, L) for L in (16, 32)],
+        *[("prompts", 16, L) for L in (16, 32)], *[("first", 16, 16, L) for L in (16, 32)],
         *[("next", 16, L + t, slots) for L in (16, 32) for t, slots in ((1, 63), (64, 64), (128, 12))],
     }  # fmt: skip
     line = asked.stats.summary()

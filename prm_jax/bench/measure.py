@@ -62,6 +62,13 @@ class Samples:
 
 
 @dataclasses.dataclass(frozen=True)
+class Search:
+    problems: Count
+    width: Count
+    singles: Count
+
+
+@dataclasses.dataclass(frozen=True)
 class Rerank:
     problems: Count
     candidates: Count
@@ -95,6 +102,7 @@ class BenchConfig:
     train: Train
     score: Score
     sampling: Samples
+    search: Search
     rerank: Rerank
     memory: Memory
     peer: str | None

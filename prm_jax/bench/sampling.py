@@ -35,7 +35,9 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
             found = []
             for group in policy.groups(prompts, lambda _: n):
                 rows = [(p, p, j) for p in range(len(group)) for j in range(n)]
-                found += policy.decode(group, rows, s.prompt_tokens, never_V, jax.random.key(cfg.seed), 0)
+                found += policy.decode(
+                    group, rows, s.prompt_tokens, never_V, jax.random.key(cfg.seed), np.arange(len(prompts))
+                )
             return found
 
         for _ in range(1 + s.repeats):  # the first compiles

@@ -91,11 +91,12 @@ def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
         expect(len(questions) > 1, "questions", cfg.questions, "a file of at least two problems")
         if not by_task and (lacking := next((q for q in questions if q.answer is None), None)):
             raise InputError(f"{cfg.questions}: problem {lacking.id}: has no right answer to check by")
-    law, path = cfg.sampling, cfg.policy or data_cfg.policy
+    law, path = cfg.sampling, cfg.policy
+    if path is None:
+        law, path = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens), data_cfg.policy
     policy = open_policy(path, "best", cfg.policy_format, "float32", law, cfg.batch_rows)
     grade = tasks.grade if by_task else grader(checker)
-    own_law = data_cfg and (data_cfg.temperature, None, 1.0, data_cfg.max_tokens) == dataclasses.astuple(law)
-    if cfg.policy is None and own_law:
+    if cfg.policy is None:
         samples = list(policy_pool(data_cfg, [q.problem for q in questions], cfg.samples, setup.cfg.seed))
     else:
         path = setup.folder / "samples.jsonl"

@@ -1,0 +1,61 @@
+"""Search over all problems at once against one problem at a time, and how much of it the models take: the embedded policy and
+outcome model on the default task."""
+
+import cProfile
+import itertools
+import math
+import pstats
+import time
+
+import jax
+from omegaconf import OmegaConf
+
+from prm_jax import search, tasks
+from prm_jax.bench.measure import BenchConfig, Row
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data.formats import read_format
+from prm_jax.data.splits import data_config
+from prm_jax.lab import open_lab_policy
+from prm_jax.launch.config import CONF
+
+
+def models_share(profile: cProfile.Profile) -> float:
+    """Share of the time that passes in compiled programs, or in waiting for them and fetching what they computed."""
+    times = pstats.Stats(profile).stats
+    fetches = ("_value", "<built-in method numpy.asarray>", "<built-in method numpy.array>")
+    runs = lambda file, name: name in fetches or "block_until_ready" in name or file.endswith("pjit.py")
+    own = {place: numbers[2] for place, numbers in times.items()}
+    return sum(seconds for (file, _, name), seconds in own.items() if runs(file, name)) / sum(own.values())
+
+
+def bench_search(cfg: BenchConfig) -> list[Row]:
+    s, data = cfg.search, data_config(OmegaConf.load(CONF / "data" / "chain.yaml"))
+    policy = open_lab_policy(data.policy, data.temperature, data.max_tokens)
+    verifier = open_checkpoint("embedded_orm", "best", read_format("auto"), "float32")
+    problems = tasks.make_problems(tasks.chain, data.task, s.problems, "test", cfg.seed)
+    rows = []
+    for method, arguments in (
+        ("beam", {"width": s.width, "branch": 4}),
+        ("mcts", {"simulations": s.width, "branch": 4}),
+    ):
+        key = itertools.count()  # other draws in each run
+
+        def seconds(batch, key=key, method=method, arguments=arguments):
+            explorer = search.Explorer(policy, verifier.scorer(4), problems, "last", 40, jax.random.key(next(key)))
+            explorer.budget, start = math.inf, time.perf_counter()
+            search.METHODS[method](explorer, batch, **arguments)
+            return time.perf_counter() - start
+
+        every, some = range(len(problems)), range(s.singles)
+        seconds(every), seconds(every), seconds([0])  # compile
+        profile = cProfile.Profile()
+        together = seconds(every)
+        alone = sum(seconds([p]) for p in some) / len(some) * len(problems)
+        profile.runcall(seconds, every)
+        rows += [
+            Row(f"{method}_seconds", together, f"{len(problems)} problems at once, width {s.width}"),
+            Row(f"{method}_alone_seconds", alone, f"one at a time, from {len(some)} of them"),
+            Row(f"{method}_ratio", alone / together),
+            Row(f"{method}_models_share", models_share(profile), "of the time; the rest is text, packing and choosing"),
+        ]
+    return rows
