@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import mctx
@@ -56,6 +56,7 @@ class Explorer:
         self.nodes: list[list[Node]] = [[] for _ in problems]  # all that were scored
         self.tokens_P = np.zeros(len(problems), int)  # of the policy, lookahead included
         self.asked_P = np.zeros(len(problems), int)  # prefixes continued
+        self.best_P = np.zeros(len(problems))  # the chance of the best finished solution
         self.known: dict[tuple, np.ndarray] = {}  # (problem, steps) -> log-odds: no text is scored twice
 
     def write(
@@ -89,6 +90,8 @@ class Explorer:
 
     def grow(self, nodes: Sequence[Node], n: int, stop: str = "step", block: int = 1) -> list[list[Node]]:
         """n scored children of each node, each `block` tokens long, rounded up to the end of a step."""
+        if not nodes:
+            return []
         children = self.write([dataclasses.replace(node, tokens=0) for node in nodes], n, stop)
         flat = [child for own in children for child in own]
         while short := [i for i, child in enumerate(flat) if child.goes_on and child.tokens < block]:
@@ -97,6 +100,8 @@ class Explorer:
         flat = self.score(flat)
         for child in flat:
             self.nodes[child.problem].append(child)
+            if child.ended == "end" and child.steps:
+                self.best_P[child.problem] = max(self.best_P[child.problem], self.chance(child))
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
     def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
@@ -117,8 +122,7 @@ class Explorer:
         """Whether a tree search goes on: the problem's budget is not spent; with `stop_at` that of all, and it is not solved so well."""
         if self.stop_at is None:
             return self.tokens_P[p] < self.budget
-        settled = any(self.chance(x) >= self.stop_at for x in self.finished(p))
-        return not settled and self.tokens_P.sum() < self.budget * len(self.problems)
+        return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
 
     def complete(self):
         """Problems without a finished solution get one: the best node that goes on is continued to the end."""
@@ -187,9 +191,8 @@ def beam(
         children, n = explorer.grow([node for node, _ in beams], n, block=block), branch
         found = [(x, group) for (_, group), own in zip(beams, children, strict=True) for x in own if x.goes_on]
         if ahead:
-            found = list(
-                zip(explorer.look_ahead([x for x, _ in found], ahead), (group for _, group in found), strict=True)
-            )
+            seen = explorer.look_ahead([x for x, _ in found], ahead)
+            found = [(x, group) for x, (_, group) in zip(seen, found, strict=True)]
         rivals = collections.defaultdict(list)
         for x, group in found:
             rivals[x.problem, group].append(x)
@@ -206,50 +209,59 @@ def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: 
     chance is the mean of the node's and of the children drawn, its prior what that is above the best of them. So a tree widens
     where nothing good was drawn. A finished child ends the descent.
     """
-    P, problems = len(explorer.problems), sorted(problems)  # the trees of the others stay empty
-    trees = [[[]] for _ in range(P)]  # of each problem, of each node of its tree: (child, its chance, its weight)
+    P, K, problems = len(explorer.problems), branch + 1, sorted(problems)
 
-    def expand(nodes: Sequence[Node], chances: Sequence[float]):
-        for node, chance, own in zip(nodes, chances, explorer.grow(nodes, branch), strict=True):
-            drawn = [explorer.chance(x) for x in own]
-            counts = collections.Counter((x.steps, x.ended) for x in own)
-            distinct = {(x.steps, x.ended): (x, c) for x, c in zip(own, drawn, strict=True)}
-            again = np.mean([chance, *drawn])
-            yield [*((x, c, c * counts[row]) for row, (x, c) in distinct.items()), (node, again, again - max(drawn))]
-
-    def prior_K(own) -> np.ndarray:
+    def prior_K(children: Sequence[Child]) -> np.ndarray:
         """Logits; places without a child have next to no probability."""
-        weights = [weight for *_, weight in own] + [0.0] * (K - len(own))
+        weights = [child.weight for child in children] + [0.0] * (K - len(children))
         return np.log(np.maximum(weights, 1e-9), dtype=np.float32)
 
-    K = branch + 1
-    for p, own in zip(problems, expand([Node(p) for p in problems], [1.0] * len(problems)), strict=True):
-        trees[p] = [own]
-    value_P = [nodes[0][-1][1] if nodes[0] else 0.0 for nodes in trees]
+    roots = expand(explorer, [Child(Node(p), 1.0, 1.0) for p in problems], branch)
+    trees = [[[]] for _ in range(P)]  # of each problem, of each node in the order of mctx: its children
+    for p, children in zip(problems, roots, strict=True):
+        trees[p] = [children]
+    value_P = np.array([nodes[0][-1].chance if nodes[0] else 0.0 for nodes in trees], np.float32)
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
-    root = mctx.RootFnOutput(prior_logits=prior_PK, value=np.float32(value_P), embedding=np.zeros(P, np.int32))
-    tree = None
+    root, tree = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32)), None
     for at in range(simulations):
-        found = prior_PK, reward_P, discount_P, value_P = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
+        prior_PK, (reward_P, discount_P, value_P) = np.zeros((P, K), np.float32), np.zeros((3, P), np.float32)
+        found = prior_PK, reward_P, discount_P, value_P
         seen = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
-        parent_P, action_P = np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1])
-        chosen = [
-            own[i][k] if k < len(own[i]) else (None,) for own, i, k in zip(trees, parent_P, action_P, strict=True)
-        ]
-        grows = [leaf is not None and leaf.goes_on and explorer.is_open(leaf.problem) for leaf, *_ in chosen]
-        grown = (
-            expand(*zip(*(x[:2] for x, yes in zip(chosen, grows, strict=True) if yes), strict=True))
-            if any(grows)
-            else None
-        )
-        for p, ((leaf, *chance), yes) in enumerate(zip(chosen, grows, strict=True)):
-            trees[p].append(next(grown) if yes else [])
-            if leaf and leaf.ended != "length":
-                prior_PK[p], discount_P[p] = prior_K(trees[p][-1]), leaf.goes_on
-                (value_P if leaf.goes_on else reward_P)[p] = chance[0]
+        places = zip(np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1]), strict=True)
+        leaves = {p: trees[p][i][k] for p, (i, k) in enumerate(places) if k < len(trees[p][i])}
+        growing = [p for p, leaf in leaves.items() if leaf.node.goes_on and explorer.is_open(p)]
+        grown = dict(zip(growing, expand(explorer, [leaves[p] for p in growing], branch), strict=True))
+        for p in range(P):
+            trees[p].append(grown.get(p, []))
+        for p, leaf in leaves.items():
+            prior_PK[p] = prior_K(trees[p][-1])
+            if leaf.node.goes_on:
+                discount_P[p], value_P[p] = 1.0, leaf.chance
+            elif leaf.node.ended == "end":
+                reward_P[p] = leaf.chance
         tree = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
         if not any(map(explorer.is_open, problems)):
             break
+
+
+class Child(NamedTuple):
+    node: Node
+    chance: float  # as far as the tree knows
+    weight: float  # its prior, not normalised
+
+
+def expand(explorer: Explorer, leaves: Sequence[Child], n: int) -> list[list[Child]]:
+    """The children of each leaf: the different ones of n samples, and last the leaf's node once more."""
+    found = []
+    for leaf, own in zip(leaves, explorer.grow([leaf.node for leaf in leaves], n), strict=True):
+        chances = [explorer.chance(x) for x in own]
+        count, distinct = collections.Counter(), {}
+        for x, chance in zip(own, chances, strict=True):
+            count[x.steps, x.ended] += 1
+            distinct[x.steps, x.ended] = Child(x, chance, chance * count[x.steps, x.ended])
+        again = float(np.mean([leaf.chance, *chances]))
+        found.append([*distinct.values(), Child(leaf.node, again, again - max(chances))])
+    return found
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "simulations"))
