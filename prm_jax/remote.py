@@ -229,6 +229,9 @@ class RemotePolicy:
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, on one line of at most 300 characters."""
-    why = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
+    """What went wrong, on one line of at most 300 characters, in the server's own words where it has any."""
+    if (response := getattr(error, "response", None)) is not None:
+        why = f"status {response.status_code}: {response.text}"
+    else:
+        why = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
     return " ".join(why.split())[:300]
