@@ -36,7 +36,7 @@ class Server:
     """How a server is asked; conf/sampling.yaml says what each key means."""
 
     model: str | None = None
-    concurrency: Count = 32
+    concurrency: Count = 64
     timeout: Positive = 600.0
     retries: Natural = 4
 
@@ -97,15 +97,15 @@ class RemotePolicy:
         self.model, self.kind = self.find_model()
         # `transformers serve` writes one text at a time, with the seed of the request that came last.
         self.concurrency = 1 if self.kind == "transformers" else self.server.concurrency
-        self.name = f"{self.model or 'the model'} at {self.url}"
-        self.fields = law(self.kind, self.sampling) | ({"model": self.model} if self.model else {})
+        self.name = f"{self.model} at {self.url}"
+        self.fields = law(self.kind, self.sampling) | {"model": self.model}
 
     @property
     def weights(self) -> str:
         """All that is known of them, in place of a fingerprint."""
         return f"not known: served as {self.model} by {self.kind}"
 
-    def find_model(self) -> tuple[str | None, str]:
+    def find_model(self) -> tuple[str, str]:
         """(model, which server: vllm, sglang, transformers or other), as the server says."""
         listed, why = self.get("/models")
         rows = listed.get("data") or [] if isinstance(listed, dict) else []
