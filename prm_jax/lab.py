@@ -15,7 +15,7 @@ from prm_jax.data.questions import Question
 from prm_jax.data.splits import TaskData
 from prm_jax.launch import run_folder
 from prm_jax.launch.hosts import max_over_processes
-from prm_jax.sampling import Policy, Sampling, draw_pool, open_policy
+from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 
 CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
 ROWS = 512  # decoded at a time: a small model is fastest so on CPU
@@ -28,7 +28,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     """
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     texts = hashlib.sha256(json.dumps(list(problems)).encode()).hexdigest()
-    depends = json.dumps([policy.weights, vars(policy.sampling), texts, n, seed])
+    depends = json.dumps([fingerprint(policy.model), vars(policy.sampling), texts, n, seed])
     name = f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
     path = CACHE / name / "pool.jsonl"
     if int(max_over_processes(not path.exists())):  # one that draws needs all the others

@@ -32,7 +32,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, parse
 from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
 from prm_jax.launch.mesh import make_mesh
-from prm_jax.sampling import Policy, PolicyConfig, open_policy
+from prm_jax.sampling import Policy, PolicyConfig, fingerprint, open_policy
 
 # label -> f(number of right ones of k completions, k, threshold) -> label
 LABELS = {
@@ -97,7 +97,7 @@ def label_file(
     becomes the undisturbed one.
     """
     start, counts = time.perf_counter(), collections.Counter()
-    about = {"label_kind": "value", "completer": policy.name, "weights": policy.weights, "label": label}
+    about = {"label_kind": "value", "completer": policy.name, "weights": fingerprint(policy.model), "label": label}
     about |= {"k": k, "seed": seed, "sampling": dataclasses.asdict(policy.sampling), "format": policy.format.name}
     about |= {"threshold": threshold, "batch_rows": policy.batch_rows}
     share_file(path), share_file(path.with_name("about.json"))

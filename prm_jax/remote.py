@@ -44,6 +44,14 @@ class Server:
 AS_USUAL = Server()
 
 
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What a server says of its model; its weights are not known."""
+
+    name: str
+    server: Literal["vllm", "sglang", "transformers", "other"]
+
+
 def law(kind: str, s: Sampling) -> dict:
     """The fields that set the law: all of them, since servers fill what is left out from the model's generation_config.json."""
     fields = {"max_tokens": s.max_tokens, "temperature": s.temperature, "top_p": s.top_p}
@@ -94,23 +102,19 @@ class RemotePolicy:
                "format", self.format.name, "a convention that is text, without a tokenizer")  # fmt: skip
         expect(jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server")
         self.client = open_client(self.url, self.server)
-        self.model, self.kind = self.find_model()
+        self.model = self.find_model()
         # `transformers serve` writes one text at a time, with the seed of the request that came last.
-        self.concurrency = 1 if self.kind == "transformers" else self.server.concurrency
-        self.name = f"{self.model} at {self.url}"
-        self.fields = law(self.kind, self.sampling) | {"model": self.model}
+        self.concurrency = 1 if self.model.server == "transformers" else self.server.concurrency
+        self.name = f"{self.model.name} at {self.url}"
+        self.fields = law(self.model.server, self.sampling) | {"model": self.model.name}
 
-    @property
-    def weights(self) -> str:
-        """All that is known of them, in place of a fingerprint."""
-        return f"not known: served as {self.model} by {self.kind}"
-
-    def find_model(self) -> tuple[str, str]:
-        """(model, which server: vllm, sglang, transformers or other), as the server says."""
+    def find_model(self) -> Served:
+        """By what the server lists: vLLM and SGLang name themselves there, `transformers serve` is known by its routes."""
         listed, why = self.get("/models")
         rows = listed.get("data") or [] if isinstance(listed, dict) else []
-        names, asked = [row["id"] for row in rows], self.server.model
-        kind = next((row.get("owned_by") for row in rows if row.get("owned_by") in ("vllm", "sglang")), "other")
+        owner_of = {row["id"]: row.get("owned_by") for row in rows if isinstance(row, dict) and "id" in row}
+        names, asked = list(owner_of), self.server.model
+        kind = next((owner for owner in owner_of.values() if owner in ("vllm", "sglang")), "other")
         if kind == "other":
             routes, _ = self.get(urllib.parse.urljoin(self.url, "/openapi.json"))
             kind = "transformers" if isinstance(routes, dict) and "/load_model" in routes.get("paths", ()) else kind
@@ -121,7 +125,7 @@ class RemotePolicy:
             raise InputError(f"{self.url}: lists {found}; name one: server.model=NAME")
         else:
             expect(asked is None or not names or asked in names, "server.model", asked, f"of {self.url}: {names}")
-        return asked or names[0], kind
+        return Served(asked or names[0], kind)
 
     def get(self, path: str) -> tuple[object, str]:
         """(the answer or None, why there is none); InputError where there is no server, or none for us."""
@@ -196,33 +200,30 @@ class RemotePolicy:
         """The one choice of an answer; ValueError where it is none, or was not finished by the model or the limit."""
         try:
             (choice,), n = answer["choices"], answer["usage"]["completion_tokens"]
-            text, finish = choice["text"], choice["finish_reason"]
-            is_right = isinstance(text, str) and isinstance(n, int) and finish in ("stop", "length")
-        except (TypeError, KeyError, ValueError):
+            text, finish, ids = choice["text"], choice["finish_reason"], choice.get("token_ids") or [-1] * n
+            logp = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            is_right = isinstance(text, str) and finish in ("stop", "length") and len(ids) == n
+        except (AttributeError, KeyError, TypeError, ValueError):
             is_right = False
         if not is_right:
             raise ValueError(f"answered {str(answer)[:200]!r}, expected one choice that has ended, with its usage")
-        ids, logp = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-        ids_L = np.array([-1] * n if ids is None else ids, np.int32)
-        is_known = logp is not None and len(logp) == len(ids_L) and None not in logp
-        logp_L = np.array(logp if is_known else [np.nan] * len(ids_L), np.float32)
-        return Continuation(ids_L, logp_L, *self.ending(choice, text, finish, stop))
+        is_known = len(logp) == n and None not in logp
+        logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
+        return Continuation(np.array(ids, np.int32), logp_L, *self.ending(choice, text, finish, stop))
 
     def ending(self, choice: dict, text: str, finish: str, stop: str) -> tuple[str, str]:
         """(text, how it ended); the separator ends a step's text whether or not the server left it there."""
         separator = self.format.separator
-        if (
-            stop == "step" and separator in text
-        ):  # what the same token, or a server that does not stop, wrote after it goes
+        # What the same token wrote after it goes, and what a server did that does not stop: paid for, but not of this step.
+        if stop == "step" and separator in text:
             return text[: text.index(separator) + len(separator)], "step"
         if finish == "length":
             return text, "length"
         if stop == "step":
-            names = {"vllm": "stop_reason", "sglang": "matched_stop"}
-            told = [choice.get(name) for kind, name in names.items() if kind == self.kind or name in choice]
+            told = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
             if separator in told:
                 return text + separator, "step"
-            if not told and self.kind != "transformers":
+            if not told and self.model.server != "transformers":
                 expected = "stop_reason (vLLM), matched_stop (SGLang) or the separator in the text (transformers)"
                 raise ValueError(f"does not say whether the step or the text ended, expected {expected}")
         return text, "end"

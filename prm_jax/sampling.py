@@ -40,7 +40,7 @@ from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, 
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
-from prm_jax.remote import AS_USUAL, RemotePolicy, Server
+from prm_jax.remote import AS_USUAL, RemotePolicy, Served, Server
 
 SHORTEST = 16  # tokens that prompts are padded to at least, else to a power of two: a few shapes serve all
 STAGE = (
@@ -134,10 +134,6 @@ class Policy:
         self.ends = self.ends or tuple({self.tokenizer.eos_token_id} - {None})
         expect(self.ends, f"{self.name}: tokenizer", None, "an end-of-sequence token")
         check_format(self.format)
-
-    @property
-    def weights(self) -> str:
-        return fingerprint(self.model)
 
     @property
     def dtype(self) -> str:
@@ -282,8 +278,13 @@ def open_policy(
     return Policy(loaded.model, loaded.tokenizer, loaded.format or fmt, loaded.name, sampling, batch_rows, ends)
 
 
-def fingerprint(model: PRM) -> str:
-    """sha256 over names, shapes and values of the weights: another policy under the same name does not pass for it."""
+def fingerprint(model: PRM | Served) -> str:
+    """sha256 over names, shapes and values of the weights: another policy under the same name does not pass for it.
+
+    Of a server's model what the server says of it.
+    """
+    if isinstance(model, Served):
+        return f"not known: served as {model.name} by {model.server}"
     digest = hashlib.sha256()
     for path, x in jax.tree.leaves_with_path(model):
         digest.update(f"{'.'.join(path_names(path))} {x.shape} {x.dtype} ".encode())
@@ -301,7 +302,7 @@ def draw_pool(
     batch depends on where it was interrupted. InputError where the lines there are of other problems or settings.
     """
     path, start, counts = Path(path), time.perf_counter(), collections.Counter(dict.fromkeys(COUNTS, 0))
-    about = {"policy": policy.name, "weights": policy.weights, "format": dataclasses.asdict(policy.format)}
+    about = {"policy": policy.name, "weights": fingerprint(policy.model), "format": dataclasses.asdict(policy.format)}
     about |= {"dtype": policy.dtype, "sampling": dataclasses.asdict(policy.sampling), "n": n, "seed": seed}
     about |= {"batch_rows": policy.batch_rows}
     share_file(path), share_file(path.with_name("about.json"))

@@ -21,7 +21,7 @@ from prm_jax import InputError, sampling
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
 from prm_jax.policies import Sampling
-from prm_jax.remote import RemotePolicy, Server, seeds
+from prm_jax.remote import RemotePolicy, Served, Server, seeds
 
 openai = pytest.importorskip("openai", reason="openai absent: pip install -r tests/requirements.txt")
 
@@ -92,7 +92,7 @@ def ours():
 @pytest.mark.parametrize("stop", ["step", "end"])
 def test_greedy_texts_and_their_ends_are_our_own_policys(real, ours, law, stop):
     remote = sampling.open_policy(real.url, "best", PLAIN, "float32", law, 8, Server(model=BASE))
-    assert remote.kind == "transformers" and remote.name == f"{BASE} at {real.url}"
+    assert remote.model.server == "transformers" and remote.name == f"{BASE} at {real.url}"
     found = remote.extend(PREFIXES, 1, stop, KEY)
     expected = dataclasses.replace(ours, sampling=law).extend(PREFIXES, 1, stop, KEY)
     told = lambda samples: [(c.text, c.ended, len(c.ids_L)) for own in samples for c in own]
@@ -223,7 +223,7 @@ def stub():
     state.policy = lambda law=ANY, fmt=PLAIN, **more: RemotePolicy(
         state.url, fmt, law, server=Server(**{"retries": 2, "timeout": 5.0} | more)
     )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield state
     server.shutdown()
 
@@ -319,14 +319,17 @@ def test_model_and_key(stub, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert stub.policy().name == f"m at {stub.url}" and stub.key == "Bearer none"
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    assert stub.policy(model="m").weights == "not known: served as m by vllm" and stub.key == "Bearer secret"
+    assert (
+        sampling.fingerprint(stub.policy(model="m").model) == "not known: served as m by vllm"
+        and stub.key == "Bearer secret"
+    )
     with pytest.raises(InputError, match="server.model: got 'x', expected of http://.*: .'m'."):
         stub.policy(model="x")
     stub.models = [{"id": "a"}, {"id": "b"}]
     with pytest.raises(InputError, match=f"{stub.url}: lists a, b; name one: server.model=NAME"):
         stub.policy()
     stub.models = 404, {"detail": "Not Found"}
-    assert stub.policy(model="m").kind == "other"
+    assert stub.policy(model="m").model == Served("m", "other")
     stub.models = 401, {"error": {"message": "wrong key"}}
     with pytest.raises(InputError, match="status 401: .*wrong key.*; its key is read from OPENAI_API_KEY"):
         stub.policy(model="m")
