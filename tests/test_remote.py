@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, call, printed
 
-from prm_jax import InputError, sampling
+from prm_jax import InputError, lab, sampling
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
 from prm_jax.policies import Sampling
@@ -348,6 +348,13 @@ def test_where_there_is_no_server_or_no_client_one_line_says_so(monkeypatch, tmp
     said = call(sampling.main, monkeypatch, "sampling", *asked)
     assert said == "error: http://localhost:9: a policy behind a server needs the package openai: pip install openai"
     assert not (tmp_path / "a" / ".hydra").exists()
+
+
+def test_samples_behind_a_server_are_not_kept_by_name(stub):
+    with pytest.raises(
+        InputError, match="data.policy: the policy: got 'http://.*expected a model at hand: samples are"
+    ):
+        lab.open_lab_policy(stub.url, 1.0, 60)
 
 
 def test_formats_that_need_a_tokenizer_are_refused(stub):
