@@ -179,11 +179,16 @@ class RemotePolicy:
         finally:  # after an error: the rest is not asked any more
             pool.shutdown(wait=False, cancel_futures=True)
         found = [done.result() for done in asked]
+        groups = [found[at : at + n] for at in range(0, size, n)]
+        if self.sampling.temperature > 0 and n > 1 and size > 16 and all(len({c.text for c in g}) == 1 for g in groups):
+            print(
+                f"samples     {self.name}: the {n} of each prefix are the same text; does it heed temperature and seed?"
+            )
         self.stats.prompts += len(set(prompts))
         self.stats.continuations += size
         self.stats.tokens += sum(len(c.ids_L) for c in found)
         self.stats.seconds += time.perf_counter() - start
-        return [found[at : at + n] for at in range(0, size, n)]
+        return groups
 
     def ask(self, text: str, seed: int, stop: str) -> Continuation:
         """One sample, or InputError."""

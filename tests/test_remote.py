@@ -269,6 +269,19 @@ def test_requests_run_side_by_side_up_to_the_limit(stub):
     assert stub.policy().extend([], 3, "end", KEY) == []
 
 
+def test_a_server_that_repeats_itself_is_noticed(stub, capsys):
+    """As SGLang did that was deterministic and ignored the seed of a completion (issue 15481)."""
+    warning = (
+        f"samples     m at {stub.url}: the 9 of each prefix are the same text; does it heed temperature and seed?\n"
+    )
+    stub.policy().extend([("4?", ()), ("5?", ())], 9, "end", KEY)
+    assert capsys.readouterr().out == warning
+    stub.policy(GREEDY).extend([("4?", ()), ("5?", ())], 9, "end", KEY)
+    stub.script = [(200, answer("8"))]
+    stub.policy().extend([("4?", ()), ("5?", ())], 9, "end", KEY)
+    assert capsys.readouterr().out == ""
+
+
 def test_every_sample_has_a_seed_of_its_own(stub):
     stub.policy(concurrency=1).extend([("4?", ()), ("5?", ())], 3, "end", KEY, first=7)
     assert [b["prompt"] for b in stub.bodies] == ["4?"] * 3 + ["5?"] * 3
