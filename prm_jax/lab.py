@@ -14,6 +14,7 @@ from prm_jax.data.pools import Problem, iter_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.splits import TaskData
 from prm_jax.launch import run_folder
+from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import max_over_processes
 from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 
@@ -50,6 +51,8 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
 def open_lab_policy(path: str, temperature: float, max_tokens: int) -> Policy:
     law = Sampling(temperature, None, 1.0, max_tokens)
     try:
+        expected = "a model at hand: samples are kept by its weights, and those behind a server are not known"
+        expect(not path.startswith(("http://", "https://")), "the policy", path, expected)
         return open_policy(path, "best", read_format("plain"), "float32", law, ROWS)
     except InputError as error:
         raise InputError(f"data.policy: {error}") from None

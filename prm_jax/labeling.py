@@ -215,7 +215,7 @@ def main(cfg):
             raise field_error(
                 f"{cfg.input}: {unknown.id}: outcome", None, "0 or 1: label=first_error searches wrong answers"
             )
-        policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows)
+        policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
         if not resumes:
             run_folder.create_run_folder(folder, given)
         path, grade = folder / "labels.jsonl", tasks.grade if by_task else grader(checker)

@@ -35,33 +35,17 @@ from prm_jax.data.questions import COUNTS, as_candidate, counts_of, grader, read
 from prm_jax.data.rows import append_rows
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect, parse
+from prm_jax.launch.config import Count, Natural, expect, parse
 from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
+from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
+from prm_jax.remote import AS_USUAL, RemotePolicy, Served, Server
 
 SHORTEST = 16  # tokens that prompts are padded to at least, else to a power of two: a few shapes serve all
 STAGE = (
     64  # tokens after which the loop first stops for more slots; then 128, 256, ..: attention reads all slots there are
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Which law tokens are drawn from: temperature first, then top-k, then top-p of what is left, as transformers does."""
-
-    temperature: NotNegative  # 0: always the most likely token
-    top_k: Count | None  # only so many of the most likely tokens (and what is as likely as the last of them)
-    top_p: Share  # only the fewest most likely tokens whose probabilities sum to this; 1: all
-    max_tokens: Count  # new tokens of a continuation at most
-
-
-@dataclasses.dataclass(frozen=True)
-class Continuation:
-    ids_L: np.ndarray  # generated ids, the one that stopped it included
-    logp_L: np.ndarray  # log p of each in nats, float32, by the model itself: temperature 1, nothing left out
-    text: str  # without the end-of-sequence token
-    ended: Literal["end", "step", "length"]  # end of sequence, end of a step, or cut by max_tokens
 
 
 def draw(logit_BV, uniform_B, sampling: Sampling):
@@ -129,31 +113,6 @@ def go_on(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
     return (cache, id_B, done_B), replicate((*out, done_B.all()))
 
 
-@jax.jit
-def sample_keys(key, prefix_B, sample_B):
-    """fold_in(fold_in(key, prefix), sample) of every row."""
-    return jax.vmap(lambda i, j: jax.random.fold_in(jax.random.fold_in(key, i), j))(prefix_B, sample_B)
-
-
-@dataclasses.dataclass
-class SamplingStats:
-    """What sampling computed."""
-
-    prompts: int = 0  # distinct ones
-    continuations: int = 0
-    tokens: int = 0  # new ones
-    places: int = 0  # for new tokens in the rows that were decoded
-    seconds: float = 0.0
-    shapes: set = dataclasses.field(default_factory=set)  # (program, rows, tokens), each compiled once
-
-    def summary(self) -> str:
-        idle = 1 - self.tokens / max(self.places, 1)
-        return (
-            f"sampled     {self.continuations:,} continuations of {self.prompts:,} distinct prompts: {self.tokens:,} tokens, "
-            f"{self.tokens / max(self.seconds, 1e-9):,.0f} a second, {idle:.1%} of places idle, {len(self.shapes)} shapes compiled"
-        )
-
-
 @dataclasses.dataclass
 class Policy:
     """A language model that continues solutions.
@@ -174,9 +133,11 @@ class Policy:
     def __post_init__(self):
         self.ends = self.ends or tuple({self.tokenizer.eos_token_id} - {None})
         expect(self.ends, f"{self.name}: tokenizer", None, "an end-of-sequence token")
-        f = self.format
-        unlike = f.suffix or f.between or f.shift or f.probe or f.drop_separator
-        expect(not unlike, "format", f.name, "a convention in which nothing but the separator stands between steps")
+        check_format(self.format)
+
+    @property
+    def dtype(self) -> str:
+        return self.model.cfg.dtype
 
     @functools.cached_property
     def stops(self) -> dict[str, np.ndarray]:
@@ -289,8 +250,21 @@ class Policy:
         return Continuation(ids_L, logp_L, text, "end" if is_end else "step" if stop_V[ids_L[-1]] else "length")
 
 
-def open_policy(path: str | Path, which: str, fmt: Format, dtype: str, sampling: Sampling, batch_rows: int) -> Policy:
-    """A run of ours or an export with its own format, another language model with `fmt`; InputError for a verifier."""
+def open_policy(
+    path: str | Path,
+    which: str,
+    fmt: Format,
+    dtype: str,
+    sampling: Sampling,
+    batch_rows: int,
+    server: Server = AS_USUAL,
+) -> Policy | RemotePolicy:
+    """A run of ours or an export with its own format, another language model with `fmt`; InputError for a verifier.
+
+    http://HOST:PORT is a server's, with `fmt`.
+    """
+    if str(path).startswith(("http://", "https://")):
+        return RemotePolicy(str(path), fmt, sampling, batch_rows, server)
     loaded = open_checkpoint(path, which, None, choose_dtype(dtype))
     if loaded.objective != "lm":
         raise InputError(f"{path}: is a verifier (objective={loaded.objective}), expected a language model")
@@ -304,8 +278,13 @@ def open_policy(path: str | Path, which: str, fmt: Format, dtype: str, sampling:
     return Policy(loaded.model, loaded.tokenizer, loaded.format or fmt, loaded.name, sampling, batch_rows, ends)
 
 
-def fingerprint(model: PRM) -> str:
-    """sha256 over names, shapes and values of the weights: another policy under the same name does not pass for it."""
+def fingerprint(model: PRM | Served) -> str:
+    """sha256 over names, shapes and values of the weights: another policy under the same name does not pass for it.
+
+    Of a server's model what the server says of it.
+    """
+    if isinstance(model, Served):
+        return f"not known: served as {model.name} by {model.server}"
     digest = hashlib.sha256()
     for path, x in jax.tree.leaves_with_path(model):
         digest.update(f"{'.'.join(path_names(path))} {x.shape} {x.dtype} ".encode())
@@ -324,7 +303,7 @@ def draw_pool(
     """
     path, start, counts = Path(path), time.perf_counter(), collections.Counter(dict.fromkeys(COUNTS, 0))
     about = {"policy": policy.name, "weights": fingerprint(policy.model), "format": dataclasses.asdict(policy.format)}
-    about |= {"dtype": policy.model.cfg.dtype, "sampling": dataclasses.asdict(policy.sampling), "n": n, "seed": seed}
+    about |= {"dtype": policy.dtype, "sampling": dataclasses.asdict(policy.sampling), "n": n, "seed": seed}
     about |= {"batch_rows": policy.batch_rows}
     share_file(path), share_file(path.with_name("about.json"))
     run_folder.check_about(path, about)
@@ -360,6 +339,7 @@ class PolicyConfig:
     checker: Literal["task", "string", "number", "math"]
     sampling: Sampling
     batch_rows: Count
+    server: Server = AS_USUAL
     seed: Natural
     mesh: MeshConfig
     cpu_devices: Count
@@ -389,7 +369,7 @@ def main(cfg):
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
     ):
-        policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows)
+        policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
         if not resumes:
             run_folder.create_run_folder(folder, given)
         path, questions = folder / "pool.jsonl", read_questions(cfg.problems)

@@ -108,12 +108,12 @@ def use_compilation_cache():
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
-def progress(what: str, total: int, unit: str, initial: int = 0) -> tqdm:
+def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm:
     """A progress bar with the time left; one line every 20 seconds where the output is a file. Only process 0 shows it."""
     import jax
 
     often = dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 20)
-    return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=jax.process_index() > 0, **often)
+    return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=jax.process_index() > 0, **often, **more)
 
 
 def print_counts(counts: dict[str, float]):

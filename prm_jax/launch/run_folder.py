@@ -87,7 +87,7 @@ def run_config(folder: Path) -> DictConfig:
 
 
 # Keys and sections on which no number of a finished run or evaluation depends.
-HARMLESS = ("resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh", "distributed")
+HARMLESS = ("resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh", "distributed", "server")
 
 
 def settings(folder: str | Path) -> dict:

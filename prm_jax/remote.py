@@ -1,0 +1,243 @@
+"""A policy behind a server of the OpenAI completions protocol: vLLM, SGLang, `transformers serve`.
+
+checkpoint=http://HOST:PORT of the commands that ask a policy; needs `pip install openai`, the key in OPENAI_API_KEY if one is asked for.
+
+One request a sample, with a seed of its own that depends on the key, its prefix's number and its own, so that a pool goes on
+after a stop; the server shares what prompts have in common. Prompts are sent as text, so the server's tokenizer may fuse
+what training keeps apart (`.` and a line end), as it does in the texts that the model itself writes. What a server does not
+say is not made up: ids are -1 and log-probabilities NaN where it gives none, their number is always the tokens it generated.
+
+finish_reason "stop" means the end of a step or of the text. vLLM (stop_reason) and SGLang (matched_stop) say which and cut the
+separator off, transformers leaves it in the text; an answer of a server that does neither is an error. transformers also
+calls a text that ends with the last allowed token cut.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import time
+import urllib.parse
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.data.formats import Format, numbered
+from prm_jax.launch import cli
+from prm_jax.launch.config import Count, Natural, Positive, expect
+from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """How a server is asked; conf/sampling.yaml says what each key means."""
+
+    model: str | None = None
+    concurrency: Count = 64
+    timeout: Positive = 600.0
+    retries: Natural = 4
+
+
+AS_USUAL = Server()
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What a server says of its model; its weights are not known."""
+
+    name: str
+    server: Literal["vllm", "sglang", "transformers", "other"]
+
+
+def law(kind: str, s: Sampling) -> dict:
+    """The fields that set the law: all of them, since servers fill what is left out from the model's generation_config.json."""
+    fields = {"max_tokens": s.max_tokens, "temperature": s.temperature, "top_p": s.top_p}
+    if kind in ("vllm", "sglang"):
+        fields |= {"top_k": s.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        # SGLang's are those of the tempered law.
+        fields |= {"logprobs": 0} if kind == "vllm" or s.temperature == 1 else {}
+        return fields | ({"return_token_ids": True} if kind == "vllm" else {})
+    if kind == "transformers":  # greedy without do_sample, whatever the temperature
+        config = {"do_sample": s.temperature > 0, "top_k": s.top_k or 0, "repetition_penalty": 1.0, "min_p": 0.0}
+        return fields | {"generation_config": json.dumps(config)}
+    expect(s.top_k is None, "sampling.top_k", s.top_k, "null: it is no field of the completions protocol")
+    return fields
+
+
+@jax.jit
+def seeds(key, prefix_B, sample_B):
+    """31 bits for each sample, from the key that our own policy draws it with."""
+    return jax.vmap(jax.random.bits)(sample_keys(key, prefix_B, sample_B)) >> 1
+
+
+def open_client(url: str, server: Server):
+    """The client: requests, time-outs, and repeats with growing pauses after a lost connection, a time-out, 408, 409, 429, 5xx."""
+    try:
+        import openai
+    except ImportError:
+        raise InputError(f"{url}: a policy behind a server needs the package openai: pip install openai") from None
+    base = url if urllib.parse.urlsplit(url).path.strip("/") else urllib.parse.urljoin(url, "/v1")
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    return openai.OpenAI(base_url=base, api_key=key, max_retries=server.retries, timeout=server.timeout)
+
+
+@dataclasses.dataclass
+class RemotePolicy:
+    """A language model behind a server that continues solutions, as sampling.Policy does."""
+
+    url: str
+    format: Format
+    sampling: Sampling
+    batch_rows: int = 64  # no limit here; chunks of pools are made by it
+    server: Server = AS_USUAL
+    stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
+    dtype = "unknown: the server's"
+
+    def __post_init__(self):
+        check_format(self.format)
+        expect(self.format.name != "auto" and "{pad}" not in self.format.prefix + self.format.separator,
+               "format", self.format.name, "a convention that is text, without a tokenizer")  # fmt: skip
+        expect(jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server")
+        self.client = open_client(self.url, self.server)
+        self.model = self.find_model()
+        # `transformers serve` writes one text at a time, with the seed of the request that came last.
+        self.concurrency = 1 if self.model.server == "transformers" else self.server.concurrency
+        self.name = f"{self.model.name} at {self.url}"
+        self.fields = law(self.model.server, self.sampling) | {"model": self.model.name}
+
+    def find_model(self) -> Served:
+        """By what the server lists: vLLM and SGLang name themselves there, `transformers serve` is known by its routes."""
+        listed, why = self.get("/models")
+        rows = listed.get("data") or [] if isinstance(listed, dict) else []
+        owner_of = {row["id"]: row.get("owned_by") for row in rows if isinstance(row, dict) and "id" in row}
+        names, asked = list(owner_of), self.server.model
+        kind = next((owner for owner in owner_of.values() if owner in ("vllm", "sglang")), "other")
+        if kind == "other":
+            routes, _ = self.get(urllib.parse.urljoin(self.url, "/openapi.json"))
+            kind = "transformers" if isinstance(routes, dict) and "/load_model" in routes.get("paths", ()) else kind
+        if kind == "transformers":  # it lists what lies in its cache, not what it serves
+            expect(asked is not None, "server.model", asked, "a name: `transformers serve` does not say what it serves")
+        elif asked is None and len(names) != 1:
+            found = ", ".join(names) or f"no model at /models ({why})"
+            raise InputError(f"{self.url}: lists {found}; name one: server.model=NAME")
+        else:
+            expect(asked is None or not names or asked in names, "server.model", asked, f"of {self.url}: {names}")
+        return Served(asked or names[0], kind)
+
+    def get(self, path: str) -> tuple[object, str]:
+        """(the answer or None, why there is none); InputError where there is no server, or none for us."""
+        import openai
+
+        try:  # once more: some servers drop a connection after an error
+            return self.client.with_options(max_retries=1).get(path, cast_to=object), "not in the protocol's form"
+        except openai.APIStatusError as error:
+            if error.status_code in (401, 403):
+                raise InputError(f"{self.url}: {reason(error)}; its key is read from OPENAI_API_KEY") from None
+            return None, reason(error)
+        except (openai.APIError, ValueError) as error:
+            raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
+
+    def prompt(self, problem: str, steps: Sequence[str]) -> str:
+        """What stands before the next step, as text."""
+        f = self.format
+        text = f.prefix.replace("{problem}", problem) + "".join(s + f.separator for s in numbered(f, tuple(steps)))
+        expect(text, f"prefix {problem[:60]!r}", text, "a text of at least one token")
+        return text
+
+    def extend(
+        self,
+        prefixes: Sequence[tuple[str, tuple[str, ...]]],
+        n: int,
+        stop: Literal["step", "end"],
+        key,
+        first: int | Sequence[int] = 0,
+    ) -> list[list[Continuation]]:
+        """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
+
+        InputError with the server, the prefix and the reason where a request fails for good; then nothing is given or counted.
+        """
+        start, size = time.perf_counter(), len(prefixes) * n
+        if not size:
+            return [[] for _ in prefixes]
+        number_P = first + np.arange(len(prefixes)) if np.ndim(first) == 0 else np.asarray(first)
+        prompts = [self.prompt(*prefix) for prefix in prefixes]
+        seed_PN = np.asarray(seeds(key, np.repeat(number_P, n), np.tile(np.arange(n), len(prefixes)))).reshape(-1, n)
+        pool = concurrent.futures.ThreadPoolExecutor(min(self.concurrency, size))
+        asked = [
+            pool.submit(self.ask, text, int(seed), stop)
+            for text, seed_N in zip(prompts, seed_PN, strict=True)
+            for seed in seed_N
+        ]
+        try:
+            with cli.progress("requests", size, "sample", delay=10, leave=False) as bar:
+                for done in concurrent.futures.as_completed(asked):
+                    done.result()
+                    bar.update()
+        finally:  # after an error: the rest is not asked any more
+            pool.shutdown(wait=False, cancel_futures=True)
+        found = [done.result() for done in asked]
+        groups = [found[at : at + n] for at in range(0, size, n)]
+        if self.sampling.temperature > 0 and n > 1 and size > 16 and all(len({c.text for c in g}) == 1 for g in groups):
+            print(
+                f"samples     {self.name}: the {n} of each prefix are the same text; does it heed temperature and seed?"
+            )
+        self.stats.prompts += len(set(prompts))
+        self.stats.continuations += size
+        self.stats.tokens += sum(len(c.ids_L) for c in found)
+        self.stats.seconds += time.perf_counter() - start
+        return groups
+
+    def ask(self, text: str, seed: int, stop: str) -> Continuation:
+        """One sample, or InputError."""
+        import openai
+
+        body = self.fields | {"prompt": text, "seed": seed}
+        body |= {"stop": [self.format.separator]} if stop == "step" else {}
+        try:
+            return self.continuation(self.client.post("/completions", body=body, cast_to=object), stop)
+        except (openai.APIError, ValueError) as error:
+            raise InputError(f"{self.url}: no continuation of {text[-60:]!r}: {reason(error)}") from None
+
+    def continuation(self, answer, stop: str) -> Continuation:
+        """The one choice of an answer; ValueError where it is none, or was not finished by the model or the limit."""
+        try:
+            (choice,), n = answer["choices"], answer["usage"]["completion_tokens"]
+            text, finish, ids = choice["text"], choice["finish_reason"], choice.get("token_ids") or [-1] * n
+            logp = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            is_right = isinstance(text, str) and finish in ("stop", "length") and len(ids) == n
+        except (AttributeError, KeyError, TypeError, ValueError):
+            is_right = False
+        if not is_right:
+            raise ValueError(f"answered {str(answer)[:200]!r}, expected one choice that has ended, with its usage")
+        is_known = len(logp) == n and None not in logp
+        logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
+        return Continuation(np.array(ids, np.int32), logp_L, *self.ending(choice, text, finish, stop))
+
+    def ending(self, choice: dict, text: str, finish: str, stop: str) -> tuple[str, str]:
+        """(text, how it ended); the separator ends a step's text whether or not the server left it there."""
+        separator = self.format.separator
+        # What the same token wrote after it goes, and what a server did that does not stop: paid for, but not of this step.
+        if stop == "step" and separator in text:
+            return text[: text.index(separator) + len(separator)], "step"
+        if finish == "length":
+            return text, "length"
+        if stop == "step":
+            told = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
+            if separator in told:
+                return text + separator, "step"
+            if not told and self.model.server != "transformers":
+                expected = "stop_reason (vLLM), matched_stop (SGLang) or the separator in the text (transformers)"
+                raise ValueError(f"does not say whether the step or the text ended, expected {expected}")
+        return text, "end"
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, on one line of at most 300 characters, in the server's own words where it has any."""
+    if (response := getattr(error, "response", None)) is not None:
+        why = f"status {response.status_code}: {response.text}"
+    else:
+        why = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
+    return " ".join(why.split())[:300]
