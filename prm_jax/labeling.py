@@ -149,7 +149,8 @@ class Completions:
         if self.how.adapt and (problems := dict.fromkeys(problem for problem, steps in prefixes if steps)):
             self([(problem, ()) for problem in problems])
         by_k = collections.defaultdict(list)
-        for prefix in dict.fromkeys(prefixes):
+        # Those with as many steps go together: a batch is done when its longest completion is.
+        for prefix in sorted(dict.fromkeys(prefixes), key=lambda prefix: len(prefix[1])):
             if prefix not in self.found:
                 by_k[self.k(prefix)].append(prefix)
         for k, new in sorted(by_k.items()):

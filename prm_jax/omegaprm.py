@@ -103,7 +103,7 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class Path:
+class Search:
     """A solution with a wrong answer that was searched for its first error."""
 
     steps: tuple[str, ...]
@@ -125,7 +125,7 @@ def exploration(state: State, visits: int, cfg: Tree) -> float:
 
 
 def grow(problem: str, given: Sequence[RollOut], k: int, cfg: Tree) -> Generator:
-    """({steps of each state: State}, [the Paths searched, one after another]) of the tree of one problem.
+    """({steps of each state: State}, [every Search, one after another]) of the tree of one problem.
 
     Each search takes, of the states with 0 < MC < 1, the wrong roll-out with the highest Q + U and bisects it; states on the
     way join the tree. The root's roll-outs are the `given` solutions and, if these are less than k, completions. No text is
@@ -156,5 +156,5 @@ def grow(problem: str, given: Sequence[RollOut], k: int, cfg: Tree) -> Generator
             return states[steps].mc.right > 0
 
         error = len(start) + (yield from bisect(len(r.steps), is_alive))
-        paths.append(Path((*start, *r.steps), r.answer, len(start), q, u, error))
+        paths.append(Search((*start, *r.steps), r.answer, len(start), q, u, error))
     return states, paths
