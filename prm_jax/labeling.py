@@ -107,7 +107,7 @@ class Labels:
     tree: Tree
 
     def __post_init__(self):
-        fewest = min(self.k, *(self.adapt.k if self.adapt else ()), self.k)
+        fewest = min((self.k, *(self.adapt.k if self.adapt else ())))
         fits = self.label != "advantage" or self.prover <= fewest
         expect(fits, "prover", self.prover, f"at most {fewest}, the completions that its best are of")
 
@@ -255,8 +255,7 @@ def label_file(
 
     def grow_trees(chunk: Sequence[list[Solution]], _) -> list[dict]:
         complete, found = new(), []
-        length = lambda s: int(np.subtract(*map(len, policy.prefix_ids(prefixes_of(s)[:: -len(s.steps)]))))
-        given = [[RollOut(s.steps, s.answer, s.outcome > 0, True, length(s)) for s in own] for own in chunk]
+        given = [[RollOut(s.steps, s.answer, s.outcome > 0, True, 0) for s in own] for own in chunk]
         searches = [grow(own[0].problem, r, how.k, how.tree) for own, r in zip(chunk, given, strict=True)]
         for own, (states, paths) in zip(chunk, in_rounds(searches, complete), strict=True):
             problem, root = own[0].problem, states[()].mc

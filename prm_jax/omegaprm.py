@@ -21,7 +21,7 @@ class RollOut(NamedTuple):
     answer: str | None
     right: bool  # as the checker says, which may err
     finished: bool  # not cut off
-    tokens: int
+    tokens: int  # that it cost
 
 
 class MC(NamedTuple):
@@ -114,9 +114,12 @@ class Search:
     first_error: int  # index of a step
 
 
-def quality(share: float, tokens: int, cfg: Tree) -> float:
-    """Q = alpha^(1 - MC) beta^(length / L): wrong roll-outs from states that mostly go right, and short ones, come first."""
-    return cfg.alpha ** (1 - share) * cfg.beta ** (tokens / cfg.length)
+def quality(share: float, r: RollOut, cfg: Tree) -> float:
+    """Q = alpha^(1 - MC) beta^(words / L): wrong roll-outs from states that mostly go right, and short ones, come first.
+
+    The paper counts tokens; words, as OpenR counts, are known of solutions that nobody tokenised.
+    """
+    return cfg.alpha ** (1 - share) * cfg.beta ** (len(" ".join(r.steps).split()) / cfg.length)
 
 
 def exploration(state: State, visits: int, cfg: Tree) -> float:
@@ -138,7 +141,7 @@ def grow(problem: str, given: Sequence[RollOut], k: int, cfg: Tree) -> Generator
         for r in roll_outs if 0 < mc.right < mc.k else ():
             if r.steps and r.finished and not r.right and (*steps, *r.steps) not in known:
                 known.add((*steps, *r.steps))
-                fresh.append((quality(mc.share, r.tokens, cfg), -len(fresh), r))
+                fresh.append((quality(mc.share, r, cfg), -len(fresh), r))
         states[steps] = State(mc, sorted(fresh))
 
     roll_outs = list(given) if len(given) >= k else [*given, *(yield problem, ())]

@@ -45,9 +45,6 @@ class Solver:
         seeds = [jax.random.key_data(key).tolist() + [number] for number in numbers]
         return [[self.go_on(*p, [*seed, j]) for j in range(n)] for p, seed in zip(prefixes, seeds, strict=True)]
 
-    def prefix_ids(self, prefixes):
-        return [list("".join((problem, *steps))) for problem, steps in prefixes]
-
     def go_on(self, problem, steps, seed):
         lines = [chain.parse_line(step) for step in steps]
         start, operations, _ = chain.parse_problem(problem)
@@ -166,16 +163,17 @@ def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(
     apart = solutions[::3] + solutions[1::3] + solutions[2::3]
     policy = Solver()
     policy.batch_rows = 8  # a chunk is one problem
-    rows, _ = write(tmp_path / "labels.jsonl", apart, policy, label="ratio")
+    noise = Noise(0.1, 0.2)
+    rows, _ = write(tmp_path / "labels.jsonl", apart, policy, label="ratio", noise=noise)
     assert [row["id"] for row in rows] == [s.id for s in solutions]
     bare = [problem for problem, steps in policy.asked if not steps]
     assert len(policy.asked) == len(set(policy.asked)) and len(bare) == len(set(bare)) == 10
-    at_once, _ = write(tmp_path / "b/labels.jsonl", solutions, label="ratio")
+    at_once, _ = write(tmp_path / "b/labels.jsonl", solutions, label="ratio", noise=noise)
     assert rows == at_once  # no chunk and no neighbour changes a row
     for row in rows:
         mc = [MC(row["problem_right"], row["problem_k"]), *(MC(right, 8) for right in row["right"])]
         assert row["labels"] == LABELS["ratio"](mc, settings("ratio"))
-    moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4)
+    moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4, noise=noise)
     assert [row["right"] for row in moved] == [row["right"] for row in rows]
     assert {row["label_kind"] for row in moved} == {"advantage"} and {y for row in moved for y in row["labels"]} > {0.5}
 

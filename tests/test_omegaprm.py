@@ -66,14 +66,14 @@ class ByHand:
                 text = state + r.steps
                 if not r.right and r.steps and text not in texts:
                     texts.add(text)
-                    q = self.cfg.alpha ** (1 - self.mc(state)) * self.cfg.beta ** (r.tokens / self.cfg.length)
+                    q = self.cfg.alpha ** (1 - self.mc(state)) * self.cfg.beta ** (len(r.steps) / self.cfg.length)
                     u = self.cfg.c_puct * sqrt(total) / (1 + self.visits.get(state, 0))
                     found.append((q, u, state, r))
         searched = {path[0] for path in self.paths}
         return [pair for pair in found if pair[2] + pair[3].steps not in searched]
 
 
-@pytest.mark.parametrize("cfg", [TREE, Tree(searches=7, alpha=0.3, beta=0.5, length=20.0, c_puct=2.0)])
+@pytest.mark.parametrize("cfg", [TREE, Tree(searches=7, alpha=0.3, beta=0.5, length=4.0, c_puct=2.0)])
 def test_the_tree_is_that_of_its_definition(tmp_path, solutions, cfg):  # noqa: F811
     policy = Solver()
     rows, _ = write(tmp_path / "labels.jsonl", solutions, policy, label="tree", tree=cfg, k=6)
@@ -83,7 +83,7 @@ def test_the_tree_is_that_of_its_definition(tmp_path, solutions, cfg):  # noqa: 
     n_states = 0
     for i, line in enumerate(lines):
         own = solutions[3 * i : 3 * i + 3]
-        given = [RollOut(s.steps, s.answer, s.outcome == 1, True, len("".join(s.steps))) for s in own]
+        given = [RollOut(s.steps, s.answer, s.outcome == 1, True, 0) for s in own]
         tree = ByHand(line["prompt"], given, 6, cfg)
         assert (line["right"], line["k"], line["states"]) == (
             sum(r.right for r in tree.rollouts[()]),
