@@ -105,7 +105,7 @@ def test_the_tree_is_that_of_its_definition(tmp_path, solutions, cfg):  # noqa: 
         n_states += len(tree.rollouts)
         assert len(line["paths"]) <= cfg.searches
     assert len(rows) > 20 and n_states > 40
-    assert sum(row["policy_tokens"] for row in rows) <= sum(line["policy_tokens"] for line in lines)
+    assert sum(row["policy_tokens"] for row in rows) <= sum(line["policy_tokens"] for line in lines) == policy.tokens
     assert len(policy.calls) < n_states / 3  # a round asks for the next state of every problem
     assert len(sources.load(str(tmp_path / "labels.jsonl"), "native")[0]) == len(rows)
 

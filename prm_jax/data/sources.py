@@ -29,11 +29,9 @@ OPTIONS = {
 }
 
 
-def native(
-    row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool, label_kind: str | None
-) -> list[Solution]:
+def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
     """TRL's columns prompt, completions, labels, null for a masked step; ratings, outcome, answer and id are optional, and
-    so is labels unless `labels_required`. A row that says which kind its labels are of must have been asked for it.
+    so is labels unless `labels_required`.
 
     TRL's PRM800K script writes rows without a step, which its training script drops: from the hub they are dropped too.
     """
@@ -42,10 +40,6 @@ def native(
         return []
     problem, steps, ratings = field(row, "prompt", str), texts(row, "completions"), optional(row, "ratings", list)
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
-    own_kind = optional(row, "label_kind", str)
-    require(
-        own_kind in (None, label_kind) or label_kind is None, "label_kind", own_kind, f"data.label_kind, {label_kind!r}"
-    )
     labels, ratings = labels and tuple(map(_probability, labels)), ratings and tuple(ratings)
     outcome, answer = _probability(row.get("outcome")), optional(row, "answer", str)
     return [Solution(problem, steps, labels, ratings, outcome, answer, _own_id(row, row_id))]
@@ -235,15 +229,7 @@ WORDS = {True: "with_right_equations", False: "with_a_wrong_equation", None: "wi
 READERS = {reader.__name__: reader for reader in (native, prm800k, math_shepherd, processbench, prmbench, text)}
 
 
-def load(
-    path,
-    kind: str,
-    *,
-    split: str | None = None,
-    labels_required: bool = False,
-    label_kind: str | None = None,
-    **options,
-):
+def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
     """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set.
 
     Without options the rows are taken as they are; conf/data/files.yaml says what each option does. With
@@ -254,7 +240,7 @@ def load(
     for name, value in {"kind": kind, **options}.items():
         allowed = READERS if name == "kind" else OPTIONS[name]
         require(value in allowed, name, value, f"one of {', '.join(allowed)}")
-    given = options | {"labels_required": labels_required, "from_hub": split is not None, "label_kind": label_kind}
+    given = options | {"labels_required": labels_required, "from_hub": split is not None}
     read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
     counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     solutions, seen = [], set()

@@ -126,7 +126,7 @@ def _load(cfg: FileData, labels_required: bool, **more):
     if (cfg.path is None) == (cfg.hub is None):
         expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
         raise InputError(f"data.path: expected {expected}")
-    options = {key: getattr(cfg, key) for key in sources.OPTIONS} | {"label_kind": cfg.label_kind}
+    options = {key: getattr(cfg, key) for key in sources.OPTIONS}
     splits, counts, fingerprints, totals = {}, {}, {}, ("rows", "solutions", "steps", "labels")
     named = {"train": cfg.path or cfg.hub} | {side: path for side, path in more.items() if path is not None}
     for side, path in named.items():
