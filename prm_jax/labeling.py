@@ -36,7 +36,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
 from prm_jax.launch.mesh import make_mesh
-from prm_jax.omegaprm import MC, Prefix, RollOut, Tree, estimate, first_error, grow, in_rounds
+from prm_jax.omegaprm import MC, Prefix, RollOut, Tree, estimate, find_first_error, grow, in_rounds
 from prm_jax.sampling import Policy, PolicyConfig, fingerprint, open_policy
 
 
@@ -155,7 +155,7 @@ class Completions:
                 by_k[self.k(prefix)].append(prefix)
         for k, new in sorted(by_k.items()):
             self.found.update(zip(new, self.ask(new, k), strict=True))
-            self.unpaid.update((prefix, sum(r.tokens for r in self.found[prefix])) for prefix in new)
+            self.unpaid.update((prefix, self.found[prefix]) for prefix in new)
         return [self.found[prefix] for prefix in prefixes]
 
     def k(self, prefix: Prefix) -> int:
@@ -166,9 +166,12 @@ class Completions:
     def mc(self, prefix: Prefix) -> MC | None:
         return estimate(self.found[prefix]) if prefix in self.found else None
 
-    def pay(self, prefixes: Sequence[Prefix]) -> int:
-        """Tokens spent on these prefixes; what solutions share is paid for by the first that asks."""
-        return sum(self.unpaid.pop(prefix, 0) for prefix in prefixes)
+    def pay(self, prefixes: Sequence[Prefix]) -> dict[str, int]:
+        """What these prefixes cost, and how many of their completions were cut or state no answer that the checker could
+        read; what solutions share is paid for by the first that asks."""
+        own = [r for prefix in prefixes for r in self.unpaid.pop(prefix, ())]
+        lost = sum(not r.finished or r.answer is None for r in own)
+        return {"policy_tokens": sum(r.tokens for r in own), "unanswered": lost}
 
 
 def prefixes_of(s: Solution) -> list[Prefix]:
@@ -185,7 +188,7 @@ def scanned(solutions: Sequence[Solution], how: Labels, complete: Completions) -
 
 def bisected(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
     """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one."""
-    errors = iter(in_rounds([first_error(s.problem, s.steps) for s in solutions if s.outcome == 0], complete))
+    errors = iter(in_rounds([find_first_error(s.problem, s.steps) for s in solutions if s.outcome == 0], complete))
     at = [next(errors) if s.outcome == 0 else len(s.steps) for s in solutions]
     place = lambda t, error: None if t > error else float(t < error)
     return [[place(t, error) for t in range(len(s.steps))] for s, error in zip(solutions, at, strict=True)]
@@ -216,7 +219,7 @@ def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -
     row |= {"labels": labels, "right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
     if problem:
         row |= {"problem_right": problem.right, "problem_k": problem.k}
-    return row | {"policy_tokens": complete.pay(prefixes_of(s))}
+    return row | complete.pay(prefixes_of(s))
 
 
 def label_file(
@@ -259,10 +262,11 @@ def label_file(
         searches = [grow(own[0].problem, r, how.k, how.tree) for own, r in zip(chunk, given, strict=True)]
         for own, (states, paths) in zip(chunk, in_rounds(searches, complete), strict=True):
             problem, root = own[0].problem, states[()].mc
-            tokens = sum(complete.unpaid.get((problem, steps), 0) for steps in states)
             row = {"id": own[0].id, "prompt": problem, "given": len(own), "right": root.right, "k": root.k}
             rows = [row | made for row in tree_rows(own, states, paths, complete)]
-            found.append(row | {"states": len(states), "policy_tokens": tokens, "paths": rows})
+            # What no path paid for: the completions of a problem without a search.
+            spent = {name: n + sum(row[name] for row in rows) for name, n in complete.pay([(problem, ())]).items()}
+            found.append(row | {"states": len(states), **spent, "paths": rows})
         return found
 
     # Chunks with full batches: a scan asks for all prefixes of a solution at once, a search for one of a solution or problem.
@@ -279,8 +283,8 @@ def label_file(
     with cli.progress("labelling", sum(map(len, chunks)), unit) as bar:
         for found, old in append_rows(lines, chunks, None, fields, grow_trees if is_tree else label_rows):
             rows = [row for line in found for row in line["paths"]] if is_tree else found
-            counts.update(resumed=old, policy_tokens=sum(line["policy_tokens"] for line in found), solutions=len(rows))
-            counts.update(steps=sum(len(row["labels"]) for row in rows))
+            counts.update({name: sum(line[name] for line in found) for name in ("policy_tokens", "unanswered")})
+            counts.update(resumed=old, solutions=len(rows), steps=sum(len(row["labels"]) for row in rows))
             counts.update(labelled=sum(y is not None for row in rows for y in row["labels"]))
             bar.update(len(found))
     if is_tree:

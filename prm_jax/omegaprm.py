@@ -72,7 +72,7 @@ def bisect(length: int, is_alive: Callable[[int], Generator]) -> Generator:
     return high - 1
 
 
-def first_error(problem: str, steps: tuple[str, ...]) -> Generator:
+def find_first_error(problem: str, steps: tuple[str, ...]) -> Generator:
     """The index of the first error of a solution with a wrong answer."""
 
     def is_alive(kept: int):

@@ -155,6 +155,7 @@ def test_rows_say_what_made_them_and_train(tmp_path, solutions):
     about = json.loads((path.parent / "about.json").read_text())
     assert about["finished"] and about["noise"] == {"false_positive": 0, "false_negative": 0}
     assert about["counts"]["policy_tokens"] == sum(row["policy_tokens"] for row in rows) == policy.tokens > 0
+    assert about["counts"]["unanswered"] == 0
     read, _ = sources.load(str(path), "native")
     assert [s.labels for s in read] == [tuple(row["labels"]) for row in rows]
     hard, _ = write(tmp_path / "b/labels.jsonl", solutions, label="hard")
@@ -241,6 +242,19 @@ def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, la
         write(path, solutions, label=label, **more | {"noise": EXACT})
     with pytest.raises(InputError, match="jsonl line 1: .* it was drawn from other input"):
         write(path, solutions[1:], label=label, **more)
+
+
+def test_completions_without_an_answer_are_counted(tmp_path, solutions):
+    class Silent(Solver):
+        def go_on(self, problem, steps, seed):
+            ended = "end" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
+            text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if ended == "length" else "who knows\n"
+            return Continuation(np.zeros(3, np.int32), np.zeros(3), text, ended)
+
+    rows, policy = write(tmp_path / "labels.jsonl", solutions[:6], Silent())
+    about = json.loads((tmp_path / "about.json").read_text())
+    assert about["counts"]["unanswered"] == sum(row["unanswered"] for row in rows) == 8 * len(policy.asked)
+    assert {y for row in rows for y in row["labels"]} == {0}
 
 
 SMALL = ("k=4", "batch_rows=32", "sampling.max_tokens=60")
