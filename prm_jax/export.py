@@ -28,6 +28,7 @@ class ExportConfig:
 MEANING = {
     "correctness": "the step, and all before it, are right",
     "value": "the completer that made the labels would reach the right answer from here",
+    "advantage": "by how much the step changes the completer's chance of the right answer: (1 + A) / 2, A in [-1, 1]",
     "unknown": "what its data say",
 }
 

@@ -161,8 +161,8 @@ def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "cor
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
     A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out: correctness labels are
-    not defined there, and each convention fills them differently. Value labels, a solver's chances of success, know no first
-    error: all of them count.
+    not defined there, and each convention fills them differently. Value labels, a solver's chances of success, and advantages,
+    (1 + their change) / 2, know no first error: all of them count.
     """
     indices = []
     for index, label in enumerate(() if labels is None else labels):
@@ -190,8 +190,8 @@ def step_metrics(
     numbers follow ProcessBench: the prediction is the first step below `threshold` among *all* the solution's steps, so one at
     an unlabelled step of a solution without labelled error is wrong. Within-problem AUROC ranks solutions by their lowest step
     score; a solution is sound if no labelled step is bad. tail_miss_rate is the share of first wrong steps scored above 0.9.
-    Solutions without a labelled step count in n_unlabelled_solutions only. Of value labels all steps count, and numbers about
-    first errors and sound solutions are nan.
+    Solutions without a labelled step count in n_unlabelled_solutions only. Of value and advantage labels all steps count, and
+    numbers about first errors and sound solutions are nan.
     """
     if not len(scores) == len(labels) == len(problem_ids):
         sizes = len(scores), len(labels), len(problem_ids)
@@ -210,7 +210,7 @@ def step_metrics(
         y.extend(label[index] for index in indices)
         position.extend(indices)
         n_solutions += 1
-        if label_kind != "value":
+        if label_kind == "correctness":
             of_solution.append((predict_first_error(score, threshold), error_index, score.min(), problem_ids[row]))
     p, y, position = np.array(p, np.float64), np.array(y, np.float64), np.array(position, int)
     predicted, first_error, lowest, ids = zip(*of_solution) if of_solution else ((), (), (), ())

@@ -1,7 +1,7 @@
 """Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score here.
 
 A scorer is any object with `name`, `unit` ("logit" or "log_ratio", data/units.py), `label_kind` (correctness, value,
-unknown), `objective` (prm, orm) and `score(rows)`: (problem, steps) rows to one float32 array a row, a number a step.
+advantage, unknown), `objective` (prm, orm) and `score(rows)`: (problem, steps) rows to one float32 array a row, a number a step.
 
 Dimension key: B rows, L tokens, T step ends.
 """

@@ -98,7 +98,9 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
         "eurus_implicit": ("lm_head", "implicit", "value"),
         "plain": ("score", None, "unknown"),
     }
-    with pytest.raises(InputError, match="format.label_kind: got 'sure', expected correctness, value or unknown"):
+    with pytest.raises(
+        InputError, match="format.label_kind: got 'sure', expected correctness, value, advantage or unknown"
+    ):
         parse({"name": "plain", "separator": "\n", "label_kind": "sure"}, Format, "format")
     with pytest.raises(InputError, match="format.score: got 'percent', expected logit, probability, difference"):
         parse({"name": "plain", "separator": "\n", "score": "percent"}, Format, "format")

@@ -1,20 +1,30 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
 
+import dataclasses
 import json
+import signal
+import subprocess
+import sys
+import time
 from math import comb
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import ROOT, call, printed, with_devices
 from omegaconf import OmegaConf
 
+import evaluate
+import train
 from prm_jax import InputError, labeling, tasks
 from prm_jax.data import sources
 from prm_jax.data.formats import Format
 from prm_jax.data.solutions import write_jsonl
-from prm_jax.labeling import LABELS, count_right, first_errors, label_file
+from prm_jax.data.units import UNITS, as_probability
+from prm_jax.labeling import LABELS, MC, Adapt, Labels, Noise, Tree, label_file, roll_outs
 from prm_jax.launch.config import CONF, parse
+from prm_jax.omegaprm import estimate
 from prm_jax.sampling import Continuation, Sampling
 from prm_jax.tasks import chain
 
@@ -27,43 +37,95 @@ class Solver:
     format, name, sampling, batch_rows, model = Format("plain", "\n"), "solver", Sampling(1.0, None, 1.0, 80), 32, ()
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.calls, self.tokens = [], [], 0
 
-    def extend(self, prefixes, n, stop, key, first=0):
+    def extend(self, prefixes, n, stop, key, numbers):
         self.asked += prefixes
-        return [
-            [self.go_on(*prefix, jax.random.key_data(key).tolist() + [first + i, j]) for j in range(n)]
-            for i, prefix in enumerate(prefixes)
-        ]
+        self.calls.append((len(prefixes), n))
+        seeds = [jax.random.key_data(key).tolist() + [number] for number in numbers]
+        found = [[self.go_on(*p, [*seed, j]) for j in range(n)] for p, seed in zip(prefixes, seeds, strict=True)]
+        self.tokens += sum(len(c.ids_L) for own in found for c in own)
+        return found
 
     def go_on(self, problem, steps, seed):
         lines = [chain.parse_line(step) for step in steps]
-        value, left = lines[-1][2], chain.parse_problem(problem)[1][sum(len(own) for _, own, _ in lines) :]
+        start, operations, _ = chain.parse_problem(problem)
+        value, left = [start, *(x[2] for x in lines)][-1], operations[sum(len(own) for _, own, _ in lines) :]
         asked = "".join(f" {name}{operand}" for name, operand in left)
         new = chain.solve(CFG, f"{value}{asked} mod7?", np.random.default_rng(seed)) if left else ()
         text = "".join(f"{step}\n" for step in new)
         return Continuation(np.zeros(len(text), np.int32), np.zeros(len(text)), text, "end")
 
 
+TREE = Tree(searches=100, alpha=0.5, beta=0.9, length=500.0, c_puct=0.125)
+EXACT = Noise(0.0, 0.0)
+
+
+def settings(label="soft", **change):
+    plain = {"threshold": 0.8, "prover": 1, "k": 8, "adapt": None, "noise": EXACT, "tree": TREE}
+    return Labels(label=label, **plain | change)
+
+
+def labels(label, right, k=8, **change):
+    """The labels of steps after which so many of k completions are right; the first number is of the bare problem."""
+    return LABELS[label]([MC(r, k) for r in right], settings(label, k=k, **change))
+
+
+def expected(of, v, k):
+    """The mean of of(right) over the binomial law of k completions that are right with probability v."""
+    return sum(comb(k, r) * v**r * (1 - v) ** (k - r) * of(r) for r in range(k + 1))
+
+
+class Oracle(Solver):
+    """A completer that is right from any prefix without a wrong step, and never after one."""
+
+    def go_on(self, problem, steps, seed):
+        good = all(tasks.step_labels(problem, steps)) if steps else True
+        text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if good else "0=9\n"
+        return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "end")
+
+
 def test_labels_of_counts_and_their_expectations():
     """E18: hard labels of a prefix of value v come out 1 with 1 - (1 - v)^K, soft ones are v on average."""
-    assert [LABELS["soft"](r, 4, 0.5) for r in (0, 1, 4)] == [0, 0.25, 1]
-    assert [LABELS["hard"](r, 4, 0.5) for r in (0, 1, 4)] == [0, 1, 1]
-    assert [LABELS["threshold"](r, 4, 0.5) for r in (0, 1, 2, 4)] == [0, 0, 1, 1]
+    assert labels("soft", (0, 0, 1, 4), 4) == [0, 0.25, 1]
+    assert labels("hard", (0, 0, 1, 4), 4) == [0, 1, 1]
+    assert labels("threshold", (0, 0, 1, 2, 4), 4, threshold=0.5) == [0, 0, 1, 1]
     for v, hard in ((0.05, 0.337), (0.1, 0.570)):
-        mean = lambda label, v=v: sum(
-            comb(8, r) * v**r * (1 - v) ** (8 - r) * LABELS[label](r, 8, 0.5) for r in range(9)
-        )
-        assert mean("hard") == pytest.approx(hard, abs=5e-4) and mean("soft") == pytest.approx(v)
+        assert expected(lambda r: labels("hard", (0, r))[0], v, 8) == pytest.approx(hard, abs=5e-4)
+        assert expected(lambda r: labels("soft", (0, r))[0], v, 8) == pytest.approx(v)
 
 
-def test_counts_agree_with_the_exact_values():
-    problem, steps, k = "4 *5 -3 max2 +6 mod7?", ("4*5=6", "6-3=3", "3max2+6=2"), 1500
-    prefixes = [(problem, steps[: t + 1]) for t in range(3)]
-    found = count_right(Solver(), prefixes, [None] * 3, k, jax.random.key(0), 0, tasks.grade)
-    for (right, _), value in zip(found, chain.values(CFG, problem, steps), strict=True):
-        assert abs(right / k - value) <= 4 * np.sqrt(0.25 / k)
-    assert found[-1] == (k, 0)
+def test_ratio_compares_with_the_prefix_before_and_ends_where_nothing_is_right():
+    assert labels("ratio", (5, 4, 8, 6, 7), 10) == [1, 1, 0, 1]  # .8, 2, .75, 7/6
+    assert labels("ratio", (5, 4, 0, 3), 10) == [1, 0, None]
+    assert labels("ratio", (0, 4, 5), 10) == [None, None]
+    other_k = [MC(4, 8), MC(13, 32), MC(12, 32)]  # 26/32, 12/13
+    assert LABELS["ratio"](other_k, settings("ratio")) == [1, 1]
+    assert LABELS["ratio"](other_k, settings("ratio", threshold=0.82)) == [0, 1]
+
+
+def test_advantages_of_the_completer_and_of_the_best_of_several():
+    assert labels("advantage", (4, 6, 0)) == [0.625, 0.125]  # A = 1/4, -3/4
+    assert labels("advantage", (0, 1, 6), prover=4) == [0.75, 0.75]  # Q of the best of 4: 0, 1/2, 1
+    for v in (0.05, 0.5):
+        assert expected(lambda r: MC(r, 8).best_of(4), v, 8) == pytest.approx(1 - (1 - v) ** 4)
+    assert np.tanh(UNITS["difference"].log_odds(0.25) / 2) == pytest.approx(0.25)  # what a file says and what it means
+    assert as_probability(0.25, "difference") == pytest.approx(labels("advantage", (4, 6))[0])
+
+
+PROBLEM, STEPS = "4 *5 -3 max2 +6 mod7?", ("4*5=6", "6-3=3", "3max2+6=2")
+
+
+@pytest.mark.parametrize("noise", [EXACT, Noise(0.2, 0.1)])
+def test_counts_agree_with_the_exact_values(noise):
+    """A checker that errs counts v (1 - fn) + (1 - v) fp."""
+    prefixes, k = [(PROBLEM, STEPS[:t]) for t in range(4)], 1500
+    found = roll_outs(Solver(), prefixes, {PROBLEM: None}, k, 0, noise, tasks.grade)
+    exact = chain.values(CFG, PROBLEM, ("4=4", *STEPS))  # the first line does nothing: the bare problem's value
+    for own, v in zip(found, exact, strict=True):
+        rate = v * (1 - noise.false_negative) + (1 - v) * noise.false_positive
+        assert abs(estimate(own).share - rate) <= 4 * np.sqrt(0.25 / k) and sum(r.tokens for r in own) >= 0
+    assert estimate(found[-1]).right == k or noise != EXACT
 
 
 @pytest.fixture
@@ -73,67 +135,73 @@ def solutions():
     return [label(p, i, c) for p in pool for i, c in enumerate(p.candidates)]
 
 
-def write(path, solutions, policy=None, **change):
-    settings = {"label": "soft", "threshold": 0.5, "k": 8, "seed": 0} | change
-    return label_file(
-        path, policy or Solver(), solutions, {s.problem: None for s in solutions}, **settings, grade=tasks.grade
-    )
+def write(path, solutions, policy=None, label="soft", seed=0, **change):
+    """Writes a file of labels; returns its rows and the policy that was asked."""
+    path.parent.mkdir(exist_ok=True)
+    golds, policy = {s.problem: None for s in solutions}, policy or Solver()
+    label_file(path, policy, solutions, golds, settings(label, **change), seed, tasks.grade)
+    return [json.loads(line) for line in path.read_text().splitlines()], policy
 
 
-def test_rows_say_what_made_them_and_train(monkeypatch, tmp_path, solutions):
-    monkeypatch.setattr(labeling, "fingerprint", lambda model: "weights")
-    policy, path = Solver(), tmp_path / "labels.jsonl"
-    counts = write(path, solutions, policy)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+def test_rows_say_what_made_them_and_train(tmp_path, solutions):
+    path, policy = tmp_path / "a/labels.jsonl", Solver()
+    rows, _ = write(path, solutions, policy)
     prefixes = {(s.problem, s.steps[: t + 1]) for s in solutions for t in range(len(s.steps))}
-    assert set(policy.asked) == prefixes and counts["solutions"] == 30
-    assert (
-        len(policy.asked) < counts["steps"] == sum(len(s.steps) for s in solutions)
-    )  # what is shared is completed once
+    assert len(rows) == 30 and set(policy.asked) == prefixes and len(policy.asked) == len(prefixes)  # each once
+    assert len(prefixes) < sum(len(s.steps) for s in solutions)
     for row, s in zip(rows, solutions, strict=True):
         assert row["labels"] == [right / 8 for right in row["right"]] and row["k"] == 8
         assert row["label_kind"] == "value" and row["completer"] == "solver" and row["labels"][-1] == s.outcome
-    about = json.loads((tmp_path / "about.json").read_text())
-    assert about["finished"] and about["counts"]["policy_tokens"] == sum(row["policy_tokens"] for row in rows) > 0
+    about = json.loads((path.parent / "about.json").read_text())
+    assert about["finished"] and about["noise"] == {"false_positive": 0, "false_negative": 0}
+    assert about["counts"]["policy_tokens"] == sum(row["policy_tokens"] for row in rows) == policy.tokens > 0
+    assert about["counts"]["unanswered"] == 0
     read, _ = sources.load(str(path), "native")
     assert [s.labels for s in read] == [tuple(row["labels"]) for row in rows]
-    hard = tmp_path / "hard" / "labels.jsonl"
-    hard.parent.mkdir()
-    write(hard, solutions, label="hard")
-    assert [json.loads(x)["labels"] for x in hard.read_text().splitlines()] == [
-        [float(y > 0) for y in row["labels"]] for row in rows
-    ]
+    hard, _ = write(tmp_path / "b/labels.jsonl", solutions, label="hard")
+    assert [row["labels"] for row in hard] == [[float(y > 0) for y in row["labels"]] for row in rows]
 
 
-def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():
-    """E19: ceil(log2 M) prefixes with an exact oracle, all chains at once."""
-    lengths, errors = zip(*[(T, e) for T in range(1, 18) for e in range(T)], strict=True)
-    asked = []
+def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(tmp_path, solutions):
+    apart = solutions[::3] + solutions[1::3] + solutions[2::3]
+    policy = Solver()
+    policy.batch_rows = 8  # a chunk is one problem
+    noise = Noise(0.1, 0.2)
+    rows, _ = write(tmp_path / "labels.jsonl", apart, policy, label="ratio", noise=noise)
+    assert [row["id"] for row in rows] == [s.id for s in solutions]
+    bare = [problem for problem, steps in policy.asked if not steps]
+    assert len(policy.asked) == len(set(policy.asked)) and len(bare) == len(set(bare)) == 10
+    at_once, _ = write(tmp_path / "b/labels.jsonl", solutions, label="ratio", noise=noise)
+    assert rows == at_once  # no chunk and no neighbour changes a row
+    for row in rows:
+        mc = [MC(row["problem_right"], row["problem_k"]), *(MC(right, 8) for right in row["right"])]
+        assert row["labels"] == LABELS["ratio"](mc, settings("ratio"))
+    moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4, noise=noise)
+    assert [row["right"] for row in moved] == [row["right"] for row in rows]
+    assert {row["label_kind"] for row in moved} == {"advantage"} and {y for row in moved for y in row["labels"]} > {0.5}
 
-    def is_alive(prefixes, rounds):
-        asked.append(prefixes)
-        return [kept <= errors[n] for n, kept in prefixes]
 
-    assert first_errors(lengths, is_alive) == list(errors)
-    assert len(asked) == 5  # ceil(log2 17)
-    times = [sum(n == m for prefixes in asked for m, _ in prefixes) for n in range(len(lengths))]
-    assert all(t <= int(np.ceil(np.log2(T))) for t, T in zip(times, lengths, strict=True))
+def test_difficulty_decides_on_the_number_of_completions(tmp_path, solutions):
+    adapt = Adapt(below=(0.1, 0.9), k=(6, 4, 2))
+    assert [adapt.choose(x) for x in (0, 0.09, 0.1, 0.89, 0.9, 1)] == [6, 6, 4, 4, 2, 2]
+    policy = Solver()
+    policy.batch_rows = 1000  # one chunk
+    for label in ("soft", "first_error", "tree"):
+        policy.calls = []
+        rows, _ = write(tmp_path / label / "labels.jsonl", solutions, policy, label=label, adapt=adapt)
+        asked = [row for row in rows if row["k"]]  # first_error asks nothing of right answers
+        assert {row["problem_k"] for row in asked} == {8}
+        assert label != "soft" or {row["k"] for row in asked} == {2, 4, 6}
+        for row in asked:
+            assert row["k"] == adapt.choose(row["problem_right"] / 8)
+        (n, k), *calls = policy.calls
+        assert k == 8 and {k for _, k in calls} <= {2, 4, 6} and (n == 10 or label == "first_error")
 
 
-def test_first_error_labels_wrong_answers_by_bisection(monkeypatch, tmp_path, solutions):
+def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
     """A completer that is right from any prefix without a wrong step, and never after one, finds the checker's labels."""
-    monkeypatch.setattr(labeling, "fingerprint", lambda model: "weights")
-
-    class Oracle(Solver):
-        def go_on(self, problem, steps, seed):
-            good = all(tasks.step_labels(problem, steps))
-            text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if good else "0=9\n"
-            return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "end")
-
-    policy, path = Oracle(), tmp_path / "labels.jsonl"
-    wrong = [s for s in solutions if s.outcome == 0]
-    write(path, solutions, policy, label="first_error", k=2)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    policy, wrong = Oracle(), [s for s in solutions if s.outcome == 0]
+    rows, _ = write(tmp_path / "labels.jsonl", solutions, policy, label="first_error", k=2)
     for row, s in zip(rows, solutions, strict=True):
         t = s.labels.index(0) if s.outcome == 0 else len(s.labels)
         n = len(s.labels)
@@ -141,41 +209,154 @@ def test_first_error_labels_wrong_answers_by_bisection(monkeypatch, tmp_path, so
     assert len(wrong) > 3 and len(policy.asked) <= sum(int(np.ceil(np.log2(len(s.steps)))) for s in wrong)
 
 
-@pytest.mark.parametrize("kept", [0, 100, 2500])
-def test_a_file_that_was_cut_becomes_the_undisturbed_one(monkeypatch, tmp_path, solutions, kept):
-    monkeypatch.setattr(labeling, "fingerprint", lambda model: "weights")
+def test_bisection_sees_the_completions_that_a_scan_sees(tmp_path, solutions):
+    scan, _ = write(tmp_path / "a/labels.jsonl", solutions)
+    rows, _ = write(tmp_path / "b/labels.jsonl", solutions, label="first_error")
+    asked = [(x, y) for row, all_of in zip(rows, scan, strict=True) for x, y in zip(row["right"], all_of["right"])]
+    assert sum(x is not None for x, _ in asked) > 10 and all(x in (y, None) for x, y in asked)
+    for row, all_of, s in zip(rows, scan, solutions, strict=True):
+        alive = [right > 0 for right in all_of["right"]]
+        if s.outcome == 0 and alive == sorted(alive, reverse=True):  # what a scan calls the first error
+            assert row["labels"].index(0) == alive.index(False)
+
+
+KINDS = ("soft", "hard", "threshold", "ratio", "advantage", "first_error", "tree")
+
+
+@pytest.mark.parametrize("label", KINDS)
+def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, label):
+    more = {"adapt": Adapt((0.5,), (8, 4)), "noise": Noise(0.05, 0.1)}
     path = tmp_path / "labels.jsonl"
-    write(path, solutions)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:kept])
-    write(path, solutions)
-    assert path.read_bytes() == whole
-    with pytest.raises(InputError, match="labels.jsonl: k: got 8, expected 4, which is asked for now"):
-        write(path, solutions, k=4)
-    with pytest.raises(InputError, match="labels.jsonl line 1: .* it was drawn from other input"):
-        write(path, solutions[1:])
+    write(path, solutions, label=label, **more)
+    kept = path.with_name("trees.jsonl") if label == "tree" else path
+    lines, rows = kept.read_bytes(), path.read_bytes()
+    for part in (0, 100, len(lines) // 2, len(lines) - 1):
+        path.unlink()
+        kept.write_bytes(lines[:part])
+        write(path, solutions, label=label, **more)
+        assert kept.read_bytes() == lines and path.read_bytes() == rows
+    assert b'"noise": {"false_positive": 0.05, "false_negative": 0.1}' in rows
+    with pytest.raises(InputError, match="jsonl: k: got 8, expected 4, which is asked for now"):
+        write(path, solutions, label=label, **more | {"k": 4})
+    with pytest.raises(InputError, match="jsonl: noise: got .* which is asked for now"):
+        write(path, solutions, label=label, **more | {"noise": EXACT})
+    with pytest.raises(InputError, match="jsonl line 1: .* it was drawn from other input"):
+        write(path, solutions[1:], label=label, **more)
+
+
+def test_completions_without_an_answer_are_counted(tmp_path, solutions):
+    class Silent(Solver):
+        def go_on(self, problem, steps, seed):
+            ended = "end" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
+            text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if ended == "length" else "who knows\n"
+            return Continuation(np.zeros(3, np.int32), np.zeros(3), text, ended)
+
+    rows, policy = write(tmp_path / "labels.jsonl", solutions[:6], Silent())
+    about = json.loads((tmp_path / "about.json").read_text())
+    assert about["counts"]["unanswered"] == sum(row["unanswered"] for row in rows) == 8 * len(policy.asked)
+    assert {y for row in rows for y in row["labels"]} == {0}
+
+
+SMALL = ("k=4", "batch_rows=32", "sampling.max_tokens=60")
 
 
 def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, solutions):
-    write_jsonl(tmp_path / "in.jsonl", solutions[:4])
-    asked = (f"input={tmp_path}/in.jsonl", "k=4", "batch_rows=32", "sampling.max_tokens=60", "hydra.run.dir=a")
-    out = printed(labeling.main, monkeypatch, *asked, cwd=tmp_path)
+    write_jsonl(tmp_path / "in.jsonl", solutions[:6])
+    asked = (f"input={tmp_path}/in.jsonl", *SMALL)
+    out = printed(labeling.main, monkeypatch, *asked, "hydra.run.dir=a", cwd=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "a/labels.jsonl").read_text().splitlines()]
-    assert len(rows) == 4 and {y for row in rows for y in row["labels"]} <= {0, 0.25, 0.5, 0.75, 1}
+    assert len(rows) == 6 and {y for row in rows for y in row["labels"]} <= {0, 0.25, 0.5, 0.75, 1}
     # A finished solution is worth its outcome: its completion is the end alone.
     assert all(abs(row["labels"][-1] - row["outcome"]) < 0.5 for row in rows)
     assert "policy_tokens" in out and "data.label_kind=value" in out
     before = (tmp_path / "a/labels.jsonl").read_bytes()
     printed(labeling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a/labels.jsonl").read_bytes() == before
-    message = call(labeling.main, monkeypatch, "labeling", asked[0], "checker=math", "hydra.run.dir=b")
-    assert message.startswith("error: checker: got 'math', expected task for native rows")
-    (tmp_path / "pool.jsonl").write_text(
-        json.dumps({"id": "p", "problem": "2+2?", "candidates": [{"steps": ["4"]}]}) + "\n"
+    more = ("label=tree", "tree.searches=2", "adapt={below: [0.5], k: [4, 2]}")
+    out = printed(
+        labeling.main, monkeypatch, *asked, *more, "noise.false_positive=0.1", "hydra.run.dir=t", cwd=tmp_path
     )
-    message = call(
-        labeling.main, monkeypatch, "labeling", f"input={tmp_path}/pool.jsonl", "checker=number", "hydra.run.dir=c"
+    paths = [json.loads(line) for line in (tmp_path / "t/labels.jsonl").read_text().splitlines()]
+    assert paths and all(row["labels"][-1] == 0 and row["noise"]["false_positive"] == 0.1 for row in paths)
+    assert {row["k"] for row in paths} <= {4, 2, None} and f"{len(paths)} solutions" in out
+
+
+def test_advantages_are_a_kind_of_their_own(monkeypatch, tmp_path, solutions):
+    write(tmp_path / "labels.jsonl", solutions, label="advantage", prover=4)
+    file, steps = f"data.path={tmp_path}/labels.jsonl", ("steps=2", "batch.rows=2", "eval.every=2", "batch.tokens=256")
+    asked = ("data=jsonl", file, "data.folds=4", *steps)
+    kind = "data.label_kind=advantage"
+    error = call(train.main, monkeypatch, "train.py", *asked, kind, "data.after_first_error=mask", "hydra.run.dir=b")
+    assert "data.after_first_error: got 'mask', expected keep with label_kind=advantage" in error
+    printed(train.main, monkeypatch, *asked, kind, f"hydra.run.dir={tmp_path}/c", cwd=tmp_path)
+    assert json.loads((tmp_path / "c/summary.json").read_text())["label_kind"] == "advantage"
+    measured = ("task=steps", f"checkpoint={tmp_path}/c", "hydra.run.dir=d")
+    out = printed(evaluate.main, monkeypatch, *measured, cwd=tmp_path)
+    assert "labelled steps (advantage labels)" in out
+    result = json.loads((tmp_path / "d/results.json").read_text())
+    assert result["runs"][0]["label_kind"] == "advantage" and result["first_error_f1"] is None
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_a_file_goes_on_and_is_the_undisturbed_one(monkeypatch, tmp_path, solutions):
+    write_jsonl(tmp_path / "in.jsonl", solutions)
+    asked = (f"input={tmp_path}/in.jsonl", *SMALL, "batch_rows=8")
+    printed(labeling.main, monkeypatch, *asked, "hydra.run.dir=a", cwd=tmp_path)
+    command = [sys.executable, "-m", "prm_jax.labeling", *asked, "hydra.run.dir=b"]
+    env = with_devices(1) | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    file = tmp_path / "b/labels.jsonl"
+    while process.poll() is None and not (file.exists() and file.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    whole, at_kill = (tmp_path / "a/labels.jsonl").read_bytes(), file.read_bytes()
+    assert process.returncode == -signal.SIGKILL and 0 < len(at_kill) < len(whole) and whole.startswith(at_kill)
+    out = printed(labeling.main, monkeypatch, f"resume={tmp_path}/b", cwd=tmp_path)
+    assert file.read_bytes() == whole and "resumed" in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["checker=math"], "error: checker: got 'math', expected task for native rows"),
+        (["k=0"], "error: k: got 0, expected at least 1"),
+        (["threshold=1.5"], "error: threshold: got 1.5, expected a number in [0, 1]"),
+        (
+            ["label=best"],
+            "error: label: got 'best', expected soft, hard, threshold, ratio, advantage, first_error or tree",
+        ),
+        (
+            ["label=advantage", "prover=9"],
+            "error: prover: got 9, expected at most 8, the completions that its best are of",
+        ),
+        (["noise.false_negative=2"], "error: noise.false_negative: got 2.0, expected a number in [0, 1]"),
+        (
+            ["adapt={below: [0.1, 0.9], k: [4, 2]}"],
+            "error: adapt.k: got [4, 2], expected 3 numbers, one more than adapt.below",
+        ),
+        (["adapt={below: [0.9, 0.1], k: [4, 2, 1]}"], "error: adapt.below: got [0.9, 0.1], expected rising shares"),
+        (["tree.searches=0"], "error: tree.searches: got 0, expected at least 1"),
+        (
+            ["label=first_error", "input=bare.jsonl"],
+            "error: bare.jsonl: x: outcome: found null, expected 0 or 1: label=first_error",
+        ),
+        (["label=tree", "input=bare.jsonl"], "error: bare.jsonl: x: outcome: found null, expected 0 or 1: label=tree"),
+        (["input=empty.jsonl"], "error: empty.jsonl: is empty, expected at least one row"),
+        (["input=none.jsonl"], "error: none.jsonl: no such file"),
+        (
+            ["input=pool.jsonl", "checker=number"],
+            "error: pool.jsonl: problem p: answer: found null, expected the one right",
+        ),
+    ],
+)
+def test_bad_input(monkeypatch, tmp_path, solutions, overrides, message):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl("in.jsonl", solutions[:4])
+    write_jsonl("bare.jsonl", [dataclasses.replace(solutions[0], outcome=None, id="x")])
+    Path("empty.jsonl").write_text("")
+    pool = {"id": "p", "problem": "2+2?", "candidates": [{"steps": ["4"]}]}
+    Path("pool.jsonl").write_text(json.dumps(pool) + "\n")
+    assert call(labeling.main, monkeypatch, "labeling", "input=in.jsonl", *overrides, "hydra.run.dir=a").startswith(
+        message
     )
-    assert "pool.jsonl: problem p: answer: found null, expected the one right answer" in message
-    message = call(labeling.main, monkeypatch, "labeling", f"input={tmp_path}/none.jsonl", "hydra.run.dir=d")
-    assert "no such file" in message

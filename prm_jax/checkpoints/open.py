@@ -29,7 +29,7 @@ class Loaded:
     tokenizer: object
     format: Format | None  # None: a language model that no format reads steps from
     objective: str  # prm, orm (an outcome model, read at every step), or lm: no step scores
-    label_kind: str  # what its scores mean: correctness, value (of a named completer) or unknown
+    label_kind: str  # what its scores mean: correctness, value (of a named completer), advantage or unknown
     name: str  # folder and step, for results and figures
     reference: PRM | None = None  # of an implicit PRM: the model that its log-ratios are taken against
     config: DictConfig | None = None  # of a run of ours: its whole configuration

@@ -51,7 +51,7 @@ class Format:
     bad: str | None = None  # head tokens: the bad one
     score: Annotated[str, one_of(UNITS)] = "probability"  # unit in which its authors state scores; ours are log-odds
     beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
-    label_kind: Literal["correctness", "value", "unknown"] = "unknown"  # what it learned; value: of a completer
+    label_kind: Literal["correctness", "value", "advantage", "unknown"] = "unknown"  # what it learned
 
     def __post_init__(self):
         is_read = self.separator or self.probe or self.name == "auto"

@@ -167,17 +167,21 @@ def write_rows(path, rows: Iterable[dict]):
         temporary.unlink(missing_ok=True)
 
 
-def append_rows(path, items: Iterable, size: int, fields: Callable, make: Callable) -> Iterator[tuple[list[dict], int]]:
+def append_rows(
+    path, items: Iterable, size: int | None, fields: Callable, make: Callable
+) -> Iterator[tuple[list[dict], int]]:
     """Yields (the rows of `size` items, how many of them were there before) of a JSON Lines file that has a row an item.
 
     What is there stays; the rest is made by make(items, number of the first) and appended. Items are made in fixed chunks, a
     chunk that was cut off once more and whole, so that the file becomes that of an undisturbed call byte for byte; a last line
-    that was cut off is dropped. `fields(item)`: what its row must have. InputError where a row there belongs to another item.
+    that was cut off is dropped. size=None: `items` are the chunks, lists. `fields(item)`: what its row must have. InputError
+    where a row there belongs to another item.
     """
     items, number = iter(items), 0
+    chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
     with open(path, "a+b") as file:
         file.seek(0)
-        while chunk := list(itertools.islice(items, size)):
+        for chunk in chunks:
             rows = []
             while len(rows) < len(chunk) and (line := file.readline()):
                 if not line.endswith(b"\n"):

@@ -15,7 +15,7 @@ from prm_jax.data.rows import file_fingerprint, require
 from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.launch.config import Count, Positive, Rule, expect, parse
 
-LabelKind = Literal["correctness", "value"]
+LabelKind = Literal["correctness", "value", "advantage"]
 are_files = lambda paths: {type(path) for path in paths} == {str}
 Files = str | Annotated[list, Rule(are_files, "a file or a list of files")] | None
 
@@ -48,7 +48,7 @@ class TaskData:
     """An embedded task; conf/data/chain.yaml says what each key means."""
 
     name: str
-    label_kind: LabelKind
+    label_kind: Literal["correctness", "value"]
     after_first_error: str
     samples: Literal["policy", "solver"]
     policy: str
@@ -86,8 +86,8 @@ def data_config(node) -> DataConfig:
     for key in sources.OPTIONS.keys() & vars(cfg).keys():
         found, allowed = getattr(cfg, key), sources.OPTIONS[key]
         expect(found in allowed, f"data.{key}", found, ", ".join(allowed))
-    if cfg.label_kind == "value":
-        expected = "keep with label_kind=value: value labels know no first error"
+    if cfg.label_kind != "correctness":
+        expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"
         expect(cfg.after_first_error == "keep", "data.after_first_error", cfg.after_first_error, expected)
     return cfg
 

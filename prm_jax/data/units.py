@@ -28,7 +28,7 @@ unchanged = lambda x: x
 UNITS = {
     "logit": Unit(-math.inf, math.inf, unchanged, unchanged, "log-odds (nats)"),
     "probability": Unit(0.0, 1.0, _log_odds, lambda x: np.exp(-np.logaddexp(0.0, -x)), "P(step good)"),
-    # P(good) - P(bad), as PURE scores: its 0 is a probability of 1/2.
+    # P(good) - P(bad), as PURE scores; an advantage, which labels give as (1 + A) / 2: its 0 is a probability of 1/2.
     "difference": Unit(-1.0, 1.0, lambda x: _log_odds((x + 1) / 2), lambda x: np.tanh(x / 2), "P(good) - P(bad)"),
     # beta times log policy - log reference: unbounded; ImplicitPRM reads it as log-odds.
     "log_ratio": Unit(-math.inf, math.inf, unchanged, unchanged, "log-ratio (nats)"),

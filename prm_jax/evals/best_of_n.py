@@ -66,8 +66,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     if not scorers:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
     value, outcome = (
-        [name for name, about in verifiers.items() if about[key] == kind]
-        for key, kind in (("label_kind", "value"), ("objective", "orm"))
+        [name for name, about in verifiers.items() if about[key] in kinds]
+        for key, kinds in (("label_kind", ("value", "advantage")), ("objective", ("orm",)))
     )
     results = pool_metrics.measure(problems, pool, scorers, cfg, setup.cfg.seed, exact_labels, value, outcome)
     results |= {"pool": source, "grading": graded, "verifiers": verifiers}
