@@ -22,6 +22,7 @@ from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, 
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of
+from prm_jax.remote import Server
 from prm_jax.sampling import Policy, Sampling, draw_pool, open_policy
 
 are_methods = lambda names: bool(names) and all(name in search.METHODS for name in names)
@@ -48,6 +49,7 @@ class Config(search.Options):
     first: Positive
     sampling: Sampling
     batch_rows: Count
+    server: Server
 
 
 def needs_checkpoint(cfg: Config) -> bool:
@@ -94,7 +96,7 @@ def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
     law, path = cfg.sampling, cfg.policy
     if path is None:
         law, path = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens), data_cfg.policy
-    policy = open_policy(path, "best", cfg.policy_format, "float32", law, cfg.batch_rows)
+    policy = open_policy(path, "best", cfg.policy_format, "float32", law, cfg.batch_rows, cfg.server)
     grade = tasks.grade if by_task else grader(checker)
     if cfg.policy is None:
         samples = list(policy_pool(data_cfg, [q.problem for q in questions], cfg.samples, setup.cfg.seed))
@@ -109,7 +111,7 @@ def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
 def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
     """The numbers of one verifier: every method at every budget."""
     alone = policy_alone(arena, setup.cfg.seed)
-    is_value = scorer.objective == "orm" or scorer.label_kind == "value"
+    is_value = scorer.objective == "orm" or scorer.label_kind in ("value", "advantage")
     how = cfg.aggregator or ("last" if is_value else "prod")
     easy_first_P = np.argsort(-alone.pop("right_P"), kind="stable")
     bins = np.array_split(easy_first_P, min(cfg.difficulties, len(easy_first_P)))
