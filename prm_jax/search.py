@@ -290,64 +290,60 @@ class Options:
     branch: Count
     ahead: Count
     block: Count
+    simulations: Count
     rule: Literal["puct", "gumbel"]
 
 
-def typical_tokens(policy: Policy, problems: Sequence[str], key, n: int = 4, most: int = 64) -> tuple[float, float]:
-    """The policy's mean tokens of a whole solution and of a step, from n samples of each of the first problems."""
+def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 4, most: int = 64) -> float:
+    """The policy's mean tokens of a whole solution, from n samples of each of the first problems."""
     explorer = Explorer(policy, None, problems[:most], "prod", 1, key)
     samples = [x for own in explorer.write([Node(p) for p in range(len(explorer.problems))], n, "end") for x in own]
-    tokens = sum(x.tokens for x in samples)
-    return tokens / len(samples), tokens / max(sum(len(x.steps) for x in samples), 1)
+    return sum(x.tokens for x in samples) / len(samples)
 
 
 METHODS = {"best_of_n": best_of_n, "beam": beam, "dvts": beam, "lookahead": beam, "vgs": beam, "mcts": mcts}
 
 
-def plan(method: str, budget: float, per_solution: float, per_step: float, options: Options) -> dict:
+def plan(method: str, budget: float, per_solution: float, options: Options) -> dict:
     """What a method makes of a budget of policy tokens a problem: the arguments of its function.
 
-    per_solution, per_step: the policy's mean tokens of a whole solution and of a step. Widths are rounded down, to whole branches.
-    A tree search has twice the simulations that its budget pays for, since some end in finished solutions and cost nothing.
+    per_solution: the policy's mean tokens of a whole solution. `width` samples a step cost as many whole solutions; they are split
+    into `branch` of each of the beams kept, as near to options.branch as it goes.
     """
     if method == "mcts":
-        simulations = int(2 * budget / (options.branch * per_step))
-        return {"simulations": max(1, simulations), "branch": options.branch, "rule": options.rule}
+        return {"simulations": options.simulations, "branch": options.branch, "rule": options.rule}
     ahead = options.ahead if method == "lookahead" else 0
     width = max(1, int(budget / per_solution / (1 + ahead)))
     if method == "best_of_n":
         return {"width": width}
-    branch = min(options.branch, width)
-    groups = width // branch if method in ("dvts", "vgs") else 1
+    keep = max(1, round(width / options.branch))
     return {
-        "width": width - width % branch,
-        "branch": branch,
-        "groups": groups,
+        "width": width - width % keep,
+        "branch": width // keep,
+        "groups": keep if method in ("dvts", "vgs") else 1,
         "ahead": ahead,
         "block": options.block if method == "vgs" else 1,
     }
 
 
-MOST = 4  # budgets that one problem may take where others leave some of theirs
-
-
 def search(explorer: Explorer, method: str, planned: Callable, budget: float, stop_at: float | None, first: float):
     """Spends a budget of policy tokens a problem by a method of METHODS; `planned(tokens)` is its `plan`.
 
-    stop_at null: each problem is searched once. Else a first search takes the share `first`; what is left, of all problems
-    together, goes to further ones of the problems that have no finished solution of at least that chance, the cheapest first.
-    A tree search goes on with its tree instead.
+    stop_at null: a problem is searched, and again while its budget pays for another search like the last. Else a first search
+    takes the share `first`; what is left, of all problems together, goes to further searches of the problems that have no
+    finished solution of at least that chance, those that took least first.
     """
     P = len(explorer.problems)
-    run = lambda problems, tokens: METHODS[method](explorer, problems, **planned(tokens))
-    explorer.budget, explorer.stop_at = budget, stop_at
-    if stop_at is None or method == "mcts":
-        run(range(P), budget if stop_at is None else MOST * budget)
-    else:
-        problems = list(range(P))
-        while problems:
-            run(problems, first * budget)
-            left = (budget * P - explorer.tokens_P.sum()) / (first * budget)  # so many more searches are paid for
-            cheapest = sorted(filter(explorer.is_open, range(P)), key=lambda p: explorer.tokens_P[p])
-            problems = sorted(cheapest[: max(int(left), 0)])
+    explorer.budget, explorer.stop_at, problems = budget, stop_at, list(range(P))
+    arguments = planned(budget if stop_at is None else first * budget)
+    while problems:
+        before_P = explorer.tokens_P.copy()
+        METHODS[method](explorer, problems, **arguments)
+        cost_P = explorer.tokens_P - before_P
+        if stop_at is None:
+            problems = [p for p in problems if explorer.tokens_P[p] + cost_P[p] <= budget]
+        else:
+            paid = int((budget * P - explorer.tokens_P.sum()) / cost_P[problems].mean())  # so many more searches
+            least_first = sorted(filter(explorer.is_open, range(P)), key=lambda p: explorer.tokens_P[p])
+            problems = sorted(least_first[: max(paid, 0)])
     explorer.complete()

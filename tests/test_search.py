@@ -24,7 +24,7 @@ from prm_jax.search import METHODS, Explorer, Options, beam, mcts, plan, visit
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
-OPTIONS = Options(branch=4, ahead=1, block=12, rule="puct")
+OPTIONS = Options(branch=4, ahead=1, block=12, simulations=32, rule="puct")
 KEY = jax.random.key(0)
 PLAIN, LAW = Format("plain", "\n"), Sampling(1.0, None, 1.0, 80)
 
@@ -135,20 +135,19 @@ def solved(explorer):
 
 @pytest.fixture(scope="module")
 def alone():
-    """(problems, right_PN of 64 samples, tokens of a sample, of a step)."""
+    """(problems, right_PN of 64 samples, tokens of a sample)."""
     problems = problems_of(200)
     samples = Solver().extend([(p, ()) for p in problems], 64, "end", jax.random.key(1))
     lines = [[tuple(c.text.split()) for c in own] for own in samples]
     right = [[chain.solved(p, steps) for steps in own] for p, own in zip(problems, lines, strict=True)]
-    n_steps = sum(len(steps) for own in lines for steps in own)
     tokens = sum(len(c.ids_L) for own in samples for c in own)
-    return problems, np.array(right, float), tokens / (200 * 64), tokens / n_steps
+    return problems, np.array(right, float), tokens / (200 * 64)
 
 
 def run(scorer, alone, method, samples, stop_at=None, rule="puct"):
-    problems, _, per_solution, per_step = alone
+    problems, _, per_solution = alone
     explorer, options = explore(scorer, problems), dataclasses.replace(OPTIONS, rule=rule)
-    planned = lambda tokens: plan(method, tokens, per_solution, per_step, options)
+    planned = lambda tokens: plan(method, tokens, per_solution, options)
     search.search(explorer, method, planned, samples * per_solution, stop_at, 0.5)
     return explorer
 
@@ -171,7 +170,7 @@ def test_a_random_scorer_changes_nothing(alone, method, rule):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_problem_is_searched_alike_alone_and_among_others_and_no_text_is_scored_twice(method):
-    problems, arguments = problems_of(6), plan(method, 200, 40, 8, OPTIONS)
+    problems, arguments = problems_of(6), plan(method, 200, 40, OPTIONS)
     scorer = Counting(CheckerScorer(tasks.step_labels))
     among = explore(scorer, problems)
     METHODS[method](among, range(6), **arguments)
@@ -290,14 +289,24 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
 
 
 def test_a_budget_becomes_widths_and_simulations():
-    of = lambda method, budget: plan(method, budget, 30.0, 6.0, OPTIONS)
+    of = lambda method, budget: plan(method, budget, 30.0, OPTIONS)
     assert of("best_of_n", 240) == {"width": 8} and of("best_of_n", 10) == {"width": 1}
     flat = {"groups": 1, "ahead": 0, "block": 1}
     assert of("beam", 240) == {"width": 8, "branch": 4, **flat} and of("beam", 60) == {"width": 2, "branch": 2, **flat}
-    assert of("dvts", 330) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 1}
+    assert of("beam", 210) == {"width": 6, "branch": 3, **flat} and of("beam", 150) == {"width": 5, "branch": 5, **flat}
+    assert of("dvts", 270) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 1}
     assert of("lookahead", 240) == {"width": 4, "branch": 4, **flat, "ahead": 1}
     assert of("vgs", 240) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 12}
-    assert of("mcts", 240) == {"simulations": 20, "branch": 4, "rule": "puct"}
+    assert of("mcts", 240) == {"simulations": 32, "branch": 4, "rule": "puct"}
+
+
+def test_a_search_that_left_half_of_its_budget_is_done_again():
+    explorer = explore(Table(LOGITS), ["?", "?"], Scripted(SCRIPT), "last")
+    search.search(explorer, "beam", lambda tokens: {"width": 2, "branch": 2}, 13.0, None, 0.5)
+    assert explorer.tokens_P.tolist() == [12, 12]  # 6 tokens each time
+    explorer = explore(Table({k: v - 9 * (k > "b") for k, v in LOGITS.items()}), ["?", "?"], Scripted(SCRIPT), "last")
+    search.search(explorer, "beam", lambda tokens: {"width": 2, "branch": 2}, 13.0, 0.9, 0.5)
+    assert explorer.tokens_P.tolist() == [12, 12]  # neither is solved surely, and four searches are paid for
 
 
 def test_what_is_cut_never_wins_and_what_is_open_is_completed():

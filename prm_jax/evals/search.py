@@ -116,11 +116,10 @@ def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
     easy_first_P = np.argsort(-alone.pop("right_P"), kind="stable")
     bins = np.array_split(easy_first_P, min(cfg.difficulties, len(easy_first_P)))
     found, solved = [], {}
-    typical = alone["tokens_per_solution"], alone["tokens_per_step"]
     rounds = list(itertools.product(cfg.budgets, cfg.methods))
     with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
         for budget, method in rounds:
-            planned = lambda tokens, method=method: search.plan(method, tokens, *typical, cfg)
+            planned = lambda tokens, method=method: search.plan(method, tokens, alone["tokens_per_solution"], cfg)
             file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
             about, pool = search_once(setup, cfg, arena, scorer, how, method, planned, budget, file)
             solved[method, budget] = solved_by(pool, arena, how)
@@ -142,14 +141,13 @@ def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
 def policy_alone(arena: Arena, seed: int) -> dict:
     """What the policy's samples cost and solve without a verifier."""
     pool = pool_metrics.pool_arrays(arena.samples, arena.groups(arena.samples))
-    tokens = search.typical_tokens(arena.policy, [q.problem for q in arena.questions], jax.random.key(seed))
+    tokens = search.tokens_per_solution(arena.policy, [q.problem for q in arena.questions], jax.random.key(seed))
     majority = None
     if pool.answer_PN is not None:
         majority = float(rerank.expectation(votes.vote(pool.answer_PN), pool.right_PN).mean())
     right_P = pool.right_PN.mean(1)
     return {
-        "tokens_per_solution": tokens[0],
-        "tokens_per_step": tokens[1],
+        "tokens_per_solution": tokens,
         "pass_at_1": float(right_P.mean()),
         "pass_at_1_interval": np.ravel(stats.mean_interval(right_P[:, None], seed)).tolist(),
         "pass_at_n": float(pool.right_PN.any(1).mean()),
@@ -224,7 +222,7 @@ def show(results: dict):
         )
         majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
         print(
-            f"policy      {v['policy']}: {v['tokens_per_solution']:.1f} tokens a solution, {v['tokens_per_step']:.1f} a step; {v['problems']} problems: "
+            f"policy      {v['policy']}: {v['tokens_per_solution']:.1f} tokens a solution; {v['problems']} problems: "
             f"pass@1 {v['pass_at_1']:.3f}, pass@{results['samples']} {v['pass_at_n']:.3f}{majority}"
         )
         print(
