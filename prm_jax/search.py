@@ -201,13 +201,16 @@ def beam(
             break
 
 
+IDLE = 2
+
+
 def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):
     """Monte-Carlo tree search without roll-outs, as AlphaZero's: a node's value is the verifier's (mctx; PUCT or Gumbel).
 
     A simulation descends to a child that was not visited before and samples `branch` steps there. Equal steps are one child; its
     prior is proportional to how often the policy wrote it times its chance. One more child is the node itself, sampled again: its
     chance is the mean of the node's and of the children drawn, its prior what that is above the best of them. So a tree widens
-    where nothing good was drawn. A finished child ends the descent.
+    where nothing good was drawn. A finished child ends the descent; a tree in which IDLE descents in a row end so is done.
     """
     P, K, problems = len(explorer.problems), branch + 1, sorted(problems)
 
@@ -223,13 +226,16 @@ def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: 
     value_P = np.array([nodes[0][-1].chance if nodes[0] else 0.0 for nodes in trees], np.float32)
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
     root, tree = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32)), None
+    idle_P = np.zeros(P, int)  # simulations in a row that grew nothing
     for at in range(simulations):
         prior_PK, (reward_P, discount_P, value_P) = np.zeros((P, K), np.float32), np.zeros((3, P), np.float32)
         found = prior_PK, reward_P, discount_P, value_P
         seen = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
         places = zip(np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1]), strict=True)
         leaves = {p: trees[p][i][k] for p, (i, k) in enumerate(places) if k < len(trees[p][i])}
-        growing = [p for p, leaf in leaves.items() if leaf.node.goes_on and explorer.is_open(p)]
+        growing = [p for p, leaf in leaves.items() if leaf.node.goes_on and idle_P[p] < IDLE and explorer.is_open(p)]
+        idle_P += 1
+        idle_P[growing] = 0
         grown = dict(zip(growing, expand(explorer, [leaves[p] for p in growing], branch), strict=True))
         for p in range(P):
             trees[p].append(grown.get(p, []))
@@ -240,7 +246,7 @@ def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: 
             elif leaf.node.ended == "end":
                 reward_P[p] = leaf.chance
         tree = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
-        if not any(map(explorer.is_open, problems)):
+        if not any(idle_P[p] < IDLE and explorer.is_open(p) for p in problems):
             break
 
 
