@@ -3,8 +3,8 @@
 python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER     writes labels.jsonl (native rows) and about.json
 
 `by` says what makes the labels: scorer and scores distil another verifier, that scores now or has scored before; checker
-and equations are formal; td spreads the outcome over the steps by a value model; consensus keeps the solutions of which two
-label files say the same. Labels by completions: labeling.py.
+and equations are formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
+consensus keeps the solutions of which two label files say the same. Labels by completions: labeling.py.
 
 Dimension key: T steps.
 """
@@ -25,7 +25,7 @@ from prm_jax.data.equations import verdict
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import read_pool, scores_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
-from prm_jax.data.solutions import Solution
+from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.labeling import read_input
@@ -73,9 +73,10 @@ class RelabelingConfig:
     """conf/relabeling.yaml says what each key means."""
 
     input: str
-    by: Literal["scorer", "scores", "checker", "equations", "td", "consensus"]
+    by: Literal["scorer", "scores", "checker", "equations", "td", "labels", "consensus"]
     label_kind: LabelKind | None
     threshold: Share | None
+    after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
     checkpoint: str | None
     reference: str | None
     which: Literal["best", "latest"]
@@ -96,6 +97,8 @@ class RelabelingConfig:
     def __post_init__(self):
         for by, key in (("scorer", "checkpoint"), ("scores", "scores"), ("consensus", "other")):
             expect(self.by != by or getattr(self, key) is not None, key, None, f"one, which by={by} needs")
+        if self.after_first_error != "keep" and self.by not in ("checker", "equations", "consensus"):
+            expect(self.threshold is not None, "threshold", None, "one: soft labels have no first error")
         blind = self.by == "td" and self.checkpoint is None and self.td_lambda < 1
         expect(not blind, "td_lambda", self.td_lambda, "1 without a value model, checkpoint=MODEL")
 
@@ -113,7 +116,7 @@ def kind_of(scorer) -> str:
 
 
 def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
-    """(solutions, what stands beside each: by=scores probability_T, by=consensus the labels of the other file)."""
+    """(solutions, what stands beside each: by=scores probability_T, by=labels its own, by=consensus those of the other file)."""
     if cfg.by == "consensus":
         solutions, others = (sources.load(path, "native", labels_required=True)[0] for path in (cfg.input, cfg.other))
         n, m = len(solutions), len(others)
@@ -122,6 +125,9 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
             if (s.problem, s.steps) != (other.problem, other.steps):
                 raise InputError(f"other: {row_place(cfg.other, i)}: another solution than row {i} of {cfg.input}")
         return solutions, [other.labels for other in others]
+    if cfg.by == "labels":
+        solutions, _ = sources.load(cfg.input, "native", labels_required=True)
+        return solutions, [np.array(s.labels, np.float64) for s in solutions]  # null: nan
     solutions, _ = read_input(cfg.input, "task")
     if cfg.by == "td" and (unknown := next((s for s in solutions if s.outcome is None), None)):
         raise field_error(f"{cfg.input}: {unknown.id}: outcome", None, "0 or 1: by=td spreads it over the steps")
@@ -163,8 +169,13 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
     if cfg.by == "td":
         pairs = zip(solutions, found, strict=True)
         found = (td_targets(value_T, s.outcome, cfg.td_lambda, cfg.gamma) for s, value_T in pairs)
-    is_soft = cfg.threshold is None
-    return ((y_T if is_soft else (y_T >= cfg.threshold).astype(float)).tolist() for y_T in found)
+    if cfg.threshold is not None:
+        found = (np.where(np.isnan(y_T), np.nan, y_T >= cfg.threshold) for y_T in found)
+    return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in found)
+
+
+def files_of(cfg: RelabelingConfig) -> list[str]:
+    return [cfg.input, cfg.other] if cfg.by == "consensus" else [cfg.input]
 
 
 def file_kind(path: str) -> str:
@@ -175,8 +186,8 @@ def file_kind(path: str) -> str:
 
 def label_kind(cfg: RelabelingConfig, scorer) -> str:
     """What the labels mean: what their source says, or where that is unknown the key label_kind."""
-    if cfg.by == "consensus":
-        kinds = {file_kind(cfg.input), file_kind(cfg.other)}
+    if cfg.by in ("labels", "consensus"):
+        kinds = {file_kind(path) for path in files_of(cfg)}
         found = kinds.pop() if len(kinds) == 1 else "unknown"
     else:
         fixed = {"checker": "correctness", "equations": "correctness", "td": "value", "scores": "unknown"}
@@ -189,7 +200,9 @@ def label_kind(cfg: RelabelingConfig, scorer) -> str:
 KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "consensus": ("other", "other_threshold")}
 
 
-def label_file(folder: Path, made: dict, solutions: list[Solution], labels) -> collections.Counter:
+def label_file(
+    folder: Path, made: dict, after_first_error: str, solutions: list[Solution], labels
+) -> collections.Counter:
     """Writes labels.jsonl, a native row for each solution that has labels, and says `made` in each; returns the counts."""
     counts = collections.Counter()
 
@@ -198,6 +211,7 @@ def label_file(folder: Path, made: dict, solutions: list[Solution], labels) -> c
             counts["solutions_dropped_where_they_differ" if y_T is None else "solutions"] += 1
             if y_T is None:
                 continue
+            y_T = relabel_after_error(dataclasses.replace(s, labels=tuple(y_T)), after_first_error).labels
             given = [y for y in y_T if y is not None]
             counts.update(steps=len(y_T), labels=len(given), labels_good=sum(y >= 0.5 for y in given))
             counts.update(steps_without_label=len(y_T) - len(given), solutions_without_label=not given)
@@ -219,16 +233,18 @@ def main(cfg):
     solutions, beside = read(cfg)
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)):
         scorer = open_scorer(cfg) if cfg.by in ("scorer", "td") and cfg.checkpoint is not None else None
-        made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by, "threshold": cfg.threshold}
+        made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by}
+        made |= {key: getattr(cfg, key) for key in ("threshold", "after_first_error")}
         made |= {key: getattr(cfg, key) for key in KEYS.get(cfg.by, ())} | ({"scorer": scorer.name} if scorer else {})
-        files = [cfg.input] + [cfg.other] * (cfg.by == "consensus")
-        about = made | {"files": {file: file_fingerprint(file) for file in files}}
+        about = made | {"files": {file: file_fingerprint(file) for file in files_of(cfg)}}
         about |= {"weights": fingerprint(scorer.model)} if isinstance(scorer, ModelScorer) else {}
         if not resumes:
             run_folder.create_run_folder(folder, given)
         path = folder / ("scores.jsonl" if scorer else "labels.jsonl")
         run_folder.check_about(path, about)
-        counts = label_file(folder, made, solutions, label_all(cfg, scorer, path, solutions, beside))
+        counts = label_file(
+            folder, made, cfg.after_first_error, solutions, label_all(cfg, scorer, path, solutions, beside)
+        )
     about |= {"finished": True, "counts": dict(counts), "versions": run_folder.versions()}
     run_folder.write_json(folder / "about.json", about)
     kind = (

@@ -134,6 +134,24 @@ def test_a_verifier_is_distilled_and_an_interrupted_file_goes_on(monkeypatch, po
     assert "files: got" in call(relabeling.main, monkeypatch, "relabeling", f"resume={pool.parent}/b")
 
 
+def test_soft_labels_of_a_file_are_hardened_and_masked(monkeypatch, tmp_path):
+    """As Math-Shepherd's hard labels up to the first dead step, from the counts that soft ones are."""
+    rows = [[1.0, 0.125, 0.0, 0.25], [None, 0.5, 1.0], [0.0, None, 0.0]]
+    lines = [{"prompt": "q", "completions": ["s"] * len(y), "labels": y, "label_kind": "value"} for y in rows]
+    (path := tmp_path / "soft.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    hard = "by=labels", "threshold=0.001"
+    found, about, _ = make(monkeypatch, path, "a", *hard)
+    assert [row["labels"] for row in found] == [[1, 1, 0, 1], [None, 1, 1], [0, None, 0]]
+    assert about["label_kind"] == "value" == found[0]["label_kind"]
+    found, *_ = make(monkeypatch, path, "b", *hard, "after_first_error=mask")
+    assert [row["labels"] for row in found] == [[1, 1, 0, None], [None, 1, 1], [0, None, None]]
+    same, *_ = make(monkeypatch, path, "c", "by=labels")
+    assert [row["labels"] for row in same] == rows
+    given = f"input={path}", "by=labels", "after_first_error=mask", "hydra.run.dir=d"
+    message = call(relabeling.main, monkeypatch, "relabeling", *given)
+    assert message == "error: threshold: got None, expected one: soft labels have no first error"
+
+
 def test_consensus_keeps_what_two_files_agree_on(monkeypatch, pool):
     make(monkeypatch, pool, "a", "by=checker")
     make(monkeypatch, pool, "b", "by=scores", "scores=seen", "label_kind=value")
@@ -158,7 +176,7 @@ def test_bad_input(monkeypatch, pool):
     assert ask("by=scores") == "error: scores: got None, expected one, which by=scores needs"
     assert ask("by=consensus") == "error: other: got None, expected one, which by=consensus needs"
     message = ask("by=td")
-    assert message == "error: td_lambda: got 0.9, expected 1 without a value model, checkpoint=MODEL"
+    assert message == "error: td_lambda: got 0.8, expected 1 without a value model, checkpoint=MODEL"
     assert "line 1: candidates[0].step_scores.none: missing" in ask("by=scores", "scores=none")
     assert "label_kind: got 'value', expected null or correctness" in ask("by=checker", "label_kind=value")
     rows = [json.loads(line) for line in pool.read_text().splitlines()]
