@@ -203,7 +203,10 @@ KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "cons
 def label_file(
     folder: Path, made: dict, after_first_error: str, solutions: list[Solution], labels
 ) -> collections.Counter:
-    """Writes labels.jsonl, a native row for each solution that has labels, and says `made` in each; returns the counts."""
+    """Writes labels.jsonl, a native row for each solution that has labels, and says `made` in each; returns the counts.
+
+    A call that goes on with a stopped scores file gives the labels of an undisturbed one, up to float32 rounding.
+    """
     counts = collections.Counter()
 
     def rows():
@@ -233,6 +236,8 @@ def main(cfg):
     solutions, beside = read(cfg)
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)):
         scorer = open_scorer(cfg) if cfg.by in ("scorer", "td") and cfg.checkpoint is not None else None
+        if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
+            raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
         made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by}
         made |= {key: getattr(cfg, key) for key in ("threshold", "after_first_error")}
         made |= {key: getattr(cfg, key) for key in KEYS.get(cfg.by, ())} | ({"scorer": scorer.name} if scorer else {})
@@ -247,9 +252,7 @@ def main(cfg):
         )
     about |= {"finished": True, "counts": dict(counts), "versions": run_folder.versions()}
     run_folder.write_json(folder / "about.json", about)
-    kind = (
-        made["label_kind"] if made["label_kind"] != "unknown" else "correctness|value, which their source does not say"
-    )
+    kind = {"unknown": "correctness|value, which their source does not say"}.get(made["label_kind"], made["label_kind"])
     print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
     print(f"labels      {folder / 'labels.jsonl'}; train on them: data=jsonl data.path=... data.label_kind={kind}")
 

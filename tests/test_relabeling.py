@@ -177,6 +177,8 @@ def test_bad_input(monkeypatch, pool):
     assert ask("by=consensus") == "error: other: got None, expected one, which by=consensus needs"
     message = ask("by=td")
     assert message == "error: td_lambda: got 0.8, expected 1 without a value model, checkpoint=MODEL"
+    message = ask("by=td", "checkpoint=checker")
+    assert message == "error: checkpoint: checker learned correctness, by=td needs a value or an outcome model"
     assert "line 1: candidates[0].step_scores.none: missing" in ask("by=scores", "scores=none")
     assert "label_kind: got 'value', expected null or correctness" in ask("by=checker", "label_kind=value")
     rows = [json.loads(line) for line in pool.read_text().splitlines()]
