@@ -44,7 +44,9 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
     pages = [step_page(*pair, results, folder / name(i)) for i, pair in enumerate(groups)]
     if "errors" in results["runs"][0]:
         pages += [errors_figure(results, folder / "errors.png")]
-        pages += [value_figure([runs for _, runs in groups], results, folder / "value_depth.png")]
+    exact = [runs for _, runs in groups if all("value_depth" in run for run in runs)]
+    if exact:
+        pages += [value_figure(exact, results, folder / "value_depth.png")]
     return pages
 
 
@@ -52,28 +54,31 @@ def value_figure(groups: list[list[dict]], results: dict, path: Path) -> Path:
     """Scores against exact values by the steps done and left: mean difference, mean magnitude; a line a setting, of its runs' means."""
     figure, axes = plt.subplots(2, 2, figsize=(8.5, 5.2), sharex="col", sharey="row")
     for column, side in enumerate(("done", "left")):
-        for row, name in enumerate(("bias", "error")):
-            for i, runs in enumerate(groups):
-                tables = [run["value_depth"][side] for run in runs]
-                depth, style = sorted(map(int, tables[0])), line_style(i)
-                mean = lambda key, tables=tables, depth=depth: np.mean(
-                    [[floats(t[str(d)][key]) for d in depth] for t in tables], 0
+        of_first = groups[0][0]["value_depth"][side]
+        for i, runs in enumerate(groups):
+            tables, style = [run["value_depth"][side] for run in runs], line_style(i)
+            depth = sorted(tables[0], key=int)
+            x = floats(depth)
+            for row, name in enumerate(("bias", "error")):
+                value, interval = (
+                    np.mean([[floats(t[d][key]) for d in depth] for t in tables], 0)
+                    for key in (name, f"{name}_interval")
                 )
-                low, high = mean(f"{name}_interval").T
-                axes[row, column].plot(depth, mean(name), **style, label=plain(run_names(runs)))
-                axes[row, column].fill_between(depth, low, high, color=style["color"], alpha=0.15, linewidth=0)
-        constant = [groups[0][0]["value_depth"][side][str(d)]["constant"] for d in depth]
-        axes[1, column].plot(
-            depth, floats(constant), color=GREY, linewidth=0.9, linestyle="--", label="a constant: the mean value"
-        )
-        axes[0, column].axhline(0, color=GREY, linewidth=0.9, linestyle="--")
-        axes[1, column].set(xlabel=f"steps {side}", xticks=depth)
+                axes[row, column].plot(x, value, **style, label=plain(run_names(runs)))
+                band = {"color": style["color"], "alpha": 0.4 / max(3, len(groups)), "linewidth": 0}
+                axes[row, column].fill_between(x, *interval.T, **band)
+        rule = {"color": GREY, "linewidth": 0.9, "linestyle": "--"}
+        depth = sorted(of_first, key=int)
+        constant = floats([of_first[d]["constant"] for d in depth])
+        axes[1, column].plot(floats(depth), constant, **rule, label="a constant: the mean value")
+        axes[0, column].axhline(0, **rule)
+        axes[1, column].set(xlabel=f"steps {side}", xticks=floats(depth))
     axes[0, 0].set_ylabel("mean of P(good) - value")
     axes[1, 0].set_ylabel("mean of |P(good) - value|")
     axes[1, 1].legend(**OUTSIDE)
     figure.suptitle("Step scores against the exact chance of a right answer", fontsize=10)
     text = f"Bands: 95 % bootstrap intervals over problems, of several seeds their mean; {groups[0][0]['data']['name']} data"
-    caption(figure, f"{text}, values of its noisy solver; {len(results['runs'])} runs", results)
+    caption(figure, f"{text}, values of its noisy solver or of exact play; {len(results['runs'])} runs", results)
     return save(figure, path)
 
 
