@@ -23,7 +23,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
 from prm_jax.data.formats import Format
-from prm_jax.data.pools import read_pool, scores_unit
+from prm_jax.data.pools import read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
 from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.data.splits import LabelKind
@@ -138,17 +138,8 @@ def pool_scores(cfg: RelabelingConfig) -> list[np.ndarray]:
     """probability_T of each candidate of the pool `input`, from its step scores `scores`."""
     if "candidates" not in next(iter(read_rows(cfg.input)))[1]:
         raise InputError(f"{cfg.input}: by=scores reads the step scores of a pool, and this file has no candidates")
-    pool, found = read_pool(cfg.input, [cfg.scores]), []
-    unit = scores_unit(pool, cfg.scores, cfg.scores_unit)
-    low, high = UNITS[unit].low, UNITS[unit].high
-    for p in pool:
-        for n, c in enumerate(p.candidates):
-            score_T = np.array(c.step_scores[cfg.scores])
-            place = f"{cfg.input}: problem {p.id}: candidates[{n}].step_scores.{cfg.scores}"
-            is_right = ((score_T >= low) & (score_T <= high)).all()
-            expect(is_right, place, score_T.tolist(), f"a {unit} in [{low:g}, {high:g}]; scores_unit names other units")
-            found.append(as_probability(score_T, unit))
-    return found
+    found, unit = scores_in_unit(read_pool(cfg.input, [cfg.scores]), cfg.scores, cfg.scores_unit)
+    return [as_probability(score_T, unit) for score_T in found]
 
 
 def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], beside) -> Iterator[list | None]:

@@ -184,8 +184,10 @@ def test_bad_input(monkeypatch, pool):
     rows = [json.loads(line) for line in pool.read_text().splitlines()]
     rows[1]["scores_unit"] = rows[0]["scores_unit"] = {"log": "probability"}
     pool.write_text("".join(json.dumps(row | {"scores_unit": {"log": "probability"}}) + "\n" for row in rows))
-    assert "step_scores.log: got [" in (message := ask("by=scores", "scores=log"))
-    assert message.endswith("expected a probability in [0, 1]; scores_unit names other units")
+    message = ask("by=scores", "scores=log")
+    assert (
+        "candidates[0].step_scores.log[" in message and "expected a probability in [0, 1]; scores_unit=logit" in message
+    )
     rows[0]["candidates"][1]["correct"] = None
     pool.write_text(json.dumps(rows[0]) + "\n")
     assert "pool.jsonl: 0/1: outcome: found null, expected 0 or 1: by=td" in ask("by=td", "td_lambda=1")
