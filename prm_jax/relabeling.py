@@ -25,7 +25,7 @@ from prm_jax.data.equations import verdict
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
-from prm_jax.data.solutions import Solution, relabel_after_error
+from prm_jax.data.solutions import Solution, native_row, relabel_after_error
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.labeling import read_input
@@ -209,8 +209,7 @@ def label_file(
             given = [y for y in y_T if y is not None]
             counts.update(steps=len(y_T), labels=len(given), labels_good=sum(y >= 0.5 for y in given))
             counts.update(steps_without_label=len(y_T) - len(given), solutions_without_label=not given)
-            row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome}
-            yield row | {"answer": s.answer, "labels": y_T} | made
+            yield native_row(s, y_T) | made
 
     write_rows(folder / "labels.jsonl", rows())
     return counts
