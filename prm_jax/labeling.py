@@ -31,7 +31,7 @@ from prm_jax.data.grading import Checker
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import grader, steps_of
 from prm_jax.data.rows import append_rows, field_error, read_rows, write_rows
-from prm_jax.data.solutions import Solution
+from prm_jax.data.solutions import Solution, native_row
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
@@ -215,8 +215,7 @@ def tree_rows(solutions: Sequence[Solution], states: dict, paths: Sequence, comp
 def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -> dict:
     """The native row of a solution, with how many of k completions of each prefix are right; null where none was asked."""
     problem, *mc = map(complete.mc, prefixes_of(s))
-    row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
-    row |= {"labels": labels, "right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
+    row = native_row(s, labels) | {"right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
     if problem:
         row |= {"problem_right": problem.right, "problem_k": problem.k}
     return row | complete.pay(prefixes_of(s))

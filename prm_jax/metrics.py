@@ -55,6 +55,20 @@ def auroc(score, is_positive) -> float:
     return wins / n_pairs if n_pairs else math.nan
 
 
+def soft_auroc(score, p) -> float:
+    """P(a prefix that a completion brings to a right answer scores above one that a completion brings to a wrong one).
+
+    p: the chance of a right answer from each, so that it counts p times as a positive and 1 - p times as a negative; of p in
+    {0, 1} this is `auroc`, of others its largest value, which score = p has, is below 1. Ties count 1/2.
+    """
+    score, p = _checked(score, np.asarray(p, np.float64))
+    _, block = np.unique(score, return_inverse=True)
+    positive, negative = np.bincount(block, p), np.bincount(block, 1 - p)  # of each score, lowest first
+    wins = positive @ (np.cumsum(negative) - negative / 2)
+    n_pairs = positive.sum() * negative.sum()
+    return float(wins / n_pairs) if n_pairs else math.nan
+
+
 def average_precision(score, is_positive) -> float:
     """Area under the precision-recall staircase, in [0, 1]; nan without a positive.
 

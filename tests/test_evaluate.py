@@ -9,11 +9,14 @@ from omegaconf import OmegaConf
 
 import evaluate
 from prm_jax import InputError
+from prm_jax.data.solutions import Solution
 from prm_jax.evals import steps
 from prm_jax.evals.common import new_name
 from prm_jax.figures.draw import FIGURES, draw
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
+from prm_jax.launch.config import CONF, parse
+from prm_jax.tasks import chain
 
 PROBLEM = "4 +5 max3 mod7?"
 
@@ -28,6 +31,29 @@ def test_means_are_over_seeds_of_one_setting_alone():
     found = steps.by_settings([run_of(0.1, 0, lr=1), run_of(0.3, 1, lr=1), run_of(0.9, 0, lr=2)])
     assert [(g["setting"], g["mean_of"]) for g in found] == [({"lr": 1}, 2), ({"lr": 2}, 1)]
     assert [g["brier"] for g in found] == [pytest.approx(0.2), 0.9] and "std" not in found[1]
+    assert [g["runs"] for g in found] == [[0, 1], [2]]
+    others = [run_of(0.5, None, verifier=name) for name in ("checker", "random")]
+    found = steps.by_settings([run_of(0.1, 0, lr=1), *others, run_of(0.3, 1, lr=1)])
+    assert [(g["setting"], g["runs"]) for g in found] == [
+        ({}, [0, 3]),
+        ({"verifier": "checker"}, [1]),
+        ({"verifier": "random"}, [2]),
+    ]
+
+
+def test_scores_are_measured_against_both_exact_meanings():
+    """A checker's scores by hand: one right solution, one whose second line is wrong and lands on the right answer."""
+    cfg = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
+    texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3")  # 4 + 5 = 2 modulo 7; max hides the error
+    test = [Solution(PROBLEM, steps, id=str(i)) for i, steps in enumerate(texts)]
+    found = steps.against_exact(chain, cfg, test, [np.array([1.0, 1.0]), np.array([0.0, 0.0])], 0)
+    first, other = chain.values(cfg, PROBLEM, texts[0])[0], chain.values(cfg, PROBLEM, texts[1])[0]
+    done, left = found["value_depth"]["done"], found["value_depth"]["left"]
+    assert done["1"]["bias"] == pytest.approx((1 - first - other) / 2) and done["1"]["n"] == 2
+    assert done["1"]["error"] == pytest.approx((1 - first + other) / 2) and left["1"]["bias"] == done["1"]["bias"]
+    assert (done["2"]["bias"], done["2"]["error"], done["2"]["value"], done["2"]["constant"]) == (-0.5, 0.5, 1, 0)
+    assert found["auroc_correctness"] == 1 and found["auroc_value_ceiling"] >= found["auroc_value"]
+    assert np.isnan(done["1"]["bias_interval"]).all()  # of one problem
 
 
 def test_settings_of_a_run_leave_out_what_changes_no_result(tmp_path):
@@ -98,6 +124,29 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     pool = [json.loads(line) for line in __import__("gzip").open(tmp_path / "out/pool.jsonl.gz", "rt")]
     assert pool[0]["scores_unit"] == dict.fromkeys(names, "logit")
     assert np.sign(pool[0]["candidates"][1]["step_scores"][names[0]]).tolist() == [-1, -1]
+
+
+def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(monkeypatch, tmp_path):
+    data = "data=chain", "data.samples=solver", "data.solutions=80", "data.test_solutions=80"
+    args = "task=steps", *data, "checkpoint=[checker,random]", "baselines=false", "hydra.run.dir=out"
+    out = printed(evaluate.main, monkeypatch, *args, cwd=tmp_path)
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert [(g["setting"], g["mean_of"]) for g in results["groups"]] == [
+        ({"verifier": "checker"}, 1),
+        ({"verifier": "random"}, 1),
+    ]
+    exact, noise = results["runs"]
+    assert exact["auroc_correctness"] == 1 and exact["auroc_value"] > noise["auroc_value"] + 0.1
+    low, high = exact["intervals"]["auroc_value"]
+    assert low < exact["auroc_value"] < high < exact["auroc_value_ceiling"] < 1
+    assert exact["value_depth"]["done"]["1"]["bias"] > 0.1  # what is right so far may still fail
+    assert "exact       AUROC against correctness" in out and "value_depth.png" in out
+    assert [path.name for path in draw(results, tmp_path)] == [
+        "steps_0.png",
+        "steps_1.png",
+        "errors.png",
+        "value_depth.png",
+    ]
 
 
 @pytest.mark.parametrize("task", FIGURES)

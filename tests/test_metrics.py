@@ -58,6 +58,17 @@ def test_auroc_equals_all_pairs_also_with_ties():
         assert metrics.auroc(score, is_positive) == pytest.approx(wins / n_pairs, abs=1e-14)
 
 
+def test_soft_auroc_is_auroc_over_the_outcomes_that_chances_stand_for(rng):
+    score = rng.integers(0, 5, 40) / 4  # ties
+    assert metrics.soft_auroc(score, score > 0.6) == pytest.approx(metrics.auroc(score, score > 0.6))
+    p = rng.integers(0, 5, 40) / 4
+    ones = (4 * p).astype(int)
+    rows = [(s, y) for s, n in zip(score, ones, strict=True) for y in [True] * n + [False] * (4 - n)]  # 4 outcomes each
+    assert metrics.soft_auroc(score, p) == pytest.approx(metrics.auroc(*zip(*rows, strict=True)))
+    assert metrics.soft_auroc([0.1, 0.9], [0.0, 1.0]) == 1 and metrics.soft_auroc([0.2, 0.8], [0.25, 0.75]) == 0.75
+    assert np.isnan(metrics.soft_auroc([0.2, 0.8], [1.0, 1.0]))
+
+
 FUNCTIONS = [metrics.auroc, metrics.average_precision, metrics.brier, metrics.ece, metrics.first_error_f1]
 
 

@@ -772,6 +772,16 @@ def test_a_test_file_beside_a_training_file(tmp_path):
     assert len(data.splits["train"]) + len(data.splits["test"]) == 10 and len(data.splits["validation"]) == 2
 
 
+def test_a_file_that_states_another_meaning_of_its_labels_is_refused(tmp_path):
+    for stated in ("value", "unknown", None):
+        path = str(jsonl(tmp_path, *[row | {"label_kind": stated} for row in labelled_rows(*PROBLEMS)]))
+        config = file_config(path=path, label_kind="value")
+        assert len(load_evaluation(config, 0, named=True).splits["test"]) == 10
+    path = str(jsonl(tmp_path, *[row | {"label_kind": "value"} for row in labelled_rows(*PROBLEMS)]))
+    with pytest.raises(InputError, match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl states"):
+        load_splits(file_config(path=path), 0)
+
+
 def test_changed_data_have_another_fingerprint(tmp_path):
     import hashlib
 

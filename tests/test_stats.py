@@ -107,6 +107,16 @@ def test_paired_differences_say_how_many_problems_differ():
     assert np.isnan(one["interval"]).all() and (one["p"], one["n_differ"]) == (1, 1)
 
 
+def test_ratio_interval_is_the_bootstrap_of_the_mean_of_rows(rng):
+    problem, x = np.repeat(np.arange(6), [1, 4, 2, 3, 1, 5]), rng.normal(size=16)
+    total_P, n_P = np.bincount(problem, x), np.bincount(problem)
+    low, high = stats.ratio_interval(np.stack([total_P, total_P * 0 + 2], 1), np.stack([n_P, n_P * 0 + 1], 1), seed=3)
+    one = stats.bootstrap_interval(lambda rows: x[rows].mean(), problem, seed=3)
+    assert (low[0], high[0]) == pytest.approx(one) and low[1] == high[1] == 2
+    few = stats.ratio_interval([[1.0, 1.0], [0.0, 2.0], [0.0, 0.0]], [[1, 1], [0, 1], [0, 0]])
+    assert np.isnan(few[:, 0]).all() and few[:, 1].tolist() == [1, 2]  # rows of one problem, of two
+
+
 def test_problems_are_numbers_whatever_their_texts_weigh():
     np.testing.assert_array_equal(stats.problem_numbers(["b", "a", "b", "c"]), [0, 1, 0, 2])
     texts = [str(i % 10) * 3000 for i in range(10)] * 2000  # 20,000 steps: 240 MB as an array of texts

@@ -134,6 +134,20 @@ def scores_unit(problems: Sequence[Problem], name: str, default: str) -> str:
     return units[0] if units else default
 
 
+def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
+    """(score_T of every candidate in order, their unit, as `scores_unit`); InputError where one is outside the unit's range."""
+    unit, found = scores_unit(problems, name, default), []
+    low, high = UNITS[unit].low, UNITS[unit].high
+    for p in problems:
+        for n, c in enumerate(p.candidates):
+            found.append(score_T := np.array(c.step_scores[name], np.float64))
+            for t in np.flatnonzero((score_T < low) | (score_T > high))[:1]:
+                place = f"pool: problem {p.id}: candidates[{n}].step_scores.{name}[{t}]: got {score_T[t]:g}"
+                hint = "scores_unit=logit takes unbounded scores"
+                raise InputError(f"{place}, expected a {unit} in [{low:g}, {high:g}]; {hint}")
+    return found, unit
+
+
 def incomplete_scores(problems: Sequence[Problem]) -> dict[str, int]:
     """{name of step scores that some candidates have: how many have none}."""
     candidates = [candidate for problem in problems for candidate in problem.candidates]

@@ -62,6 +62,12 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
     return dataclasses.replace(solution, labels=labels, ratings=ratings)
 
 
+def native_row(s: Solution, labels: Sequence[float | None]) -> dict:
+    """The native row of a solution with new labels."""
+    row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
+    return row | {"labels": list(labels)}
+
+
 def write_jsonl(path, solutions: Iterable[Solution]):
     """Writes native rows, which `sources.load` reads back as equal solutions, soft labels included."""
     columns = {"problem": "prompt", "steps": "completions"}

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError, tasks
 from prm_jax.data import sources
 from prm_jax.data.pools import Problem
-from prm_jax.data.rows import file_fingerprint, require
+from prm_jax.data.rows import file_fingerprint, read_rows, require
 from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.launch.config import Count, Positive, Rule, expect, parse
 
@@ -131,6 +131,8 @@ def _load(cfg: FileData, labels_required: bool, **more):
     named = {"train": cfg.path or cfg.hub} | {side: path for side, path in more.items() if path is not None}
     for side, path in named.items():
         split = cfg.hub_split if side == "train" and cfg.hub else None
+        if split is None and cfg.name == "native":
+            check_label_kind(path, cfg.label_kind)
         splits[side], found = sources.load(path, cfg.name, split=split, labels_required=labels_required, **options)
         counts |= found if side == "train" else {f"{side}_{k}": n for k, n in found.items() if k not in totals}
         if split is None:
@@ -141,6 +143,14 @@ def _load(cfg: FileData, labels_required: bool, **more):
                 rows.update(repr(solution).encode())
             fingerprints[f"{path} split {split}"] = rows.hexdigest()
     return splits, counts, fingerprints
+
+
+def check_label_kind(paths: str | list, label_kind: str):
+    """InputError where a file of native rows states another meaning of its labels: labels by completions are values."""
+    for path in [paths] if isinstance(paths, str) else paths:
+        stated = next(iter(read_rows(path)))[1].get("label_kind")
+        expected = f"{stated}, as {path} states"
+        expect(stated in (None, "unknown", label_kind), "data.label_kind", label_kind, expected)
 
 
 def _load_task(cfg: TaskData, seed: int, draw: Draw) -> Data:

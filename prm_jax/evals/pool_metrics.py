@@ -19,7 +19,7 @@ import numpy as np
 
 from prm_jax import InputError, metrics, rerank, stats, votes
 from prm_jax.data.answers import is_blank
-from prm_jax.data.pools import Problem, as_arrays, scores_unit
+from prm_jax.data.pools import Problem, as_arrays, scores_in_unit, scores_unit
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.launch.config import Count, one_of
 
@@ -87,13 +87,9 @@ def log_scores(problems: list[Problem], name: str, default_unit: str) -> tuple[n
     """(step_PNT, mask_PNT, unit) as `rerank.aggregate` takes them, of the stored scores `name`: log-odds as they are, of
     other units the log-probability."""
     score_PNT, mask_PNT = as_arrays(problems, name)
-    unit = scores_unit(problems, name, default_unit)
-    low, high = UNITS[unit].low, UNITS[unit].high
-    for p, n, t in np.argwhere(mask_PNT & ((score_PNT < low) | (score_PNT > high))):
-        place = f"pool: problem {problems[p].id}: candidates[{n}].step_scores.{name}[{t}]: got {score_PNT[p, n, t]:g}"
-        raise InputError(f"{place}, expected a {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores")
+    unit = scores_in_unit(problems, name, default_unit)[1]
     with np.errstate(over="ignore", divide="ignore"):  # log-odds beyond float32 are as certain as infinite ones
-        if np.isinf(low):
+        if np.isinf(UNITS[unit].low):
             return score_PNT.astype(np.float32), mask_PNT, "logit"
         logp_PNT = np.log(as_probability(score_PNT, unit), where=mask_PNT, out=np.zeros_like(score_PNT))
         return logp_PNT.astype(np.float32), mask_PNT, "logp"

@@ -26,9 +26,9 @@ from prm_jax.evals.pool_metrics import reliability_table
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count
-from prm_jax.metrics import labelled_steps, step_metrics
+from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
-from prm_jax.stats import bootstrap_interval, problem_numbers
+from prm_jax.stats import bootstrap_interval, problem_numbers, ratio_interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,13 @@ def run(setup: Setup, cfg: Config) -> dict:
     for i, name in enumerate(setup.checkpoints):
         scorer, (data_cfg, seed) = open_scorer(setup, name), data_of(setup, name)
         kinds = scorer.objective, scorer.label_kind
-        if runs and kinds != (runs[0]["objective"], runs[0]["label_kind"]):
+        is_named = setup.data.name != "of_run"
+        if runs and not is_named and kinds != (runs[0]["objective"], runs[0]["label_kind"]):
             raise InputError(
-                f"checkpoint: {name}: task=steps compares verifiers of one kind, but this is {kinds[0]} on {kinds[1]} "
-                f"labels and the first {runs[0]['objective']} on {runs[0]['label_kind']}; task=best_of_n compares them"
+                f"checkpoint: {name}: is {kinds[0]} on {kinds[1]} labels, the first {runs[0]['objective']} on "
+                f"{runs[0]['label_kind']}: each would be measured on its own; data=NAME measures both on the same"
             )
-        data = load_evaluation(data_cfg, seed, policy_pool, named=setup.data.name != "of_run")
+        data = load_evaluation(data_cfg, seed, policy_pool, named=is_named)
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
         counts = data.counts | {"test_problems_the_run_was_trained_on": trained_on(name, data, test)}
         cli.print_counts(counts)
@@ -66,7 +67,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
         result = measure(cfg, data_cfg.label_kind, test, p, setup.cfg.seed)
         if isinstance(data_cfg, TaskData):
-            result["errors"] = errors_by_kind(tasks.TASKS[data_cfg.name], test, p, cfg.threshold, setup.cfg.seed)
+            task = tasks.TASKS[data_cfg.name]
+            result["errors"] = errors_by_kind(task, test, p, cfg.threshold, setup.cfg.seed)
+            result |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves nothing to fit them on
             tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
             tables = [step_table(split, tokenizer, data_cfg.label_kind) for split in (data.splits["train"], test)]
@@ -74,7 +77,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         trained = record_of(name, "summary.json")
         result |= describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts}
         result |= {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
-        runs.append(result | {"settings": run_folder.settings(name) if is_run(name) else {}})
+        runs.append(result | {"settings": run_folder.settings(name) if is_run(name) else {"verifier": name}})
     groups = by_settings(runs)
     top = groups[0] if len(groups) == 1 else {"groups": groups}
     return top | {"runs": runs, "threshold": cfg.threshold}
@@ -114,6 +117,52 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
     return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
 
 
+def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
+    """Scores of an embedded task's steps against both exact meanings of a label, whatever the verifier learned.
+
+    auroc_correctness: of the steps up to and including the first wrong one; auroc_value: `soft_auroc` with the exact value of
+    every step, at most auroc_value_ceiling. value_depth: by the number of steps done, and left, the mean of P(good) minus the
+    exact value (bias), the mean of its magnitude (error), and that of a constant, the mean value there (constant).
+    """
+    value, flat = [task.values(task_cfg, s.problem, s.steps) for s in test], lambda rows: np.concatenate(rows)
+    correct = [np.array(tasks.step_labels(s.problem, s.steps)) for s in test]
+    kept = [labelled_steps(y_T.tolist())[0] for y_T in correct]
+    counted = flat([np.isin(np.arange(len(y_T)), own) for y_T, own in zip(correct, kept, strict=True)])
+    score, value, good = flat(p).astype(np.float64), flat(value), flat(correct)
+    problem = np.repeat(problem_numbers(s.problem for s in test), [len(s.steps) for s in test])
+    done = flat([np.arange(1, len(s.steps) + 1) for s in test])
+    left = flat([np.arange(len(s.steps))[::-1] for s in test])
+    found = {"auroc_value_ceiling": soft_auroc(value, value), "intervals": {}}
+    for name, y, here in (("correctness", good, counted), ("value", value, np.full(len(good), True))):
+        s, y = score[here], y[here]
+        found[f"auroc_{name}"] = soft_auroc(s, y)
+        statistic = lambda rows, s=s, y=y: soft_auroc(s[rows], y[rows])
+        found["intervals"][f"auroc_{name}"] = bootstrap_interval(statistic, problem[here], seed=seed)
+    depths = {"done": done, "left": left}
+    return found | {"value_depth": {x: by_depth(score, value, depth, problem, seed) for x, depth in depths.items()}}
+
+
+def by_depth(score, value, depth, problem, seed: int) -> dict:
+    """{depth: n, mean score and value, bias, error and constant as in `against_exact`, bootstrap intervals over problems}."""
+    place, shape = (problem, depth), (problem.max() + 1, depth.max() + 1)
+
+    def total_PX(x):
+        sum_PX = np.zeros(shape)
+        np.add.at(sum_PX, place, x)
+        return sum_PX
+
+    n_PX, columns = total_PX(1.0), {"bias": score - value, "error": np.abs(score - value)}
+    intervals = {name: ratio_interval(total_PX(x), n_PX, seed) for name, x in columns.items()}
+    table = {}
+    for d in np.unique(depth):
+        here = depth == d
+        row = {"n": int(here.sum()), "score": float(score[here].mean()), "value": float(value[here].mean())}
+        row |= {name: float(x[here].mean()) for name, x in columns.items()}
+        row |= {f"{name}_interval": intervals[name][:, d].tolist() for name in columns}
+        table[str(d)] = row | {"constant": float(np.abs(value[here] - value[here].mean()).mean())}
+    return table
+
+
 def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
     """The labelled steps of solutions as the baselines see them: position, own tokens, label."""
     chosen = [(t, s.steps[t], s.labels[t] >= 0.5) for s in rows for t in labelled_steps(s.labels, kind)[0]]
@@ -126,15 +175,18 @@ def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
 def by_settings(runs: list[dict]) -> list[dict]:
     """Means over the runs of each setting: `mean_of` says how many, `std` (of the sample) is there for several.
 
-    A setting is what the runs' configurations do not share, the seed left aside (`varied`).
+    A setting is what the configurations of the runs that have one do not share, the seed left aside; where there are several,
+    each says its `setting` and which runs it is of. A verifier that is no run of ours is a setting of its own.
     """
     every = {key for r in runs for key in r["settings"]}
-    varied = sorted(key for key in every if len({repr(r["settings"].get(key)) for r in runs}) > 1)
+    values = lambda key: {repr(r["settings"][key]) for r in runs if key in r["settings"]}
+    varied = sorted(key for key in every if key == "verifier" or len(values(key)) > 1)
     groups = {}
-    for r in runs:
-        groups.setdefault(tuple(repr(r["settings"].get(key)) for key in varied), []).append(r)
-    setting = lambda members: {"setting": {key: members[0]["settings"].get(key) for key in varied}} if varied else {}
-    return [average(members) | setting(members) for members in groups.values()]
+    for i, r in enumerate(runs):
+        own = {key: r["settings"][key] for key in varied if key in r["settings"]}
+        groups.setdefault(repr(own), (own, []))[1].append(i)
+    several = lambda own, of: {"setting": own, "runs": of} if len(groups) > 1 else {}
+    return [average([runs[i] for i in of]) | several(own, of) for own, of in groups.values()]
 
 
 def average(runs: list[dict]) -> dict:
@@ -164,6 +216,8 @@ def show(results: dict):
         print(f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels")
     for group in results.get("groups", [results]):
         show_group(group, kind)
+    if "value_depth" in first:
+        show_exact(results["runs"])
     if "errors" in first:
         which = " (first run)" * (n > 1)
         print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
@@ -171,6 +225,18 @@ def show(results: dict):
             print(f"  {name:<8}{x['n']:>6}  {x['missed']:.3f} {plus_minus(x['interval'])}")
         lines = ", ".join(f"{line} {x['missed']:.2f} of {x['n']}" for line, x in first["errors"]["lines"].items())
         print(f"  missed most often: {lines or 'none'}")
+
+
+def show_exact(runs: list[dict]):
+    """A line a run: AUROC against both exact meanings, and how far scores are from exact values by the steps done."""
+    ceiling = runs[0]["auroc_value_ceiling"]
+    print(f"exact       AUROC against correctness, against value (at most {ceiling:.3f}); score - value by steps done")
+    for run in runs:
+        both = [
+            f"{run[name]:.3f} {plus_minus(run['intervals'][name])}" for name in ("auroc_correctness", "auroc_value")
+        ]
+        bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
+        print(f"  {'  '.join(both)}  {bias}  {run['verifier']}")
 
 
 def show_group(group: dict, kind: str):

@@ -9,7 +9,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax.data.units import UNITS
-from prm_jax.figures.style import BAD_TO_GOOD, BLUE, GREY, ORANGE, caption, floats, plain, reliability, save
+from prm_jax.figures.style import (
+    BAD_TO_GOOD,
+    BLUE,
+    GREY,
+    ORANGE,
+    OUTSIDE,
+    caption,
+    floats,
+    line_style,
+    plain,
+    reliability,
+    save,
+)
 
 
 def step_caption(figure, group: dict, runs: list[dict], results: dict):
@@ -26,11 +38,54 @@ def step_caption(figure, group: dict, runs: list[dict], results: dict):
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
     """One page about step scores for each setting of the runs, and of an embedded task which errors they miss."""
-    errors = [errors_figure(results, folder / "errors.png")] if "errors" in results["runs"][0] else []
-    if "groups" not in results:
-        return [step_page(results, results["runs"], results, folder / "steps.png"), *errors]
-    of = lambda group: [r for r in results["runs"] if all(r["settings"][k] == v for k, v in group["setting"].items())]
-    return [step_page(g, of(g), results, folder / f"steps_{i}.png") for i, g in enumerate(results["groups"])] + errors
+    of = lambda group: [results["runs"][i] for i in group["runs"]]
+    groups = [(g, of(g)) for g in results["groups"]] if "groups" in results else [(results, results["runs"])]
+    name = lambda i: "steps.png" if len(groups) == 1 else f"steps_{i}.png"
+    pages = [step_page(*pair, results, folder / name(i)) for i, pair in enumerate(groups)]
+    if "errors" in results["runs"][0]:
+        pages += [errors_figure(results, folder / "errors.png")]
+    exact = [runs for _, runs in groups if all("value_depth" in run for run in runs)]
+    if exact:
+        pages += [value_figure(exact, results, folder / "value_depth.png")]
+    return pages
+
+
+def value_figure(groups: list[list[dict]], results: dict, path: Path) -> Path:
+    """Scores against exact values by the steps done and left: mean difference, mean magnitude; a line a setting, of its runs' means."""
+    figure, axes = plt.subplots(2, 2, figsize=(8.5, 5.2), sharex="col", sharey="row")
+    for column, side in enumerate(("done", "left")):
+        of_first = groups[0][0]["value_depth"][side]
+        for i, runs in enumerate(groups):
+            tables, style = [run["value_depth"][side] for run in runs], line_style(i)
+            depth = sorted(tables[0], key=int)
+            x = floats(depth)
+            for row, name in enumerate(("bias", "error")):
+                value, interval = (
+                    np.mean([[floats(t[d][key]) for d in depth] for t in tables], 0)
+                    for key in (name, f"{name}_interval")
+                )
+                axes[row, column].plot(x, value, **style, label=plain(run_names(runs)))
+                band = {"color": style["color"], "alpha": 0.4 / max(3, len(groups)), "linewidth": 0}
+                axes[row, column].fill_between(x, *interval.T, **band)
+        rule = {"color": GREY, "linewidth": 0.9, "linestyle": "--"}
+        depth = sorted(of_first, key=int)
+        constant = floats([of_first[d]["constant"] for d in depth])
+        axes[1, column].plot(floats(depth), constant, **rule, label="a constant: the mean value")
+        axes[0, column].axhline(0, **rule)
+        axes[1, column].set(xlabel=f"steps {side}", xticks=floats(depth))
+    axes[0, 0].set_ylabel("mean of P(good) - value")
+    axes[1, 0].set_ylabel("mean of |P(good) - value|")
+    axes[1, 1].legend(**OUTSIDE)
+    figure.suptitle("Step scores against the exact chance of a right answer", fontsize=10)
+    text = f"Bands: 95 % bootstrap intervals over problems, of several seeds their mean; {groups[0][0]['data']['name']} data"
+    caption(figure, f"{text}, values of its noisy solver or of exact play; {len(results['runs'])} runs", results)
+    return save(figure, path)
+
+
+def run_names(runs: list[dict]) -> str:
+    """Short: the folder of the first, and how many more."""
+    name = Path(runs[0]["verifier"].split(" step ")[0]).name
+    return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
 
 
 def errors_figure(results: dict, path: Path) -> Path:

@@ -34,8 +34,10 @@ OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  #
 
 
 def line_style(i: int) -> dict:
-    colour, marker = LINES[i % len(LINES)]
-    return {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.4}
+    turn, i = divmod(i, len(LINES))
+    colour, marker = LINES[i]
+    dash = {"linestyle": ("--", ":")[turn % 2 - 1]} if turn else {}  # the eighth line is no first one again
+    return {"color": colour, "marker": marker, "markersize": 3.5, "linewidth": 1.4} | dash
 
 
 def floats(x) -> np.ndarray:
