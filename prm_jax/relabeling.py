@@ -172,7 +172,7 @@ def files_of(cfg: RelabelingConfig) -> list[str]:
 def file_kind(path: str) -> str:
     """The label_kind that all rows of a file state, or unknown."""
     kinds = {row.get("label_kind") for _, row in read_rows(path)}
-    return kinds.pop() if len(kinds) == 1 and kinds <= {"correctness", "value"} else "unknown"
+    return kinds.pop() if len(kinds) == 1 and kinds <= {"correctness", "value", "advantage"} else "unknown"
 
 
 def label_kind(cfg: RelabelingConfig, scorer) -> str:

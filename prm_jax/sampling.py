@@ -28,6 +28,7 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.remote import AS_USUAL, RemotePolicy, Served, Server
 from prm_jax.data.formats import Format, encode
 from prm_jax.data.grading import Checker
 from prm_jax.data.pools import Problem
@@ -40,7 +41,6 @@ from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, 
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
-from prm_jax.remote import AS_USUAL, RemotePolicy, Served, Server
 
 SHORTEST = 16  # tokens that prompts are padded to at least, else to a power of two: a few shapes serve all
 STAGE = (

@@ -175,6 +175,7 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
         "processbench": steps,
         "prmbench": ("data=prmbench", "data.path=prm.jsonl"),
         "witness": ("witness.betas=3", "witness.errors=2"),
+        "search": ("data=chain", "problems=1", "samples=1", "methods=[best_of_n]", "budgets=[30]"),
     }[task]
     verifier = () if task == "witness" else ("checkpoint=random",)
     printed(evaluate.main, monkeypatch, f"task={task}", *args, *verifier, "hydra.run.dir=out", cwd=tmp_path)
@@ -193,7 +194,7 @@ def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):
         (["task=steps", "vote_draws=3"], "vote_draws: no such key"),
         (
             ["task=stepz"],
-            "task: got 'stepz', expected best_of_n, moves, prmbench, processbench, report, score, steps, witness",
+            "task: got 'stepz', expected best_of_n, moves, prmbench, processbench, report, score, search, steps, witness",
         ),
         (["checkpoint=[]"], "checkpoint: got an empty list"),
         (["task=score", "checkpoint=x"], "input: got None, expected a file of solutions"),

@@ -18,10 +18,10 @@ import pytest
 from conftest import ROOT, call, printed
 
 from prm_jax import InputError, lab, sampling
+from prm_jax.checkpoints.remote import RemotePolicy, Served, Server, seeds
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
 from prm_jax.policies import Sampling
-from prm_jax.remote import RemotePolicy, Served, Server, seeds
 
 openai = pytest.importorskip("openai", reason="openai absent: pip install -r tests/requirements.txt")
 

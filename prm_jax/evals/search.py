@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError, rerank, search, stats, tasks, votes
+from prm_jax.checkpoints.remote import Server
 from prm_jax.data import grading
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import Problem, read_pool, write_pool
@@ -22,7 +23,6 @@ from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, 
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of
-from prm_jax.remote import Server
 from prm_jax.sampling import Policy, Sampling, draw_pool, open_policy
 
 are_methods = lambda names: bool(names) and all(name in search.METHODS for name in names)
@@ -90,7 +90,7 @@ def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
     else:
         expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of questions=FILE")
         questions = list(itertools.islice(read_questions(cfg.questions), cfg.problems))
-        expect(len(questions) > 1, "questions", cfg.questions, "a file of at least two problems")
+        expect(questions, "questions", cfg.questions, "a file with problems")
         if not by_task and (lacking := next((q for q in questions if q.answer is None), None)):
             raise InputError(f"{cfg.questions}: problem {lacking.id}: has no right answer to check by")
     law, path = cfg.sampling, cfg.policy
