@@ -47,7 +47,8 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
             return time.perf_counter() - start
 
         every, some = range(len(problems)), range(s.singles)
-        seconds(every), seconds(every), seconds([0])  # compile
+        for batch in (every, *([p] for p in some), every):  # compile
+            seconds(batch)
         profile = cProfile.Profile()
         together = seconds(every)
         alone = sum(seconds([p]) for p in some) / len(some) * len(problems)
