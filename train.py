@@ -166,9 +166,11 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
         first, best = checkpoints.restore(model, opt) or (first, best)
     seconds_before = best.pop("seconds", 0.0)
     check_divides(model.cfg, b.rows, "batch.rows")
-    source = TrainingRows(examples["train"], make_plan(examples["train"], b.tokens, b.share_prefixes), cfg.seed)
+    together = cfg.loss.step == "pairwise"  # its pairs are solutions of one problem
+    plan = make_plan(examples["train"], b.tokens, b.share_prefixes, together)
+    source = TrainingRows(examples["train"], plan, cfg.seed)
     print(source.summary())
-    held_out = list(eval_batches(examples["validation"], b.tokens, b.rows))
+    held_out = list(eval_batches(examples["validation"], b.tokens, b.rows, together))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
     position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}

@@ -1,6 +1,11 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
-Dimension key: B rows, L tokens, T step ends, C head outputs, V vocabulary.
+A step loss is f(logit_BTC, batch, head, cfg) -> loss_BT of each step, `cfg` the section `loss` of the config. `batch` has the
+arrays of data/packing.py: label and rating are NaN where there is none, weight is 0 where there is no label, and steps that
+share `solution` or `problem` in a row belong to one. The trainer sums loss times weight, ignores what stands where that is 0,
+and divides by the number of labelled steps.
+
+Dimension key: B rows, L tokens, T step ends (TT: a step and one that it is compared with), C head outputs, V vocabulary.
 """
 
 import jax
@@ -18,14 +23,63 @@ def bce(logit, label, pos_weight=1.0):
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
 
 
-def bce_loss(logit_BTC, batch, head: str, pos_weight: float):
+def bce_loss(logit_BTC, batch, head: str, cfg):
     """`bce` of the event that the step is good; a head of RATING_LOSSES learns the human rating where there is one."""
-    loss_BT = bce(HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(batch["label"]), pos_weight)
+    loss_BT = bce(HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(batch["label"]), cfg.pos_weight)
     if head in RATING_LOSSES:
         is_rated_BT = ~jnp.isnan(batch["rating"])
         rating_BT = jnp.where(is_rated_BT, batch["rating"], -1.0)
-        loss_BT = jnp.where(is_rated_BT, RATING_LOSSES[head](logit_BTC, rating_BT, pos_weight), loss_BT)
+        loss_BT = jnp.where(is_rated_BT, RATING_LOSSES[head](logit_BTC, rating_BT, cfg.pos_weight), loss_BT)
     return loss_BT
+
+
+def focal_loss(logit_BTC, batch, head: str, cfg):
+    """`bce` whose terms are weighted by (1 - p_t)^gamma, p_t the probability of what the label says (Lin et al. 2017, eq. 4)."""
+    z_BT, label_BT = HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(batch["label"])
+    good_BT, bad_BT = jax.nn.log_sigmoid(z_BT), jax.nn.log_sigmoid(-z_BT)  # log p, log (1 - p)
+    of_good_BT = cfg.pos_weight * label_BT * jnp.exp(cfg.gamma * bad_BT) * good_BT
+    return -of_good_BT - (1 - label_BT) * jnp.exp(cfg.gamma * good_BT) * bad_BT
+
+
+def mse_loss(logit_BTC, batch, head: str, cfg):
+    """(P(good) - y)^2, the Brier score, for a soft label y; w times where y = 1. Qwen's loss of soft Monte-Carlo labels."""
+    label_BT = jnp.nan_to_num(batch["label"])
+    error_BT = jax.nn.sigmoid(HEADS[head].log_odds(logit_BTC)) - label_BT
+    return (1 + (cfg.pos_weight - 1) * label_BT) * error_BT**2
+
+
+def pairwise_loss(logit_BTC, batch, head: str, cfg):
+    """-log sigmoid(z_good - z_bad) (Bradley and Terry), of each step the mean over its partners, 0 if it has none.
+
+    Partners: a good and a bad step (label below 1/2) as deep in solutions of one problem, as rStar-Math's siblings
+    (arXiv 2501.04519); that a step comes late says nothing then. Of outcomes, a right and a wrong solution of one problem. The
+    rows are planned so that solutions of one problem share them. Only differences within a problem are learned, no probability.
+    """
+    z_BT, good_BT = HEADS[head].log_odds(logit_BTC), batch["label"] >= 0.5
+    both = lambda f, x_BT: f(x_BT[:, :, None], x_BT[:, None, :])
+    is_pair_BTT = both(jnp.equal, batch["problem"]) & both(jnp.equal, batch["depth"])
+    is_pair_BTT &= both(jnp.logical_and, batch["weight"] > 0) & both(jnp.not_equal, good_BT)
+    margin_BTT = jnp.where(good_BT, 1, -1)[:, :, None] * both(jnp.subtract, z_BT)
+    loss_BTT = jnp.where(is_pair_BTT, -jax.nn.log_sigmoid(margin_BTT), 0.0)
+    return loss_BTT.sum(-1) / jnp.maximum(is_pair_BTT.sum(-1), 1)
+
+
+def pqm_loss(logit_BTC, batch, head: str, cfg):
+    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): 0 < Q of good steps, rising, and Q + zeta of bad steps < 0.
+
+    Of a good step t of a solution: log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Of the start, whose z
+    is 0, where there is a bad step: log(1 + sum_{bad w} exp(z_w + zeta)), an equal part at each bad step. So the steps of a
+    solution sum to the terms that the authors average, of which there are as many as steps up to the first error.
+    """
+    z_BT, is_labelled_BT = HEADS[head].log_odds(logit_BTC), batch["weight"] > 0
+    good_BT, bad_BT = is_labelled_BT & (batch["label"] >= 0.5), is_labelled_BT & (batch["label"] < 0.5)
+    own_BTT = batch["solution"][:, :, None] == batch["solution"][:, None, :]
+    is_past_BTT = good_BT[:, :, None] & good_BT[:, None, :] & jnp.tri(z_BT.shape[1], dtype=bool)
+    is_rival_BTT = own_BTT & (is_past_BTT | bad_BT[:, None, :])
+    rival_BTT = jnp.where(is_rival_BTT, (z_BT + cfg.zeta * bad_BT)[:, None, :], -jnp.inf)
+    lse_BT = jax.nn.logsumexp(jnp.pad(rival_BTT, ((0, 0), (0, 0), (1, 0))), axis=-1)  # the start's z of 0 among them
+    n_bad_BT = (own_BTT & bad_BT[:, None, :]).sum(-1)
+    return jnp.where(good_BT, lse_BT - z_BT, lse_BT / jnp.maximum(n_bad_BT, 1))
 
 
 def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
@@ -37,10 +91,7 @@ def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
 
 RATING_LOSSES = {"ternary": three_ratings_loss}  # head -> how it learns a human rating
 
-# loss.step -> f(logit_BTC, batch, head, pos_weight) -> loss_BT of each step, in nats for bce. `batch` has the arrays of data/packing.py:
-# label and rating are NaN where there is none, and steps of one solution share batch["visible_until"] at their step ends.
-# The trainer multiplies by batch["weight"] and ignores what stands where that is 0.
-STEP_LOSSES = {"bce": bce_loss}
+STEP_LOSSES = {"bce": bce_loss, "focal": focal_loss, "mse": mse_loss, "pairwise": pairwise_loss, "pqm": pqm_loss}
 
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):

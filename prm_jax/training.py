@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from prm_jax.launch.config import NotNegative, Positive, Share, one_of
+from prm_jax.launch.config import NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, path_names
 from prm_jax.losses import STEP_LOSSES, next_token_loss
 from prm_jax.model import PRM, at_step_ends, good_logit
@@ -24,6 +24,12 @@ class LossConfig:
     step: Annotated[str, one_of(STEP_LOSSES)]
     pos_weight: Positive  # weight of the good class in the step loss
     lm_weight: NotNegative  # weight of the auxiliary next-token loss (Cobbe et al. 2021: joint objective)
+    gamma: NotNegative = 2.0  # of focal
+    zeta: NotNegative = 4.0  # of pqm: by how much a bad step's Q must be below the others
+
+    def __post_init__(self):
+        ranks = self.step in ("pairwise", "pqm")
+        expect(not ranks or self.pos_weight == 1, "loss.pos_weight", self.pos_weight, f"1 with loss.step={self.step}")
 
 
 def is_head(path, _):
@@ -90,7 +96,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
     if cfg.objective != "lm":
         x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
         logit_BTC = model.step_logits(x_BTD, k_dropout)
-        loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, model.cfg.head, cfg.pos_weight)
+        loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, model.cfg.head, cfg)
         is_labelled_BT = batch["weight"] > 0
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
         agrees_BT = (good_logit(logit_BTC, model.cfg.head) > 0) == (batch["label"] >= 0.5)

@@ -66,7 +66,8 @@ def test_pack_batch_by_hand():
     assert batch["weight"].tolist() == [[1, 0, 1, 0], [0] * 4]
     np.testing.assert_array_equal(batch["label"], np.array([[1, nan, 0.25, nan], [nan] * 4], np.float32))
     np.testing.assert_array_equal(batch["rating"], np.array([[1, nan, nan, nan], [nan] * 4], np.float32))
-    assert batch.keys() == {"ids", "pos", "visible_until", "step_end", *STEP_TARGETS, *TOKEN_TARGETS}
+    ours = {"ids", "pos", "visible_until", "step_end", "solution", "problem"}
+    assert batch.keys() == {*ours, *STEP_TARGETS, *TOKEN_TARGETS}
 
 
 def test_targets_that_an_example_lacks_are_filled_and_unknown_ones_raise():
@@ -219,7 +220,26 @@ def test_units_keep_a_problem_together_and_fit_a_row(rng):
     assert max(len(group.indices) for group in groups) > 4
 
 
-def test_shared_prefixes_change_no_loss(tiny_model, rng):
+def test_together_puts_solutions_of_a_problem_into_one_row(rng):
+    prompts = [rng.integers(0, 1000, 5) for _ in range(6)]
+    lengths = rng.integers(6, 12, 30)
+    ids = [np.concatenate([prompts[k % 6], rng.integers(0, 4, n)]) for k, n in enumerate(lengths)]
+    examples = [Example(x.astype(np.int32), np.array([6, len(x) - 1]), 5, {}) for x in ids]
+    groups = make_plan(examples, 48, together=True).groups
+    assert sorted(i for group in groups for i in group.indices) == list(range(30))
+    for group in groups:
+        assert (
+            group.tokens == sum(len(ids[i]) for i in group.indices) <= 48 and len({i % 6 for i in group.indices}) == 1
+        )
+    assert len(groups) < 15 and len(make_plan(examples, 48).groups) == 30
+    # What a row says of its steps: whose they are, -1 where there is none.
+    batch = pack_batch([[examples[i] for i in (0, 1, 6)]], 48, 8)
+    assert batch["solution"].tolist() == [[0, 0, 1, 1, 2, 2, -1, -1]]
+    assert batch["problem"].tolist() == [[0, 0, 1, 1, 0, 0, -1, -1]]
+
+
+@pytest.mark.parametrize("name", ["bce", "pairwise", "pqm"])
+def test_shared_prefixes_change_no_loss(tiny_model, rng, name):
     """The same solutions as trees and one after another: loss, accuracy and gradients, marks by their multiplicity."""
     prompts = [rng.integers(0, 64, 6) for _ in range(3)]
     examples = []
@@ -231,7 +251,7 @@ def test_shared_prefixes_change_no_loss(tiny_model, rng):
 
     def loss_and_gradient(share):
         batch = {name: jnp.asarray(x) for name, x in pack_batch([examples], 160, 40, share).items()}
-        cfg = LossConfig("prm", "bce", 1.5, 0.0)
+        cfg = LossConfig("prm", name, 1.5 if name == "bce" else 1.0, 0.0)
         loss = lambda model: combine(loss_terms(model, batch, cfg), batch, cfg)[0]
         return batch, *jax.value_and_grad(loss)(tiny_model)
 
@@ -258,6 +278,8 @@ def test_targets_of_each_objective():
         ("orm", [nan, nan, 0], [nan] * 3, [0, 0, 1]),
         ("lm", [nan] * 3, [nan] * 3, [0] * 3),
     ]:
+        depth_T = make_example(encoded, s, objective, "later").targets["depth"]
+        assert depth_T.tolist() == ([0, 1, 2] if objective == "prm" else [0, 0, 0])
         targets = make_example(encoded, s, objective, "later").targets
         np.testing.assert_array_equal(targets["label"], label_T)
         np.testing.assert_array_equal(targets["rating"], rating_T)

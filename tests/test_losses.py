@@ -1,6 +1,7 @@
 """Losses against plain PyTorch and hand-worked numbers."""
 
 import dataclasses
+import itertools
 import math
 
 import jax
@@ -87,9 +88,110 @@ def test_ternary_head_learns_ratings_and_falls_back_to_labels():
     logit_BTC = jnp.array([[[0.2, -1.0, 1.5], [0.2, -1.0, 1.5], [0.2, -1.0, 1.5]]])
     log_p = np.asarray(jax.nn.log_softmax(logit_BTC))[0, 0]
     batch = {"label": jnp.array([[1.0, 0.0, 1.0]]), "rating": jnp.array([[0.0, -1.0, nan]])}
-    loss_BT = bce_loss(logit_BTC, batch, "ternary", 1.0)
+    loss_BT = bce_loss(logit_BTC, batch, "ternary", LossConfig("prm", "bce", 1.0, 0.0))
     good = np.logaddexp(log_p[1], log_p[2])
     np.testing.assert_allclose(loss_BT[0], [-log_p[1], -log_p[0], -good], rtol=1e-5)
+
+
+def steps_batch(label_BT, solution_BT, problem_BT=None, depth_BT=None):
+    """The arrays that a step loss reads; nan: no label; solution -1: no step."""
+    label_BT, solution_BT = np.array(label_BT, np.float32), np.array(solution_BT)
+    batch = {"label": label_BT, "solution": solution_BT, "rating": np.full_like(label_BT, nan)}
+    batch |= {
+        "weight": ~np.isnan(label_BT) * np.float32(1),
+        "problem": solution_BT if problem_BT is None else problem_BT,
+    }
+    batch["depth"] = np.zeros_like(label_BT) if depth_BT is None else np.array(depth_BT, np.float32)
+    return {name: jnp.asarray(x) for name, x in batch.items()}
+
+
+def step_loss(name, z_BT, batch, **keys):
+    cfg = LossConfig("prm", name, **{"pos_weight": 1.0, "lm_weight": 0.0, **keys})
+    return STEP_LOSSES[name](jnp.asarray(z_BT, jnp.float32)[..., None], batch, "scalar", cfg)
+
+
+def test_focal_and_mse_equal_pytorch_and_soft_labels_by_hand(rng):
+    torch = pytest.importorskip("torch")
+    z, y = rng.standard_normal((1, 40)) * 4, rng.integers(0, 2, (1, 40)).astype(float)
+    batch, zt, yt = steps_batch(y, np.zeros((1, 40))), torch.tensor(z), torch.tensor(y)
+    p = torch.sigmoid(zt)
+    chance = torch.where(yt == 1, p, 1 - p)  # of what the label says
+    bce_n = torch.nn.functional.binary_cross_entropy_with_logits(
+        zt, yt, torch.where(yt == 1, 2.5, 1.0), reduction="none"
+    )
+    focal = (1 - chance) ** 1.5 * bce_n
+    np.testing.assert_allclose(step_loss("focal", z, batch, gamma=1.5, pos_weight=2.5), focal, rtol=2e-5)
+    mse = torch.nn.functional.mse_loss(p, yt, reduction="none")
+    np.testing.assert_allclose(step_loss("mse", z, batch), mse, rtol=2e-5, atol=1e-9)
+    # p = 3/4, y = .5: the errors are 1/4 and the halves of both classes.
+    half, log3 = steps_batch([[0.5]], [[0]]), [[math.log(3)]]
+    np.testing.assert_allclose(step_loss("mse", log3, half, pos_weight=3.0), [[2 / 16]], rtol=1e-6)
+    expected = -0.5 * (0.25**2 * math.log(0.75) + 0.75**2 * math.log(0.25))
+    np.testing.assert_allclose(step_loss("focal", log3, half), [[expected]], rtol=1e-6)
+    np.testing.assert_allclose(step_loss("focal", log3, half, gamma=0.0), step_loss("bce", log3, half), rtol=1e-6)
+
+
+def test_pairwise_by_hand():
+    """Problem 0 has solutions 0 and 1, problem 1 solution 2: pairs are of one problem and one depth."""
+    batch = steps_batch(
+        [[1, 0, 1, 1, 0, 1, 0, nan]],
+        [[0, 0, 1, 1, 1, 2, 2, -1]],
+        np.array([[0, 0, 0, 0, 0, 1, 1, -1]]),
+        [[0, 1, 0, 1, 2, 0, 1, 0]],
+    )
+    z = [[5.0, 2.0, 7.0, 3.0, -4.0, 1.0, 9.0, 9.0]]
+    pair = math.log1p(math.exp(-1.0))  # step 3 (z = 3) above step 1 (z = 2), the one pair
+    np.testing.assert_allclose(step_loss("pairwise", z, batch), [[0, pair, 0, pair, 0, 0, 0, 0]], rtol=1e-6)
+    # Outcomes have no depth: each right solution with each wrong one, the mean over partners.
+    batch = steps_batch([[1, 0, 0]], [[0, 1, 2]], np.zeros((1, 3), int))
+    a, b = math.log1p(math.exp(-1.0)), math.log1p(math.exp(1.0))
+    np.testing.assert_allclose(step_loss("pairwise", [[0.0, -1.0, 1.0]], batch), [[(a + b) / 2, a, b]], rtol=1e-6)
+
+
+def authors_pqm(z, label, zeta):
+    """PQM's published loss of one solution, term by term in float64: (mean, number of terms)."""
+    bad = sum(math.exp(q + zeta) for q, y in zip(z, label, strict=True) if y == 0)
+    terms, before = [-math.log(1 / (1 + bad))] if 0 in label else [], 1.0
+    for q, y in zip(z, label, strict=True):
+        if y == 1:
+            terms.append(-math.log(math.exp(q) / (math.exp(q) + before + bad)))
+            before += math.exp(q)
+    return np.mean(terms), len(terms)
+
+
+def test_pqm_equals_the_published_loss_solution_by_solution(rng):
+    labels = [[1, 1, 0], [1, 1, 1, 1], [0], [1, 0, 1, 0, 0]]
+    z = [list(rng.standard_normal(len(y)) * 3) for y in labels]
+    owner = [k for k, y in enumerate(labels) for _ in y]
+    # The row holds an unlabelled step inside solution 1 and an empty slot besides.
+    z_T, label_T = [*itertools.chain(*z), 50.0, 50.0], [*itertools.chain(*labels), nan, nan]
+    loss_T = np.asarray(step_loss("pqm", [z_T], steps_batch([label_T], [[*owner, 1, -1]]), zeta=4.0))[0]
+    for k, (own, y) in enumerate(zip(z, labels, strict=True)):
+        mean, n = authors_pqm(own, y, 4.0)
+        assert loss_T[:-2][np.array(owner) == k].sum() == pytest.approx(mean * n, rel=1e-5)
+    # By hand: good z = 0, then bad z = 0 with zeta = log 2: (1 + 1 + 2) / 1 and (1 + 2) / 1.
+    by_hand = step_loss("pqm", [[0.0, 0.0]], steps_batch([[1, 0]], [[0, 0]]), zeta=math.log(2))
+    np.testing.assert_allclose(by_hand, [[math.log(4), math.log(3)]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", STEP_LOSSES)
+def test_step_losses_are_finite_at_extremes_and_blind_to_what_has_no_label(name):
+    label, solution = [[1, 0, 1, nan, 0, 1, nan]], [[0, 0, 1, 1, 1, 2, -1]]
+    batch = steps_batch(label, solution, np.where(np.array(solution) < 0, -1, 0))
+    total = lambda z_BT, batch: jnp.where(batch["weight"] > 0, step_loss(name, z_BT, batch), 0.0).sum()
+    for z in ([1e4, 1e4, -1e4, 1e4, -1e4, 0, 0], [-1e4, 1e4, -1e4, 0, 1e4, 1e4, -1e4], [0] * 7):
+        loss, gradient = jax.value_and_grad(total)(jnp.array([z], jnp.float32), batch)
+        assert np.isfinite(loss) and np.isfinite(gradient).all() and loss >= 0
+        assert gradient[0, 3] == gradient[0, 6] == 0
+    z, moved = np.array([[0.3, -1, 2, 5, 0.1, 1, 3.0]]), np.array([[0.3, -1, 2, -50, 0.1, 1, 80.0]])
+    assert float(total(z, batch)) == float(total(moved, batch)) > 0
+    empty = steps_batch([[nan] * 4], [[-1] * 4])
+    assert np.isfinite(jax.grad(total)(jnp.zeros((1, 4)), empty)).all()
+
+
+def test_the_losses_of_ranks_take_no_class_weight():
+    with pytest.raises(InputError, match="loss.pos_weight: got 2.0, expected 1 with loss.step=pqm"):
+        LossConfig("prm", "pqm", 2.0, 0.0)
 
 
 def test_next_token_loss_by_hand():
@@ -129,6 +231,21 @@ def test_accumulation_equals_one_large_batch(objective, lm_weight):
     np.testing.assert_allclose(after[1][0], after[0][0], rtol=1e-3)
     for a, b in zip(after[1][1], after[0][1], strict=True):
         np.testing.assert_allclose(a, b, atol=1e-3)  # Adam enlarges rounding where a gradient is nearly 0
+
+
+@pytest.mark.parametrize("name", STEP_LOSSES)
+def test_every_step_loss_learns_a_batch(name, rng):
+    model = PRM(TINY, rngs=nnx.Rngs(0))
+    rows = [[example(rng, 10, [4, 7, 9], y) for y in ([1, 1, 0], [1, 0, nan])] for _ in range(4)]
+    for e in itertools.chain(*rows):
+        e.ids_L[:2] = 1, 2  # one problem
+    batch = {name: x[None] for name, x in batch_of(rows, 20, 8).items()}
+    opt, cfg = make_optimizer(model, OPT, 30), LossConfig("prm", name, 1.0, 0.0)
+    losses = []
+    for _ in range(15):
+        model, opt, metrics = train_step(model, opt, batch, cfg, jax.random.key(0))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_train_step_moves_every_parameter_and_frozen_backbone_only_the_head(rng):
@@ -188,10 +305,10 @@ def test_the_learning_rate_of_every_step_by_hand(warmup, steps, expected):
 
 def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
     batch = {name: x[0] for name, x in make_batch(rng, 4).items()}
-    monkeypatch.setitem(STEP_LOSSES, "one", lambda logit_BTC, batch, head, pos_weight: jnp.ones(batch["label"].shape))
+    monkeypatch.setitem(STEP_LOSSES, "one", lambda logit_BTC, batch, head, cfg: jnp.ones(batch["label"].shape))
     sums = eval_step(tiny_model, batch, LossConfig("prm", "one", 1.0, 0.0))
     assert float(sums["step"]) == float(sums["n_steps"]) == 10
-    with pytest.raises(InputError, match="loss.step: got 'two', expected bce or one"):
+    with pytest.raises(InputError, match="loss.step: got 'two', expected bce, focal, mse, pairwise, pqm or one"):
         parse({"objective": "prm", "step": "two", "pos_weight": 1, "lm_weight": 0}, LossConfig, "loss")
 
 

@@ -61,6 +61,14 @@ def finished(tmp_path_factory):
     return cwd, out
 
 
+@pytest.mark.parametrize("name", ["focal", "mse", "pairwise", "pqm"])
+def test_train_with_every_step_loss(name, tmp_path, monkeypatch):
+    small = ["init=random", "model.dim=32", "model.layers=1", "model.ffn=32", *SMALL, "steps=2"]
+    out = printed(train.main, monkeypatch, *small, f"loss.step={name}", "hydra.run.dir=run", cwd=tmp_path)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert "finished" in out and 0 < summary["eval_loss"] < 10  # pairwise: pairs were found in held-out rows too
+
+
 def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
     cwd, _ = finished
     command = [sys.executable, "-m", "prm_jax.export", "checkpoint=runs/train/whole", "to=out/my-prm"]

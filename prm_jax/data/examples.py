@@ -13,7 +13,7 @@ from prm_jax.data.solutions import Solution
 from prm_jax.launch.config import expect
 
 # What an example may say of each of its steps, and of each of its tokens; the value that stands where no example is.
-STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0}
+STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0, "depth": 0.0}
 TOKEN_TARGETS = {"token_weight": 0.0}
 
 
@@ -22,7 +22,8 @@ class Example(Encoded):
     """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
 
     label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; NaN in both: unlabelled. weight: of the
-    step's loss, 0 where there is no label. token_weight: of the loss of predicting the token itself.
+    step's loss, 0 where there is no label. depth: of the step, from 0; 0 of an outcome, which has none. token_weight: of the
+    loss of predicting the token itself.
     """
 
     targets: dict[str, np.ndarray]
@@ -60,6 +61,7 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
     weight_T[labelled_T] = step_weights(labelled_T.sum(), weights)
     token_weight_L[max(encoded.start, 1) :] = 1  # nothing comes before the first token to predict it from
     targets = {"label": label_T, "rating": rating_T, "weight": weight_T, "token_weight": token_weight_L}
+    targets["depth"] = np.arange(n) * (objective == "prm")
     return Example(encoded.ids_L, encoded.step_end_T, encoded.start, targets)
 
 

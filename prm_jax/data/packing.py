@@ -87,12 +87,16 @@ def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
     """`layout_batch` and the targets of its examples: {name: [B, step_slots]} of STEP_TARGETS, {name: [B, row_tokens]} of
-    TOKEN_TARGETS, these empty where prefixes are shared: a shared token has no one next token."""
+    TOKEN_TARGETS, these empty where prefixes are shared: a shared token has no one next token. `solution` and `problem` number
+    what a step belongs to within its row, -1 where a slot has no step; a problem is what stands before the first step."""
     batch, places, slots = layout_batch(rows, row_tokens, step_slots, share)
     batch |= {name: np.full((len(rows), step_slots), fill, np.float32) for name, fill in STEP_TARGETS.items()}
     batch |= {name: np.full((len(rows), row_tokens), fill, np.float32) for name, fill in TOKEN_TARGETS.items()}
+    batch |= {name: np.full((len(rows), step_slots), -1, np.int32) for name in ("solution", "problem")}
     for b, row in enumerate(rows):
-        for e, place_L, slot_T in zip(row, places[b], slots[b], strict=True):
+        problems = [e.ids_L[: e.start].tobytes() for e in row]
+        for k, (e, place_L, slot_T) in enumerate(zip(row, places[b], slots[b], strict=True)):
+            batch["solution"][b, slot_T], batch["problem"][b, slot_T] = k, problems.index(problems[k])
             for name, x_n in e.targets.items():
                 if name in STEP_TARGETS or not share:
                     batch[name][b, slot_T if name in STEP_TARGETS else place_L] = x_n
@@ -178,15 +182,17 @@ class Group(NamedTuple):
     steps: int
 
 
-def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool) -> list[Group]:
-    """Examples one by one; with `share` the neighbours in their prefix tree, as many as a row takes."""
+def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
+    """Examples one by one; with `share` or `together` the neighbours in their prefix tree, as many as a row takes. With `share`
+    alone what they begin with stands there once."""
+    together = together or share
     groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
-    for i in depth_first([e.ids_L for e in examples]) if share else range(len(examples)):
+    for i in depth_first([e.ids_L for e in examples]) if together else range(len(examples)):
         e, old = examples[i], groups[-1]
-        shared = common_prefix(last_L, e.ids_L) if share else 0
-        tokens, steps = old.tokens + len(e.ids_L) - shared, old.steps + len(e.step_end_T)
+        common = common_prefix(last_L, e.ids_L) if together else 0
+        tokens, steps = old.tokens + len(e.ids_L) - common * share, old.steps + len(e.step_end_T)
         # The first word of a template alone is no reason to stand together: that would tie all problems into one group.
-        if share and old.indices and shared >= e.start and max(tokens, steps) <= row_tokens:
+        if together and old.indices and common >= e.start and max(tokens, steps) <= row_tokens:
             groups[-1] = Group([*old.indices, i], tokens, steps)
         else:
             groups.append(Group([i], len(e.ids_L), len(e.step_end_T)))
@@ -210,9 +216,11 @@ class Plan:
         return [[i for k in pack for i in self.groups[k].indices] for pack in packs]
 
 
-def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False) -> Plan:
-    """The plan of rows of so many tokens; slots for 1.5 x the average density of steps, or for the largest group if more."""
-    groups = make_groups(examples, row_tokens, share)
+def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False, together: bool = False) -> Plan:
+    """The plan of rows of so many tokens; slots for 1.5 x the average density of steps, or for the largest group if more.
+
+    `together`: solutions of one problem share a row, as far as it takes them (with `share` they do anyway)."""
+    groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
     return Plan(row_tokens, -(-slots // 8) * 8, groups, share)
@@ -272,9 +280,9 @@ def train_batches(source: TrainingRows, steps: int, batch_rows: int, own, first:
     return iter(grain.MapDataset.range(first, steps).map(batch).to_iter_dataset(options))
 
 
-def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int):
+def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int, together: bool = False):
     """All examples once, longest first (tightest packing), the last batch filled with empty rows."""
-    plan = make_plan(examples, row_tokens)
+    plan = make_plan(examples, row_tokens, together=together)
     packs = plan.rows(np.argsort([-group.tokens for group in plan.groups], kind="stable"))
     packs += [[]] * (-len(packs) % batch_rows)
     for at in range(0, len(packs), batch_rows):
