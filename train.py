@@ -33,7 +33,15 @@ from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_f
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import RATING_LOSSES
 from prm_jax.model import PRM, cast_backbone
-from prm_jax.training import LossConfig, OptimizerConfig, eval_step, make_optimizer, make_schedule, train_step
+from prm_jax.training import (
+    LossConfig,
+    OptimizerConfig,
+    eval_step,
+    make_optimizer,
+    make_schedule,
+    train_step,
+    with_reference,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +65,7 @@ class TrainConfig:
     """conf/train.yaml says what each key means; `data` is parsed by data/splits.py, `distributed` and `cpu_devices` by launch/."""
 
     seed: Natural
-    objective: Literal["prm", "orm", "lm"]
+    objective: Literal["prm", "orm", "implicit", "lm"]
     outcome_at: Literal["last", "tokens"]
     init: str
     tokenizer: str | None
@@ -77,12 +85,17 @@ class TrainConfig:
     eval: EvalConfig
 
     def __post_init__(self):
-        is_lm, fmt, head = self.objective == "lm", self.format, self.model.head
+        is_implicit, fmt, head = self.objective == "implicit", self.format, self.model.head
+        is_lm = is_implicit or self.objective == "lm"
         if is_lm and self.optimizer.trainable == "head":
-            raise InputError("optimizer.trainable: got 'head', but objective=lm has no step head to train")
+            raise InputError(f"optimizer.trainable: got 'head', but objective={self.objective} has no step head")
+        if is_implicit:
+            expected = "a language model with objective=implicit, which measures what trains against it"
+            expect(self.init != "random", "init", self.init, expected)
+            expect(self.outcome_at == "last", "outcome_at", self.outcome_at, "last with objective=implicit")
         if self.batch.share_prefixes and (is_lm or self.loss.lm_weight > 0):
             raise InputError("batch.share_prefixes: a shared token has no one next token, as language models need")
-        if fmt.score == "log_ratio":
+        if fmt.score == "log_ratio" and not is_implicit:
             raise InputError(f"format: {fmt.name!r} has no step head to train; it scores by two language models")
         if fmt.head not in (None, head) and not is_lm:
             raise InputError(
@@ -134,6 +147,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     if cfg.batch.share_prefixes and not fits_window(model.cfg, cfg.batch.tokens):
         window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
         raise InputError(f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}")
+    if cfg.objective == "implicit":
+        batch = cfg.batch.tokens, cfg.batch.rows
+        examples = {split: with_reference(rows, model, *batch) for split, rows in examples.items()}
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)
     n_parameters, n_trained = (sum(x.size for x in jax.tree.leaves(nnx.state(model, of))) for of in (..., opt.wrt))
     print(f"model       {n_parameters:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
@@ -243,8 +259,9 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     """The checkpoint named by `init`, or random weights of the asked shape."""
     folder = hf.locate("embedded" if cfg.init == "random" else cfg.init)
     config, where = hf_config.read_config(folder), str(folder / "config.json")
-    head = "none" if cfg.objective == "lm" else cfg.model.head
-    uses = {"head": head, "lm_head": cfg.objective == "lm" or cfg.loss.lm_weight > 0}
+    is_lm = cfg.objective in ("lm", "implicit")
+    head = "none" if is_lm else cfg.model.head
+    uses = {"head": head, "lm_head": is_lm or cfg.loss.lm_weight > 0}
     if cfg.init == "random":
         if cfg.model.vocab is None:
             config["vocab_size"] = -(-len(tokenizer) // 64) * 64

@@ -84,9 +84,8 @@ def main(cfg):
     require_free(to)
     run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
     model, tokenizer, config, step = load_run(run, cfg.which, "float32")
-    save(
-        to, model, tokenizer, format=dict(config.format), label_kind=config.data.label_kind, objective=config.objective
-    )
+    objective = "lm" if config.objective == "implicit" else config.objective  # without its reference no more than that
+    save(to, model, tokenizer, format=dict(config.format), label_kind=config.data.label_kind, objective=objective)
     path = run / "summary.json"
     summary = run_folder.read_json(path) if path.exists() else {}
     (to / "README.md").write_text(model_card(to.name, step, model.cfg, config, summary))

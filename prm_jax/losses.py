@@ -94,6 +94,22 @@ RATING_LOSSES = {"ternary": three_ratings_loss}  # head -> how it learns a human
 STEP_LOSSES = {"bce": bce_loss, "focal": focal_loss, "mse": mse_loss, "pairwise": pairwise_loss, "pqm": pqm_loss}
 
 
+def implicit_logit(logit_BLV, batch, beta: float):
+    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log policy / reference of its tokens up to each
+    step end (Yuan et al. 2024, arXiv 2412.01981). With loss.step=bce its CE form, with pairwise its DPO form.
+
+    The policy's logits are logit_BLV; the reference's log p are batch["reference"]. Rows without shared prefixes.
+    """
+    is_asked_BL = (batch["token_weight"] != 0).astype(jnp.float32)
+    logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_asked_BL), 1, axis=1)
+    sum_BL = jnp.cumsum(
+        logp_BL - is_asked_BL * batch["reference"], axis=1
+    )  # of the solutions before it in the row, too
+    at = lambda x_BL, place_BT: jnp.take_along_axis(x_BL, place_BT, axis=1)
+    end_BT = batch["step_end"]
+    return beta * (at(sum_BL, end_BT) - at(sum_BL, end_BT - at(batch["pos"], end_BT)))
+
+
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):
     """Weighted cross-entropy in nats at each token of predicting the next one, loss_BL.
 

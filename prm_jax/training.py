@@ -9,23 +9,27 @@ from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
+from prm_jax.data.examples import Example
+from prm_jax.data.packing import layout_batch, plan_rows
 from prm_jax.launch.config import NotNegative, Positive, Share, expect, one_of
-from prm_jax.launch.mesh import constrain, make_sharded, path_names
-from prm_jax.losses import STEP_LOSSES, next_token_loss
+from prm_jax.launch.mesh import constrain, make_sharded, path_names, replicate, shard_batch
+from prm_jax.losses import STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends, good_logit
 
 
 @dataclasses.dataclass(frozen=True)
 class LossConfig:
-    objective: Literal["prm", "orm", "lm"]
+    objective: Literal["prm", "orm", "implicit", "lm"]
     step: Annotated[str, one_of(STEP_LOSSES)]
     pos_weight: Positive  # weight of the good class in the step loss
     lm_weight: NotNegative  # weight of the auxiliary next-token loss (Cobbe et al. 2021: joint objective)
     gamma: NotNegative = 2.0  # of focal
     zeta: NotNegative = 4.0  # of pqm: by how much a bad step's Q must be below the others
+    beta: Positive = 0.05  # of objective=implicit: log-odds a nat of log policy / reference
 
     def __post_init__(self):
         ranks = self.step in ("pairwise", "pqm")
@@ -90,19 +94,22 @@ def totals(batch):
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
     """Sums over one micro-batch: step loss, next-token loss, right steps; divide by `totals` of the global batch."""
-    all_tokens = cfg.objective == "lm" or cfg.lm_weight > 0
+    all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
     step_sum = lm_sum = right = jnp.zeros(())
+    logit_BLV = model.vocab_logits(x_BLD) if all_tokens else None
     if cfg.objective != "lm":
-        x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
-        logit_BTC = model.step_logits(x_BTD, k_dropout)
-        loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, model.cfg.head, cfg)
+        if cfg.objective == "implicit":
+            logit_BTC, head = implicit_logit(logit_BLV, batch, cfg.beta)[..., None], "scalar"
+        else:
+            x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
+            logit_BTC = model.step_logits(x_BTD, k_dropout)
+        loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, head, cfg)
         is_labelled_BT = batch["weight"] > 0
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
-        agrees_BT = (good_logit(logit_BTC, model.cfg.head) > 0) == (batch["label"] >= 0.5)
+        agrees_BT = (good_logit(logit_BTC, head) > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
     if all_tokens:
-        logit_BLV = model.vocab_logits(x_BLD)
         lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
         if cfg.objective == "lm":
             target_BL, weight_BL = (jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
@@ -145,6 +152,29 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     _, metrics = combine(terms, batch, cfg)
     metrics |= {"grad_norm": optax.tree.norm(grads), "n_steps": (batch["weight"] > 0).sum()}
     return model, opt, metrics | {"n_tokens": (batch["visible_until"] < batch["ids"].shape[-1]).sum()}
+
+
+@jax.jit
+def token_logps(model: PRM, batch):
+    """log p in nats of each token given those before it, logp_BL; that of a sequence's first token means nothing."""
+    x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"])
+    return replicate(jnp.roll(model.next_logprobs(x_BLD, batch["ids"]), 1, axis=1))
+
+
+def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
+    """The examples with `reference`: what this model, before it is trained, says of their tokens."""
+    packs, _ = plan_rows([e.ids_L for e in examples], row_tokens, share=False)
+    packs += [[]] * (-len(packs) % rows)
+    found = list(examples)
+    for at in range(0, len(packs), rows):
+        here = packs[at : at + rows]
+        batch, places, _ = layout_batch([[examples[i] for i in pack] for pack in here], row_tokens)
+        logp_BL = np.asarray(token_logps(model, shard_batch(batch, rows)))
+        for logp_L, pack, places_b in zip(logp_BL, here, places, strict=True):
+            for i, place_L in zip(pack, places_b, strict=True):
+                targets = examples[i].targets | {"reference": logp_L[place_L]}
+                found[i] = dataclasses.replace(examples[i], targets=targets)
+    return found
 
 
 @functools.partial(jax.jit, static_argnames="cfg")

@@ -15,8 +15,9 @@ from prm_jax import InputError
 from prm_jax.data.examples import Example, step_weights
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch.config import parse
-from prm_jax.losses import STEP_LOSSES, bce, bce_loss, next_token_loss
+from prm_jax.losses import STEP_LOSSES, bce, bce_loss, implicit_logit, next_token_loss
 from prm_jax.model import PRM
+from prm_jax.scoring import log_ratio, step_ratios
 from prm_jax.training import (
     LossConfig,
     OptimizerConfig,
@@ -25,6 +26,7 @@ from prm_jax.training import (
     make_schedule,
     make_transform,
     train_step,
+    with_reference,
 )
 
 nan = math.nan
@@ -198,6 +200,29 @@ def test_next_token_loss_by_hand():
     logit_BLV = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.2, 0.7], [1 / 3, 1 / 3, 1 / 3]]]))
     loss_BL = next_token_loss(logit_BLV, jnp.array([[0, 1, 2]]), jnp.array([[0.0, 2.0, 1.0]]))
     np.testing.assert_allclose(loss_BL, [[-2 * math.log(0.25), -math.log(0.7), 0]], rtol=1e-6)
+
+
+def test_the_implicit_logit_equals_the_scorer_s_sum_of_step_scores(rng):
+    """Two solutions in a row of one and one in another: what training reads at the last mark is what scoring sums."""
+    policy, reference = (PRM(TINY, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+    examples = [
+        example(rng, n, marks, [nan] * (len(marks) - 1) + [1]) for n, marks in ((9, [4, 8]), (6, [3, 5]), (12, [5, 9]))
+    ]
+    rows = [[0, 1], [2]]
+    examples = with_reference(examples, reference, 16, 2)
+    batch = batch_of([[examples[i] for i in row] for row in rows], 16, 8)
+    x_BLD = policy(batch["ids"], batch["pos"], batch["visible_until"])
+    logit_BT = implicit_logit(policy.vocab_logits(x_BLD), batch, 0.3)
+    for b, k, i in ((0, 0, 0), (0, 1, 1), (1, 0, 2)):
+        e = examples[i]
+        ids, pos, alone = e.ids_L[None], np.arange(len(e.ids_L))[None], np.full((1, len(e.ids_L)), len(e.ids_L) - 1)
+        ratio_BL = log_ratio(policy, reference, {"ids": ids, "pos": pos, "visible_until": alone})
+        score_T = step_ratios(0.3, np.asarray(ratio_BL)[0], e)
+        np.testing.assert_allclose(logit_BT[b, 2 * k : 2 * k + 2], np.cumsum(score_T), atol=1e-5)
+    # CE by hand: only the last marks, which have the outcome, count.
+    sums = eval_step(policy, batch, LossConfig("implicit", "bce", 1.0, 0.0, beta=0.3))
+    last = np.array([logit_BT[0, 1], logit_BT[0, 3], logit_BT[1, 1]])
+    assert float(sums["step"]) == pytest.approx(np.log1p(np.exp(-last)).sum(), rel=1e-5) and float(sums["n_steps"]) == 3
 
 
 def test_step_weights_have_mean_one():

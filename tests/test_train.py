@@ -1,5 +1,6 @@
 """train.py and evaluate.py as a user runs them: end to end, killed and resumed, and given bad input."""
 
+import dataclasses
 import json
 import os
 import re
@@ -67,6 +68,32 @@ def test_train_with_every_step_loss(name, tmp_path, monkeypatch):
     out = printed(train.main, monkeypatch, *small, f"loss.step={name}", "hydra.run.dir=run", cwd=tmp_path)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert "finished" in out and 0 < summary["eval_loss"] < 10  # pairwise: pairs were found in held-out rows too
+
+
+@pytest.mark.parametrize("name", ["bce", "pairwise"])
+def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_path, monkeypatch):
+    """CE and DPO form; the reference of an evaluation is what the run began with, so before the first step all ratios are 0."""
+    asked = [
+        "objective=implicit",
+        f"loss.step={name}",
+        "steps=3",
+        "eval.every=3",
+        "log_every=1",
+        "hydra.run.dir=runs/a",
+    ]
+    printed(train.main, monkeypatch, *SMALL, *asked, cwd=tmp_path)
+    loss = records(tmp_path / "runs/a")[0]["loss"]
+    assert loss == pytest.approx(np.log(2), abs=1e-4) if name == "bce" else 0 < loss < np.log(2)  # some have no partner
+    run = open_checkpoint(tmp_path / "runs/a", "best", read_format("auto"), "float32")
+    assert (run.format.beta, run.objective, run.label_kind) == (0.05, "prm", "value") and run.reference is not None
+    scorer, rows = run.scorer(2), [("4 +5 *3 mod7?", ("4+5=2", "2*3=6"))]
+    assert np.abs(scorer.score(rows)[0]).min() > 0
+    untrained = dataclasses.replace(run, model=run.reference).scorer(2)
+    np.testing.assert_allclose(untrained.score(rows)[0], 0, atol=1e-6)
+    out = printed(evaluate.main, monkeypatch, "task=steps", "baselines=false", "max_solutions=20", cwd=tmp_path)
+    assert "learned value labels and is measured on correctness labels" in out
+    refused = call(train.main, monkeypatch, "train.py", "objective=implicit", "init=random")
+    assert "init: got 'random', expected a language model with objective=implicit" in refused
 
 
 def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):

@@ -58,13 +58,18 @@ def open_checkpoint(
         raise InputError(f"reference: format={fmt.name if fmt else 'null'} uses one model alone, expected null")
     open_one = of_run if (Path(path) / "checkpoints").is_dir() else of_folder
     loaded = open_one(str(path), which, None if implicit else fmt, dtype)
+    if loaded.objective == "implicit":
+        loaded = dataclasses.replace(loaded, objective="lm")
+        if fmt is not None:  # a run of ours: its reference is what it started from, its scale what it learned with
+            implicit, reference, beta = True, reference or loaded.config.init, loaded.config.loss.beta
+            fmt = dataclasses.replace(loaded.format, head="implicit", score="log_ratio", beta=beta, label_kind="value")
     if (most := max(loaded.tokenizer.get_vocab().values(), default=0)) >= loaded.model.cfg.vocab:
         raise InputError(f"{path}: its tokenizer has id {most}, but its model embeds {loaded.model.cfg.vocab} tokens")
     if not implicit:
         return loaded
     if loaded.objective != "lm":
         raise InputError(f"{path}: has a step head, but format={fmt.name} reads a language model")
-    second = open_checkpoint(reference, which, None, dtype)
+    second = open_checkpoint(hf.locate(reference), which, None, dtype)
     if (vocab := second.model.cfg.vocab) < len(loaded.tokenizer):
         raise InputError(f"{reference}: has {vocab} tokens, but {path} writes in {len(loaded.tokenizer)}")
     return dataclasses.replace(loaded, format=fmt, objective="prm", label_kind=fmt.label_kind, reference=second.model)

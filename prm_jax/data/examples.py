@@ -14,7 +14,7 @@ from prm_jax.launch.config import expect
 
 # What an example may say of each of its steps, and of each of its tokens; the value that stands where no example is.
 STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0, "depth": 0.0}
-TOKEN_TARGETS = {"token_weight": 0.0}
+TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Example(Encoded):
 
     label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; NaN in both: unlabelled. weight: of the
     step's loss, 0 where there is no label. depth: of the step, from 0; 0 of an outcome, which has none. token_weight: of the
-    loss of predicting the token itself.
+    loss of predicting the token itself. reference: log p of the token under the reference of an implicit PRM, in nats.
     """
 
     targets: dict[str, np.ndarray]
@@ -42,8 +42,8 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
 
 
 def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
-    """Targets for the objective: the step labels (prm), the outcome (orm), or none (lm); the solution's tokens as next-token
-    targets. Of a truncated solution the steps that `encoded` has.
+    """Targets for the objective: the step labels (prm), the outcome (orm, implicit), or none (lm); the solution's tokens as
+    next-token targets. Of a truncated solution the steps that `encoded` has.
 
     The outcome is asked at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021, whose
     verifier so becomes a value function).
@@ -53,7 +53,7 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
     n = len(encoded.step_end_T)
     unlabelled = (None,) * max(n, len(solution.steps))
     outcomes = (solution.outcome,) * n if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
-    labels = {"prm": solution.labels, "orm": outcomes, "lm": None}[objective]
+    labels = {"prm": solution.labels, "orm": outcomes, "implicit": outcomes, "lm": None}[objective]
     ratings = solution.ratings if objective == "prm" else None
     label_T, rating_T = (np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings))  # None: NaN
     weight_T, token_weight_L = np.zeros(n, np.float32), np.zeros(len(encoded.ids_L), np.float32)

@@ -52,7 +52,7 @@ def read_json(path: Path) -> dict:
 def newest_run(root: str = "runs") -> Path:
     """The training run that finished last under `root`, language models left aside: they cannot score."""
     summaries = sorted(Path(root).glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
-    finished = [path.parent for path in summaries if read_json(path).get("objective") in ("prm", "orm")]
+    finished = [path.parent for path in summaries if read_json(path).get("objective") not in (None, "lm")]
     if not finished:
         hint = "run `python train.py` first, or name one"
         raise InputError(f"checkpoint: no finished run under {Path(root).resolve()}; {hint}")
