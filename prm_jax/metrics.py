@@ -104,6 +104,18 @@ def prm_score(is_good, predicted_good) -> float:
     return f1_good if is_good.all() else (f1_good + f1(~is_good, ~predicted_good)) / 2
 
 
+def harmonic_mean(a: float, b: float) -> float:
+    """2 ab / (a + b), with 0/0 = 0."""
+    return 0.0 if a + b == 0 else float(2 * a * b / (a + b))
+
+
+def mcc(is_positive, predicted_positive) -> float:
+    """Matthews' correlation of two binary labels, in [-1, 1]; 0 where one of them is constant."""
+    y, predicted = np.asarray(is_positive, float), np.asarray(predicted_positive, float)
+    spread = y.std() * predicted.std()
+    return float(((y - y.mean()) * (predicted - predicted.mean())).mean() / spread) if spread else 0.0
+
+
 def brier(p, y) -> float:
     """Mean squared error of probabilities p against labels y (hard or soft), in [0, 1]; nan if empty."""
     p, y = _checked_probability(p, y)
@@ -152,7 +164,7 @@ def first_error_f1(predicted, label) -> dict[str, float]:
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
     a, b = _mean(is_hit[label != -1]), _mean(is_hit[label == -1])
-    return {"accuracy_error": a, "accuracy_clean": b, "f1": 0.0 if a + b == 0 else 2 * a * b / (a + b)}
+    return {"accuracy_error": a, "accuracy_clean": b, "f1": harmonic_mean(a, b)}
 
 
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:

@@ -1,7 +1,7 @@
 """Every published kind of row becomes a `Solution`; what is dropped is counted.
 
-A reader is a function (row, its id, counts) -> solutions; the options that it takes are its keyword-only arguments. To
-add one: the function, its place in READERS, conf/data/NAME.yaml and a test.
+A reader is a function (row, its id, counts) -> solutions; the options that it takes are its keyword-only arguments. Sets to
+evaluate on are read in test_sets.py. To add one: the function, its place in READERS, conf/data/NAME.yaml and a test.
 """
 
 import collections
@@ -16,6 +16,7 @@ from prm_jax.data.equations import verdict
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.solutions import Solution, first_error, is_probability, relabel_after_error
 from prm_jax.data.steps import SPLITS, split_steps
+from prm_jax.data.test_sets import TEST_SETS, up_to_error
 
 # What each option of `load` may be; the first changes nothing and shows a file as it is.
 OPTIONS = {
@@ -183,7 +184,7 @@ def processbench(row: dict, row_id: str, counts) -> list[Solution]:
     steps, error = texts(row, "steps"), field(row, "label", int)
     n = len(steps)
     require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
-    labels = (1.0,) * n if error == -1 else (1.0,) * error + (0.0,) + (None,) * (n - error - 1)
+    labels = up_to_error(n, None if error == -1 else error)
     outcome = float(field(row, "final_answer_correct", bool))
     return [Solution(field(row, "problem", str), steps, labels, None, outcome, id=_own_id(row, row_id))]
 
@@ -226,7 +227,8 @@ def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Soluti
 
 
 WORDS = {True: "with_right_equations", False: "with_a_wrong_equation", None: "without_verdict"}
-READERS = {reader.__name__: reader for reader in (native, prm800k, math_shepherd, processbench, prmbench, text)}
+READERS = (native, prm800k, math_shepherd, processbench, prmbench, text, *TEST_SETS)
+READERS = {reader.__name__: reader for reader in READERS}
 
 
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):

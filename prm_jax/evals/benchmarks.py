@@ -1,4 +1,4 @@
-"""What ProcessBench and PRMBench share: their rows in, and the step scores of a verifier now or stored.
+"""What the benchmarks share: their rows in, and the step scores of a verifier now or stored.
 
 A score is P(step good) in [0, 1], other units are brought there first (data/units.py); a step scored below the threshold
 is predicted bad, one at it good. (PRMBench's own adapters call a step at the threshold bad.) Shares and F1 lie in [0, 1].
@@ -25,7 +25,7 @@ from prm_jax.launch.config import expect, one_of, parse
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The keys that both benchmarks have; conf/task/processbench.yaml and prmbench.yaml say what each means."""
+    """The keys that all benchmarks have; conf/task/processbench.yaml, prmbench.yaml and mistakes.yaml say what each means."""
 
     threshold: float
     scores_file: str | None
@@ -50,7 +50,7 @@ class Row:
     """One solution of a benchmark."""
 
     solution: Solution
-    group: str  # split of ProcessBench, class of PRMBench
+    group: str  # split of ProcessBench, class of PRMBench, question_type of MR-GSM8K; else the file
     problem: str  # what intervals draw: rows of one problem are not independent
 
 
@@ -81,7 +81,7 @@ def show_verifier(results: dict):
 
 
 def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
-    """Every row of a benchmark (`kind`: processbench or prmbench), and counts of what is odd in the data.
+    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of what is odd in the data.
 
     A split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
     (hub_split=gsm8k+math: two). Rows are kept as published: exact repeats too, labels after an error untouched.
@@ -104,9 +104,16 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
         solutions, found = load(place, kind, split=split)
         counts.update(found)
         raw_rows = load_hub(place, split) if split else read_rows(place)
+        if kind == "mr_gsm8k":  # some rows give no solution
+            kept = {solution.id.rsplit(":", 1)[1] for solution in solutions}
+            raw_rows = ((number, raw) for number, raw in raw_rows if str(number) in kept)
+        elif kind == "toolprmbench":  # each gives two
+            raw_rows = (row for row in raw_rows for _ in range(2))
         for (number, raw), solution in zip(raw_rows, solutions, strict=True):
             here, group, problem = row_place(place, number), name, solution.problem
             try:
+                if kind == "mr_gsm8k":
+                    group = field(raw, "question_type", str)
                 if kind == "prmbench":
                     group = field(raw, "classification", str)
                     # modified_question differs between classes of one problem

@@ -1,4 +1,4 @@
-"""task=prmbench: PRMScore by class of error (arXiv 2501.03124)."""
+"""task=prmbench: PRMScore by class of error (arXiv 2501.03124), of Socratic-PRMBench (arXiv 2505.23474, the same score) too."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Config, Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.evals.common import Setup, plus_minus
-from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS
+from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, SOCRATIC_GROUPS
 from prm_jax.metrics import f1, prm_score
 from prm_jax.stats import bootstrap_interval, problem_numbers
 
@@ -19,14 +19,15 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 def show(results: dict):
     benchmarks.show_verifier(results)
-    print(f"  {'class':<21}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
+    width = max(21, *(len(name) + 2 for name in results["classes"]))
+    print(f"  {'class':<{width}}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
     show_row = lambda name, x, score, interval: print(
-        f"  {name:<21}{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}  {score:.4f} {plus_minus(interval)}"
+        f"  {name:<{width}}{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}  {score:.4f} {plus_minus(interval)}"
     )
     for name, x in results["classes"].items():
         show_row(name, x, x["prmscore"], x["prmscore_interval"])
     for name, x in results["groups"].items():
-        print(f"  {name + ', mean of its':<27}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
+        print(f"  {name + ', mean of its':<{width + 6}}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
     show_row("overall, all steps", results, results["overall"], results["overall_interval"])
 
 
@@ -34,7 +35,8 @@ def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, see
     """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
 
     PRMScore is the mean of F1 on good and F1 on bad steps, of multi_solutions, which has no bad step, F1 on good steps
-    alone. A group's is the plain mean of its classes', nan unless all are there. Every class is judged by validity;
+    alone. A group's is the plain mean of its classes', nan unless all are there; where no class is PRMBench's the groups are
+    Socratic-PRMBench's, and no published table stands beside them. Every class is judged by validity;
     the redundancy ratings that ReasonEval's published redundency and circular rest on are not read. Intervals: 95 %,
     bootstrap over problems (`question`, which the classes share).
     """
@@ -44,6 +46,9 @@ def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, see
         raise ValueError(f"{len(predicted)} scores for {len(is_good)} steps")
     row_of_step = np.repeat(np.arange(len(rows)), [len(row.solution.steps) for row in rows])
     names = list(dict.fromkeys(row.group for row in rows))
+    is_socratic = not set(PRMBENCH_CLASSES) & set(names)
+    grouped = SOCRATIC_GROUPS if is_socratic else PRMBENCH_GROUPS
+    known = [name for members in grouped.values() for name in members]
     problem, group = (problem_numbers(getattr(row, name) for row in rows)[row_of_step] for name in ("problem", "group"))
 
     def numbers(here, score_fn):
@@ -62,10 +67,10 @@ def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, see
 
     classes = {
         name: numbers(np.flatnonzero(group == names.index(name)), f1 if name == "multi_solutions" else prm_score)
-        for name in sorted(names, key=lambda name: [*PRMBENCH_CLASSES, name].index(name))
+        for name in sorted(names, key=lambda name: [*known, name].index(name))
     }
     groups = {}
-    for name, members in PRMBENCH_GROUPS.items():
+    for name, members in grouped.items():
         found = [classes[member]["prmscore"] if member in classes else np.nan for member in members]
         groups[name] = {"prmscore": float(np.mean(found)), "classes": list(members)}
     pooled = numbers(np.arange(len(group)), prm_score)
@@ -77,5 +82,5 @@ def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, see
         **pooled,
         "threshold": float(threshold),
         "threshold_origin": "given",
-        "published": PRMBENCH,
+        "published": {"source": None, "prmscore": {}} if is_socratic else PRMBENCH,
     }

@@ -37,6 +37,18 @@ PRMBENCH_GROUPS = {
     "soundness": ("counterfactual", "step_contradiction", "domain_inconsistency", "confidence"),
     "sensitivity": ("missing_condition", "deception", "multi_solutions"),
 }
+# Socratic-PRMBench's six patterns of reasoning (arXiv 2505.23474, section 3), by the data's names: `repeat` is the paper's transformation.
+SOCRATIC_GROUPS = {
+    "transformation": ("repeat_inconsistency", "repeat_counterfactual"),
+    "decomposition": ("decomposition_unsoundness", "decomposition_redundancy", "decomposition_incompleteness"),
+    "regather": ("regather_imprecision", "regather_redundancy", "regather_incompleteness"),
+    "deduction": (
+        "premise_unsoundness", "premise_incompleteness", "premise_redundancy",
+        "conclusion_invalidity", "conclusion_inconsistency", "conclusion_counterfactual",
+    ),
+    "verification": ("detection_error", "correction_error"),
+    "integration": ("integration_inconsistency", "integration_incompleteness", "integration_redundancy", "integration_unsoundness"),
+}  # fmt: skip
 PRMBENCH_CLASSES = tuple(name for names in PRMBENCH_GROUPS.values() for name in names)
 # PRMScore: overall, then by class. Skywork is left out: its adapter there reads differences of scores behind another
 # model's marks.

@@ -99,6 +99,7 @@ def prmbench_figures(results: dict, folder: Path) -> list[Path]:
         axes.text(places[name], 2, f"{percent(value):.1f}", ha="center", color=BLUE, weight="bold")
     handles = [plt.Rectangle((0, 0), 1, 1, color=BLUE, alpha=0.2, label="this verifier")]
     tables = results["published"]["prmscore"]
+    between, turn = ("\n", {"rotation": 40, "ha": "right"}) if len(places) > 12 else (" ", {})
     for i, (system, table) in enumerate(tables.items()):
         shift = 0.11 * (i - (len(tables) - 1) / 2)
         style = line_style(i + 1) | {"linestyle": "none", "markersize": 5.5, "markeredgecolor": "white"}
@@ -106,16 +107,18 @@ def prmbench_figures(results: dict, folder: Path) -> list[Path]:
         handles += axes.plot(x, y, **style, markeredgewidth=0.5, label=system)
     for block, names in blocks.items():
         score = percent(results["groups"].get(block, {}).get("prmscore"))
-        text = f"{block} {score:.1f}" if np.isfinite(score) else block
+        text = f"{block}{between}{score:.1f}" if np.isfinite(score) else block
         axes.text(np.mean([places[name] for name in names]), 107, text, ha="center", fontsize=9, weight="bold")
     labels = [name.replace("_", "\n") + ("" if name in values else "\n(no rows)") for name in places]
-    axes.set_xticks(list(places.values()), labels, fontsize=6.5)
+    axes.set_xticks(
+        list(places.values()), [x.replace("\n", " ") for x in labels] if turn else labels, fontsize=6.5, **turn
+    )
     axes.tick_params(axis="x", length=0)
     axes.set(ylabel="PRMScore (%)", ylim=(0, 106), yticks=[0, 20, 40, 60, 80, 100])
     axes.legend(handles=handles, **OUTSIDE)
-    figure.suptitle("PRMBench: PRMScore by class of error", fontsize=10)
+    figure.suptitle(f"{'PRMBench' if tables else 'Socratic-PRMBench'}: PRMScore by class of error", fontsize=10)
     text = "PRMScore: mean of F1 on good and on bad steps; of multi_solutions, which has no bad step, F1 on good steps"
-    text += ". Group: mean of its classes. Line: 95 % bootstrap interval over problems. Markers, as published: "
-    text += results["published"]["source"]
+    text += ". Group: mean of its classes. Line: 95 % bootstrap interval over problems"
+    text += f". Markers, as published: {results['published']['source']}" if tables else ""
     benchmark_caption(figure, results, f"{results['n_rows']} rows, {results['n_steps']} steps", text)
     return [save(figure, folder / "prmbench.png")]

@@ -1,0 +1,157 @@
+"""Readers of sets that are made to evaluate on: one row becomes a `Solution` (of ToolPRMBench two), as in sources.py.
+
+Ids are FILE:LINE. A set of first errors has no label after one; where every step is judged all labels are kept.
+"""
+
+import base64
+import hashlib
+import itertools
+import json
+
+from prm_jax.data.rows import field, optional, require, texts
+from prm_jax.data.solutions import Solution
+
+
+def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
+    """Labels of n steps whose first bad one has this index (None: all are good); nobody judged what comes after it."""
+    return (1.0,) * n if error is None else (1.0,) * error + (0.0,) + (None,) * (n - error - 1)
+
+
+def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
+    """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input, steps, target, answer and
+    mistake_index, from 0, null without a mistake. The outcome is whether the answer is the target as a text, as the authors
+    compare them."""
+    steps, error = texts(row, "steps"), field(row, "mistake_index", int, null=True)
+    expected = f"0 to {len(steps) - 1} for {len(steps)} steps, or null"
+    require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
+    answer = optional(row, "answer", str)
+    outcome = float(answer is not None and answer.strip() == field(row, "target", str).strip())
+    labels = up_to_error(len(steps), error)
+    return [Solution(field(row, "input", str), steps, labels, None, outcome, answer, row_id)]
+
+
+def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
+    """MR-GSM8K (Zeng et al. 2023, arXiv 2312.17080; dvlab-research/MR-GSM8K at 3f666d6): question, model_output_steps,
+    model_output_solution_correctness (correct, wrong) and model_output_solution_first_error_step, from 1, N/A without one.
+
+    A wrong solution whose first error has no place is dropped, and counted.
+    """
+    steps, name = texts(row, "model_output_steps"), "model_output_solution_first_error_step"
+    verdicts = [field(row, f"model_output_{of}_correctness", str).lower() for of in ("solution", "answer")]
+    for of, verdict in zip(("solution", "answer"), verdicts, strict=True):
+        require(verdict in ("correct", "wrong"), f"model_output_{of}_correctness", verdict, "correct or wrong")
+    error = row.get(name)
+    if verdicts[0] == "correct":
+        error = None
+    elif str(error).strip().isdigit():
+        error = int(error) - 1
+        require(0 <= error < len(steps), name, row[name], f"1 to {len(steps)} for {len(steps)} steps")
+    else:
+        require(error in (None, "", "N/A"), name, error, "a step number from 1, or N/A")
+        counts["wrong_solutions_without_a_place_dropped"] += 1
+        return []
+    labels = up_to_error(len(steps), error)
+    return [Solution(field(row, "question", str), steps, labels, None, float(verdicts[1] == "correct"), id=row_id)]
+
+
+def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
+    """Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; hub Salesforce/Hard2Verify): question, model_response_by_step and
+    human_labels, 1 or 0 for every step; a step that rests on an error is 0 too.
+
+    As published these fields are hidden: base64 of the text (JSON, where it is none) XOR the SHA-256 of `canary`, repeated. Hidden
+    or plain, both are read. The layout is that of the authors' evaluation code; no row of theirs was at hand.
+    """
+    if isinstance(canary := row.get("canary"), str):
+        row = {name: _revealed(name, x, canary) if name in HIDDEN else x for name, x in row.items()}
+    steps, values = texts(row, "model_response_by_step"), field(row, "human_labels", list)
+    for index, value in enumerate(values):
+        require(value in (0, 1), f"human_labels[{index}]", value, "0 or 1")
+    return [Solution(field(row, "question", str), steps, tuple(map(float, values)), id=row_id)]
+
+
+HIDDEN = ("question", "model_response_by_step", "human_labels")
+
+
+def _revealed(name: str, value, canary: str):
+    if not isinstance(value, str):
+        return value
+    key = itertools.cycle(hashlib.sha256(canary.encode()).digest())
+    try:
+        text = bytes(a ^ b for a, b in zip(base64.b64decode(value, validate=True), key)).decode()
+    except ValueError:  # not base64, or no text comes of it: it is plain
+        return value
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return text if name == "question" and not isinstance(found, str) else found  # a question may look like JSON
+
+
+def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
+    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages, tools, final_label and
+    step_labels {index of an assistant's message: -1, 0, 1}, which become ratings.
+
+    A step is one message of the assistant, after the tools' and the user's answers since the one before, so that its score
+    sees what it saw and nothing later. How a message is written is ours: the authors hand them to critics as JSON. After an error
+    steps are judged on, and may be good again.
+    """
+    messages, ratings = field(row, "messages", list), field(row, "step_labels", dict)
+    steps, since = [], [json.dumps(tools, ensure_ascii=False)] if (tools := row.get("tools")) else []
+    found, problem = [], None
+    for index, message in enumerate(messages):
+        require(isinstance(message, dict), f"messages[{index}]", message, "an object")
+        is_step = field(message, "role", str, f"messages[{index}].") == "assistant"
+        if is_step and problem is None:
+            problem, since = "\n".join(since), []
+        since.append(_message(message))
+        if is_step:
+            steps.append("\n".join(since))
+            rating = ratings.get(str(index))
+            require(rating in (-1, 0, 1), f"step_labels.{index}", rating, "-1, 0 or 1")
+            found.append(rating)
+            since = []
+    require(len(steps) == len(ratings), "step_labels", len(ratings), f"one for each of {len(steps)} assistant messages")
+    if neutral == "mask":
+        counts["neutral_masked"] += found.count(0)
+        found = [rating or None for rating in found]
+    good = (1,) if neutral == "bad" else (0, 1)
+    labels = tuple(None if rating is None else float(rating in good) for rating in found)
+    final = field(row, "final_label", int)
+    require(final in (-1, 1), "final_label", final, "-1 or 1")
+    return [Solution(problem or "", tuple(steps), labels, tuple(found), float(final == 1), id=row_id)]
+
+
+def _message(message: dict) -> str:
+    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+    parts = [f"call {call.get('name')}({_text(call.get('arguments'))})" for call in calls]
+    return f"{message['role']}: " + "\n".join(part for part in (_text(message.get("content")), *parts) if part)
+
+
+def _text(value) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
+    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at b43164f): history (turns of role
+    and content), functions (or null), action_chosen, action_rejected. Each action becomes a solution of one step, good and bad.
+
+    The layout is that README's; no row was at hand, so an action may be a text or JSON. How a history is written is ours.
+    """
+    turns, functions = field(row, "history", list), row.get("functions")
+    for index, turn in enumerate(turns):
+        require(
+            isinstance(turn, dict) and isinstance(turn.get("role"), str),
+            f"history[{index}]",
+            turn,
+            "a turn with a role",
+        )
+    problem = "\n".join([*([_text(functions)] if functions else []), *map(_message, turns)])
+    both = []
+    for name, label in (("chosen", 1.0), ("rejected", 0.0)):
+        action = row.get(f"action_{name}")
+        require(action is not None, f"action_{name}", action, "an action")
+        both.append(Solution(problem, (_text(action),), (label,), id=f"{row_id}/{name}"))
+    return both
+
+
+TEST_SETS = (big_bench_mistake, mr_gsm8k, hard2verify, agent_process_bench, toolprmbench)

@@ -1,0 +1,203 @@
+"""Sets of labelled mistakes: their rows in (real where they are at hand), their own metrics by hand, one command each."""
+
+import base64
+import hashlib
+import itertools
+import json
+
+import numpy as np
+import pytest
+from conftest import call, printed, real_data
+from test_benchmarks import write
+
+import evaluate
+from prm_jax import InputError
+from prm_jax.data.sources import load
+from prm_jax.evals import mistakes, prmbench
+from prm_jax.evals.published import SOCRATIC_GROUPS
+from prm_jax.metrics import mcc
+
+
+def bbm(error=None, steps=("a", "b", "c"), answer="7"):
+    return {"input": "q", "steps": list(steps), "target": "7", "answer": answer, "mistake_index": error}
+
+
+def mr(verdict="correct", error="N/A", answer="correct", **more):
+    found = {"solution_correctness": verdict, "solution_first_error_step": error, "answer_correctness": answer}
+    row = {"question": "q", "model_output_steps": ["Step 1: a", "Step 2: b"], "question_type": "POT"}
+    return row | {f"model_output_{name}": x for name, x in found.items()} | more
+
+
+def test_big_bench_mistake_on_the_real_file():
+    path = real_data("big_bench_mistake/multistep_arithmetic.jsonl")
+    solutions, _ = load(path, "big_bench_mistake")
+    raw = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(solutions) == 300 and sum(0.0 in s.labels for s in solutions) == 238
+    assert sum(s.outcome for s in solutions) == 45 and sum(s.outcome == 1 and 0.0 in s.labels for s in solutions) == 1
+    for s, row in zip(solutions, raw, strict=True):
+        error = row["mistake_index"]
+        expected = (
+            [1.0] * len(s.steps) if error is None else [1.0] * error + [0.0] + [None] * (len(s.steps) - error - 1)
+        )
+        assert list(s.labels) == expected and s.problem == row["input"]
+
+
+def test_mr_gsm8k_rows(tmp_path):
+    rows = [mr(), mr("wrong", 2, "wrong"), mr("wrong", "1"), mr("wrong", "N/A")]
+    solutions, counts = load(write(tmp_path / "m.jsonl", *rows), "mr_gsm8k")
+    assert [s.labels for s in solutions] == [(1, 1), (1, 0), (0, None)]
+    assert [s.outcome for s in solutions] == [1, 0, 1] and counts["wrong_solutions_without_a_place_dropped"] == 1
+    with pytest.raises(InputError, match="line 1: model_output_solution_first_error_step: found 3, expected 1 to 2"):
+        load(write(tmp_path / "far.jsonl", mr("wrong", 3)), "mr_gsm8k")
+
+
+def test_hard2verify_rows_plain_and_hidden(tmp_path):
+    plain = {"question": "x = 1?", "model_response_by_step": ["é", "b"], "human_labels": [1, 0]}
+
+    def hide(value):
+        data = (value if isinstance(value, str) else json.dumps(value)).encode()
+        key = itertools.cycle(hashlib.sha256(b"a canary").digest())
+        return base64.b64encode(bytes(a ^ b for a, b in zip(data, key))).decode()
+
+    hidden = {name: hide(x) for name, x in plain.items()} | {"canary": "a canary"}
+    number = hidden | {"question": hide("41")}
+    [a, b, c], _ = load(write(tmp_path / "h.jsonl", plain, hidden, number), "hard2verify", duplicates="keep")
+    assert (a.problem, a.steps, a.labels) == (b.problem, b.steps, b.labels) == ("x = 1?", ("é", "b"), (1.0, 0.0))
+    assert c.problem == "41"
+    with pytest.raises(InputError, match=r"line 1: human_labels\[1\]: found 2, expected 0 or 1"):
+        load(write(tmp_path / "bad.jsonl", plain | {"human_labels": [1, 2]}), "hard2verify")
+
+
+def agent(labels, final=1):
+    search = {"type": "function", "id": "1", "function": {"name": "search", "arguments": '{"q": "x"}'}}
+    messages = [
+        {"role": "system", "content": "Be good."},
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "", "tool_calls": [search]},
+        {"role": "tool", "name": "search", "content": "nobody", "tool_call_id": "1"},
+        {"role": "assistant", "content": "Nobody."},
+    ]
+    return {"messages": messages, "tools": None, "step_labels": labels, "final_label": final}
+
+
+def test_agent_process_bench_rows(tmp_path):
+    path = write(tmp_path / "a.jsonl", agent({"2": 0, "4": -1}, -1))
+    for neutral, labels, ratings in (
+        ("good", (1, 0), (0, -1)),
+        ("bad", (0, 0), (0, -1)),
+        ("mask", (None, 0), (None, -1)),
+    ):
+        [s], _ = load(path, "agent_process_bench", neutral=neutral)
+        assert (s.labels, s.ratings, s.outcome) == (labels, ratings, 0)
+    assert s.problem == "system: Be good.\nuser: Who?"
+    # A step's score must not see the answer to its own call.
+    assert s.steps == ('assistant: call search({"q": "x"})', "tool: nobody\nassistant: Nobody.")
+    with pytest.raises(InputError, match="line 1: step_labels.4: found null, expected -1, 0 or 1"):
+        load(write(tmp_path / "b.jsonl", agent({"2": 0})), "agent_process_bench")
+
+
+def test_toolprmbench_rows_are_pairs(tmp_path):
+    row = {"history": [{"role": "user", "content": "go"}], "functions": [{"name": "f"}]}
+    row |= {"action_chosen": "f(1)", "action_rejected": {"name": "g"}}
+    [right, wrong], _ = load(write(tmp_path / "t.jsonl", row), "toolprmbench")
+    assert right.problem == wrong.problem == '[{"name": "f"}]\nuser: go'
+    assert (right.steps, right.labels, right.id) == (("f(1)",), (1.0,), "t.jsonl:1/chosen")
+    assert (wrong.steps, wrong.labels, wrong.id) == (('{"name": "g"}',), (0.0,), "t.jsonl:1/rejected")
+
+
+def test_mcc_by_hand():
+    y, says = np.array([1, 1, 1, 0, 0, 0], bool), np.array([1, 1, 0, 1, 0, 0], bool)
+    assert mcc(y, says) == pytest.approx((2 * 2 - 1 * 1) / 9) and mcc(y, y) == pytest.approx(1) and mcc(y, ~y | y) == 0
+
+
+def command(monkeypatch, tmp_path, kind, rows, scores, ids=None):
+    """(results.json, what is printed) of task=mistakes on these rows under these step scores."""
+    path = write(tmp_path / "g.jsonl", *rows)
+    ids = ids or [f"g.jsonl:{n}" for n in range(1, len(scores) + 1)]
+    write(tmp_path / "s.jsonl", *({"id": i, "scores": x} for i, x in zip(ids, scores, strict=True)))
+    asked = ["task=mistakes", f"data={kind}", f"data.path={path}", "scores_file=s.jsonl", "hydra.run.dir=out"]
+    out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    return json.loads((tmp_path / "out/results.json").read_text()), out
+
+
+def test_first_mistakes_by_the_sets_own_metric(monkeypatch, tmp_path):
+    rows = [bbm(1), bbm(0, answer="8"), bbm(), bbm(steps=("z", "y"))]
+    scores = [[0.9, 0.2, 0.9], [0.9, 0.1, 0.9], [0.5, 0.6, 0.7], [0.9, 0.1]]  # found; too late; found; a false alarm
+    results, out = command(monkeypatch, tmp_path, "big_bench_mistake", rows, scores)
+    x = results["all"]
+    assert x["numbers"]["location_accuracy"] == 0.5 and results["groups"]["g"] == x and "the set's own" in out
+    assert (x["n"], x["n_error"], x["n_steps"], x["n_bad_steps"]) == (4, 2, 2 + 1 + 3 + 2, 2)
+    assert (x["numbers"]["accuracy_error"], x["numbers"]["accuracy_clean"], x["numbers"]["first_error_f1"]) == (
+        0.5,
+        0.5,
+        0.5,
+    )
+    assert x["numbers"]["solution_balanced_f1"] == pytest.approx(2 * 0.5 * 1 / 1.5)  # sound: 1 of 2; unsound: 2 of 2
+
+
+def test_mr_gsm8k_by_question_type(monkeypatch, tmp_path):
+    rows = [
+        mr(),
+        mr("wrong", "N/A"),
+        mr("wrong", 2, question_type="original"),
+        mr("wrong", 1, question_type="original"),
+    ]
+    ids = ["g.jsonl:1", "g.jsonl:3", "g.jsonl:4"]
+    results, _ = command(monkeypatch, tmp_path, "mr_gsm8k", rows, [[0.9, 0.9], [0.9, 0.1], [0.9, 0.1]], ids)
+    assert list(results["groups"]) == ["POT", "original"]
+    assert results["groups"]["original"]["numbers"]["accuracy_error"] == 0.5
+    assert results["all"]["numbers"]["mcc"] == pytest.approx(1)
+    assert results["counts"]["wrong_solutions_without_a_place_dropped"] == 1
+
+
+def test_hard2verify_s_balanced_f1_of_steps_counts_those_after_an_error(monkeypatch, tmp_path):
+    rows = [
+        {"question": "q", "model_response_by_step": ["a", "b", "c"], "human_labels": y} for y in ([1, 0, 0], [1, 1, 0])
+    ]
+    results, _ = command(monkeypatch, tmp_path, "hard2verify", rows, [[0.9, 0.1, 0.9], [0.9, 0.1, 0.1]])
+    x = results["all"]["numbers"]
+    assert x["step_balanced_f1"] == pytest.approx(2 * (2 / 3) * (2 / 3) / (4 / 3)) and x[
+        "step_accuracy"
+    ] == pytest.approx(4 / 6)
+    assert np.isnan(x["first_error_f1"] or np.nan)  # no sound solution: not defined
+
+
+def test_agent_and_tool_metrics(monkeypatch, tmp_path):
+    rows = [agent({"2": 1, "4": -1}), agent({"2": 0, "4": 1})]
+    results, _ = command(monkeypatch, tmp_path, "agent_process_bench", rows, [[0.9, 0.1], [0.9, 0.9]])
+    assert results["all"]["numbers"]["rating_accuracy"] == 0.75  # the neutral step is missed
+    assert results["all"]["numbers"]["location_accuracy"] == 1
+    (tmp_path / "t").mkdir()
+    turn = {
+        "history": [{"role": "user", "content": "go"}],
+        "functions": None,
+        "action_chosen": "a",
+        "action_rejected": "b",
+    }
+    ids = [f"g.jsonl:{n}/{which}" for n in (1, 2, 3) for which in ("chosen", "rejected")]
+    scores = [[0.9], [0.1], [0.4], [0.4], [0.2], [0.3]]
+    results, out = command(monkeypatch, tmp_path / "t", "toolprmbench", [turn] * 3, scores, ids)
+    assert results["all"]["numbers"] == {"pair_accuracy": 0.5} and "pair_accuracy" in out
+
+
+def test_a_set_must_be_named(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "s.jsonl")
+    error = call(evaluate.main, monkeypatch, "evaluate.py", "task=mistakes", "scores_file=s.jsonl")
+    assert "data: got 'of_run', expected data=NAME, a set of labelled mistakes: big_bench_mistake, mr_gsm8k" in error
+
+
+def test_socratic_prmbench_has_groups_of_its_own(monkeypatch, tmp_path):
+    row = {"modified_question": "m", "question": "q", "modified_process": ["a", "b"], "error_steps": [2], "idx": "1"}
+    path = write(tmp_path / "p.jsonl", *(row | {"classification": name} for name in SOCRATIC_GROUPS["transformation"]))
+    write(tmp_path / "s.jsonl", *({"id": f"p.jsonl:{n}", "scores": [0.9, 0.1]} for n in (1, 2)))
+    asked = ["task=prmbench", "data=socratic_prmbench", f"data.path={path}", "scores_file=s.jsonl", "hydra.run.dir=out"]
+    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    assert results["groups"]["transformation"] == {
+        "prmscore": 1,
+        "classes": ["repeat_inconsistency", "repeat_counterfactual"],
+    }
+    assert results["groups"]["integration"]["prmscore"] is None and results["published"]["prmscore"] == {}
+    assert (tmp_path / "out/figures/prmbench.png").stat().st_size > 10_000
+    assert sum(map(len, prmbench.SOCRATIC_GROUPS.values())) == 20 and set(mistakes.OWN) >= {"hard2verify"}
