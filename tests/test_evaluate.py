@@ -194,7 +194,7 @@ def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):
         (["task=steps", "vote_draws=3"], "vote_draws: no such key"),
         (
             ["task=stepz"],
-            "task: got 'stepz', expected best_of_n, moves, prmbench, processbench, report, score, search, steps, witness",
+            "task: got 'stepz', expected best_of_n, mistakes, moves, prmbench, processbench, report, score, search, steps, witness",
         ),
         (["checkpoint=[]"], "checkpoint: got an empty list"),
         (["task=score", "checkpoint=x"], "input: got None, expected a file of solutions"),

@@ -6,7 +6,7 @@ from typing import Annotated
 from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData, task_pool
-from prm_jax.evals import pool_metrics
+from prm_jax.evals import pool_metrics, standing
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored
 from prm_jax.lab import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
@@ -124,6 +124,11 @@ def show(results: dict):
         if name in results:
             print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
     show_curves(results)
+    if "step_shares" in results:
+        standing.show_shares(results["step_shares"])
+    for scorer, x in results["length_correlation"].items():
+        ece = f"; ECE of its steps {results['calibration'][scorer]['steps']['ece']:.3f}"
+        standing.show_length(f"{scorer} ({results['headline'][scorer]})", x, "problem and correctness", ece)
     against = {(d["a"], d["b"]): difference(d) for d in results["differences"] if str(d["n"]) == N}
     for scorer, table in results["scorers"].items():
         print(f"scorer      {scorer}: {results['verifiers'].get(scorer, {}).get('verifier', 'stored scores')}")

@@ -21,6 +21,7 @@ from prm_jax import InputError, metrics, rerank, stats, votes
 from prm_jax.data.answers import is_blank
 from prm_jax.data.pools import Problem, as_arrays, scores_in_unit, scores_unit
 from prm_jax.data.units import UNITS, as_probability
+from prm_jax.evals import standing
 from prm_jax.launch.config import Count, one_of
 
 # From the arg max to the reference: solution scores are a few nats apart, seldom below a thousandth.
@@ -142,7 +143,13 @@ def measure(
         "zero_scores": {},
         "reward_kl": {},
         "calibration": {},
+        "length_correlation": {},
     }
+    if step_labels:
+        graded = [(step_labels[p.problem, c.steps], c.correct) for p in problems for c in p.candidates]
+        result["step_shares"] = standing.step_shares(*zip(*graded))
+    there_n2 = np.argwhere(pool.present_PN)
+    length_n = [sum(map(len, problems[p].candidates[n].steps)) for p, n in there_n2]
     if pool.answer_PN is None:
         result["majority_rule"] = "none: no candidate has an answer"
     elif rules.ties == "share" and N <= votes.EXACT_VOTE_SIZE:
@@ -172,6 +179,10 @@ def measure(
         by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), laws)
         by_beta |= {"beta": BETA_b.tolist()}
         result["reward_kl"][scorer] = {"reweighted": by_beta, "best_of_n": by_n | {"n": sizes}}
+        score_n, right_n = (np.asarray(x_PN)[pool.present_PN] for x_PN in (score_PN[headline[scorer]], pool.right_PN))
+        group_n2 = np.stack([there_n2[:, 0], right_n], -1)
+        about_length = standing.length_correlation(score_n, length_n, group_n2, there_n2[:, 0], seed)
+        result["length_correlation"][scorer] = about_length
         labels = None if scorer in value_scorers else step_labels
         result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)
 

@@ -10,6 +10,7 @@ from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
+from prm_jax.evals import standing
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.common import (
     Setup,
@@ -91,6 +92,11 @@ def measure(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], s
     p_n, y_n = np.array([p[i][t] for i, t in chosen]), np.array([labels[i][t] for i, t in chosen])
     owner_n, hit_n = problems[[i for i, _ in chosen]], (p_n >= cfg.threshold) == (y_n >= 0.5)
     result["step_accuracy_interval"] = bootstrap_interval(lambda rows: hit_n[rows].mean(), owner_n, seed=seed)
+    if kind == "correctness":
+        result |= standing.step_shares(labels, [s.outcome for s in test])
+    length_n = [len(test[i].steps[t]) for i, t in chosen]
+    result["length_correlation"] = standing.length_correlation(p_n, length_n, y_n >= 0.5, owner_n, seed)
+    result["score_length_r"] = result["length_correlation"]["r"]  # a number that is averaged over seeds
     result["reliability"] = reliability_table(p_n, y_n)
     result["histogram"] = {
         name: np.histogram(p_n[here], bins=20, range=(0, 1))[0].tolist()
@@ -216,6 +222,10 @@ def show(results: dict):
         print(f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels")
     for group in results.get("groups", [results]):
         show_group(group, kind)
+    if "bad_steps_in_right_answers" in first:
+        standing.show_shares(first)
+    if "length_correlation" in first:
+        standing.show_length("steps" + " (first run)" * (n > 1), first["length_correlation"], "whether a step is right")
     if "value_depth" in first:
         show_exact(results["runs"])
     if "errors" in first:

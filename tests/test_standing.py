@@ -1,0 +1,64 @@
+"""What stands in every report: wrong steps in right answers, what length buys at equal correctness."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from conftest import printed
+
+import evaluate
+from prm_jax.evals.standing import length_correlation, ranks_within, step_shares
+
+
+def test_step_shares_by_hand():
+    """After the first bad step all are wrong, masked ones too; an unlabelled step before it does not count."""
+    labels = [(1.0, 0.0, None), (1.0, None, 1.0), (1.0, 1.0, 0.0, 1.0), (0.0,), (1.0, 1.0)]
+    found = step_shares(labels, [1.0, 1.0, 0.0, None, 0.0])
+    assert found["bad_steps_in_right_answers"] == 2 / 5  # 1 right and 2 wrong; 2 right
+    assert found["good_steps_in_wrong_answers"] == 4 / 6
+    nothing = step_shares([(1.0,)], [None])
+    assert math.isnan(nothing["bad_steps_in_right_answers"]) and math.isnan(nothing["good_steps_in_wrong_answers"])
+
+
+def test_ranks_within_groups_by_hand():
+    found = ranks_within(np.array([-np.inf, 3.0, 3.0, 9.0]), np.array([0, 0, 1, 1]))
+    np.testing.assert_allclose(found, [1 - 1.75, 2.5 - 1.75, 2.5 - 3.25, 4 - 3.25])
+
+
+def test_length_correlation_is_given_the_group(rng):
+    problem = np.repeat(np.arange(40), 10)
+    right = rng.integers(0, 2, 400)
+    # Right solutions are longer and score higher, and so are those of some problems: no length bias within either.
+    length, score = 50 * right + problem + rng.random(400), 5.0 * right + problem + rng.random(400)
+    group = np.stack([problem, right], -1)
+    given = length_correlation(score, length, group, problem, 0)
+    assert abs(given["r"]) < 0.15 and given["interval"][0] < 0 < given["interval"][1]
+    biased = length_correlation(score + 2 * length, length, group, problem, 0)
+    assert biased["r"] > 0.5 and biased["interval"][0] > 0.5
+    # Brute force: ranks, then ordinary correlation of what each group's mean leaves.
+    rank = lambda x: np.array([(x < v).sum() + ((x == v).sum() + 1) / 2 for v in x])
+    a, b = rank(score), rank(length)
+    for key in {tuple(g) for g in group}:
+        here = (group == key).all(-1)
+        a[here], b[here] = a[here] - a[here].mean(), b[here] - b[here].mean()
+    assert given["r"] == pytest.approx(np.corrcoef(a, b)[0, 1])
+    assert math.isnan(length_correlation(score[:1], length[:1], group[:1], problem[:1], 0)["r"])
+
+
+def test_every_report_says_them(monkeypatch, tmp_path):
+    shared = ["data=chain", "data.samples=solver", "data.solutions=80", "data.test_solutions=40"]
+    fresh = [
+        "fresh.problems=6",
+        "fresh.candidates=4",
+        "fresh.outcome_model=null",
+        "baselines=false",
+        "checkpoint=random",
+    ]
+    out = printed(evaluate.main, monkeypatch, *shared, *fresh, "hydra.run.dir=out", cwd=tmp_path)
+    results = json.loads((tmp_path / "out/results.json").read_text())
+    for shares in (results, results["step_shares"]):
+        assert 0 < shares["bad_steps_in_right_answers"] < shares["good_steps_in_wrong_answers"] < 1
+    assert results["score_length_r"] == results["runs"][0]["length_correlation"]["r"]
+    assert -1 < results["length_correlation"]["prm"]["r"] < 0  # random scores: a product falls with every step
+    assert out.count("standing    ") == 4 and "; ECE of its steps 0." in out
