@@ -92,7 +92,9 @@ class TrainConfig:
         if is_implicit:
             expected = "a language model with objective=implicit, which measures what trains against it"
             expect(self.init != "random", "init", self.init, expected)
-            expect(self.outcome_at == "last", "outcome_at", self.outcome_at, "last with objective=implicit")
+        asks_once = is_implicit or self.loss.step in ("pairwise", "pqm")  # which compare steps or solutions, not tokens
+        asked = f"last with objective={self.objective}, loss.step={self.loss.step}"
+        expect(self.outcome_at == "last" or not asks_once, "outcome_at", self.outcome_at, asked)
         if self.batch.share_prefixes and (is_lm or self.loss.lm_weight > 0):
             raise InputError("batch.share_prefixes: a shared token has no one next token, as language models need")
         if fmt.score == "log_ratio" and not is_implicit:
