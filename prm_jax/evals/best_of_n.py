@@ -126,9 +126,9 @@ def show(results: dict):
     show_curves(results)
     if "step_shares" in results:
         standing.show_shares(results["step_shares"])
-    for scorer, x in results["length_correlation"].items():
-        ece = f"; ECE of its steps {results['calibration'][scorer]['steps']['ece']:.3f}"
-        standing.show_length(f"{scorer} ({results['headline'][scorer]})", x, "problem and correctness", ece)
+    ece = {scorer: x["steps"]["ece"] for scorer, x in results["calibration"].items()}
+    found = {scorer: x | {"ece": ece[scorer]} for scorer, x in results["length_correlation"].items()}
+    standing.show_length(found, "problem and correctness")
     against = {(d["a"], d["b"]): difference(d) for d in results["differences"] if str(d["n"]) == N}
     for scorer, table in results["scorers"].items():
         print(f"scorer      {scorer}: {results['verifiers'].get(scorer, {}).get('verifier', 'stored scores')}")

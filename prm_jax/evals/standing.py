@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.data.solutions import first_error
-from prm_jax.evals.common import plus_minus
 from prm_jax.stats import bootstrap_interval
 
 
@@ -58,6 +57,8 @@ def show_shares(x: dict):
     )
 
 
-def show_length(name: str, x: dict, given: str, more: str = ""):
-    r = f"{x['r']:+.3f} {plus_minus(x['interval'])}"
-    print(f"standing    {name}: rank correlation of score and length given {given} {r}{more}")
+def show_length(found: dict[str, dict], given: str):
+    """found: {whose scores: its `length_correlation`, and `ece` of its steps}."""
+    one = lambda x: "{:+.2f} [{:+.2f}, {:+.2f}]".format(x["r"], *x["interval"])
+    listed = ", ".join(f"{name} {one(x)} ({x['ece']:.3f})" for name, x in found.items())
+    print(f"standing    rank correlation of score and length given {given} (ECE of steps): {listed}")

@@ -225,7 +225,8 @@ def show(results: dict):
     if "bad_steps_in_right_answers" in first:
         standing.show_shares(first)
     if "length_correlation" in first:
-        standing.show_length("steps" + " (first run)" * (n > 1), first["length_correlation"], "whether a step is right")
+        found = {f"step scores{' of the first run' * (n > 1)}": first["length_correlation"] | {"ece": first["ece"]}}
+        standing.show_length(found, "whether a step is right")
     if "value_depth" in first:
         show_exact(results["runs"])
     if "errors" in first:
