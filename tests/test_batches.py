@@ -231,6 +231,7 @@ def test_together_puts_solutions_of_a_problem_into_one_row(rng):
         assert (
             group.tokens == sum(len(ids[i]) for i in group.indices) <= 48 and len({i % 6 for i in group.indices}) == 1
         )
+    assert all(group.indices == sorted(group.indices) for group in groups)  # as they come: not the most alike together
     assert len(groups) < 15 and len(make_plan(examples, 48).groups) == 30
     # What a row says of its steps: whose they are, -1 where there is none.
     batch = pack_batch([[examples[i] for i in (0, 1, 6)]], 48, 8)

@@ -183,11 +183,12 @@ class Group(NamedTuple):
 
 
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
-    """Examples one by one; with `share` or `together` the neighbours in their prefix tree, as many as a row takes. With `share`
-    alone what they begin with stands there once."""
+    """Examples one by one; with `share` the neighbours in their prefix tree, as many as a row takes, what they begin with once;
+    with `together` those of one problem in the order they come: neighbours would be alike, and make few pairs."""
     together = together or share
     groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
-    for i in depth_first([e.ids_L for e in examples]) if together else range(len(examples)):
+    starts = [e.ids_L if share else e.ids_L[: e.start] for e in examples] if together else []
+    for i in depth_first(starts) if together else range(len(examples)):
         e, old = examples[i], groups[-1]
         common = common_prefix(last_L, e.ids_L) if together else 0
         tokens, steps = old.tokens + len(e.ids_L) - common * share, old.steps + len(e.step_end_T)
