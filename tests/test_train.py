@@ -76,6 +76,7 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     asked = [
         "objective=implicit",
         f"loss.step={name}",
+        "batch.tokens=384",
         "steps=3",
         "eval.every=3",
         "log_every=1",
