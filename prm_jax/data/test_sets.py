@@ -59,7 +59,7 @@ def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
     human_labels, 1 or 0 for every step; a step that rests on an error is 0 too.
 
     As published these fields are hidden: base64 of the text (JSON, where it is none) XOR the SHA-256 of `canary`, repeated. Hidden
-    or plain, both are read. The layout is that of the authors' evaluation code; no row of theirs was at hand.
+    or plain, both are read. The layout is that of public copies of its evaluation scripts; no row of theirs was at hand.
     """
     if isinstance(canary := row.get("canary"), str):
         row = {name: _revealed(name, x, canary) if name in HIDDEN else x for name, x in row.items()}
