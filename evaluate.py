@@ -9,7 +9,7 @@ import importlib
 import jax
 from omegaconf import OmegaConf
 
-from prm_jax.evals.common import EvaluateConfig, Setup, check_data, checkpoints
+from prm_jax.evals.common import EvaluateConfig, Setup, check_data, checkpoints, trained
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_folder, writable_folder
@@ -40,7 +40,10 @@ def main(cfg):
     (folder / "figures").mkdir(exist_ok=True)
     with jax.set_mesh(make_mesh(common.mesh, common.batch.rows)):
         results = task.run(Setup(common, names, cfg.data, folder), task_cfg)
-    results |= {"task": cfg.task, "seed": common.seed, "versions": run_folder.versions()}
+    results |= {"task": cfg.task, "seed": common.seed, "overrides": run_folder.overrides_of(folder)}
+    if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # these say it of each
+        results["trained"] = trained(names[0])
+    results["versions"] = run_folder.versions()
     run_folder.write_json(folder / "results.json", results)
     task.show(results)
     print(f"results     {folder / 'results.json'}")

@@ -105,7 +105,14 @@ class TrainConfig:
             )
 
 
-@cli.command("train")
+def end_of_sweep(folder: Path):
+    """The table and the figure of a sweep, and what to do next."""
+    from prm_jax.figures.sweeps import show_sweep  # imports matplotlib
+
+    show_sweep(folder)
+
+
+@cli.command("train", end_of_sweep)
 def main(cfg):
     """Train a process reward model into a run folder."""
     set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
@@ -161,7 +168,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     final = fit(cfg, run, texts, model, opt, examples)
     about = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
     sizes = {"parameters": n_parameters, "trained_parameters": n_trained}
-    summary = about | final | sizes | {"counts": counts, "versions": run_folder.versions()}
+    made = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
+    summary = about | final | sizes | {"counts": counts} | made
     run_folder.write_json(texts / "summary.json", summary)
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     print(f"next        python evaluate.py checkpoint={run}")

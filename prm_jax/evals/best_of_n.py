@@ -7,7 +7,7 @@ from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData, task_pool
 from prm_jax.evals import pool_metrics, standing
-from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored
+from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
 from prm_jax.lab import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 
@@ -110,7 +110,7 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
         name = new_name(cfg.scores_name, scorer, taken)
         scores = scored(setup.folder / f"pool_scores_{name}.jsonl", scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
-        verifiers[name] = describe(scorer)
+        verifiers[name] = describe(scorer) | trained(checkpoint)
     return problems, verifiers
 
 

@@ -143,6 +143,16 @@ def record_of(name: str, file: str) -> dict:
     return run_folder.read_json(path) if path.exists() else {}
 
 
+def trained(name: str) -> dict:
+    """How a run of ours was made: its seed and seconds, its settings, and what its command line said of them."""
+    summary, settings = (
+        record_of(name, "summary.json"),
+        run_folder.settings(name) if is_run(name) else {"verifier": name},
+    )
+    about = {"train_seed": summary.get("seed"), "train_seconds": summary.get("seconds")}
+    return about | {"settings": settings, "overrides": run_folder.overrides_of(name)}
+
+
 def trained_on(name: str, data: Data, test) -> int:
     """How many distinct problems of `test` a run of ours was trained on. Says which files of its data have changed since."""
     record = record_of(name, "data.json")

@@ -12,17 +12,7 @@ from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
 from prm_jax.evals import standing
 from prm_jax.evals.baselines import Steps, baseline_aurocs
-from prm_jax.evals.common import (
-    Setup,
-    data_of,
-    describe,
-    is_run,
-    open_scorer,
-    plus_minus,
-    record_of,
-    scored,
-    trained_on,
-)
+from prm_jax.evals.common import Setup, data_of, describe, open_scorer, plus_minus, scored, trained, trained_on
 from prm_jax.evals.pool_metrics import reliability_table
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
@@ -75,10 +65,8 @@ def run(setup: Setup, cfg: Config) -> dict:
             tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
             tables = [step_table(split, tokenizer, data_cfg.label_kind) for split in (data.splits["train"], test)]
             result["baselines"] = baseline_aurocs(*tables)
-        trained = record_of(name, "summary.json")
         result |= describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts}
-        result |= {"train_seed": trained.get("seed"), "train_seconds": trained.get("seconds")}
-        runs.append(result | {"settings": run_folder.settings(name) if is_run(name) else {"verifier": name}})
+        runs.append(result | trained(name))
     groups = by_settings(runs)
     top = groups[0] if len(groups) == 1 else {"groups": groups}
     return top | {"runs": runs, "threshold": cfg.threshold}
@@ -184,15 +172,9 @@ def by_settings(runs: list[dict]) -> list[dict]:
     A setting is what the configurations of the runs that have one do not share, the seed left aside; where there are several,
     each says its `setting` and which runs it is of. A verifier that is no run of ours is a setting of its own.
     """
-    every = {key for r in runs for key in r["settings"]}
-    values = lambda key: {repr(r["settings"][key]) for r in runs if key in r["settings"]}
-    varied = sorted(key for key in every if key == "verifier" or len(values(key)) > 1)
-    groups = {}
-    for i, r in enumerate(runs):
-        own = {key: r["settings"][key] for key in varied if key in r["settings"]}
-        groups.setdefault(repr(own), (own, []))[1].append(i)
+    groups = run_folder.by_settings([r["settings"] for r in runs])
     several = lambda own, of: {"setting": own, "runs": of} if len(groups) > 1 else {}
-    return [average([runs[i] for i in of]) | several(own, of) for own, of in groups.values()]
+    return [average([runs[i] for i in of]) | several(own, of) for own, of in groups]
 
 
 def average(runs: list[dict]) -> dict:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -20,9 +21,21 @@ from tqdm import tqdm
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, leaves
 
+SWEEPS: list[Path] = []  # the folder of the sweep that this process has begun
 
-def command(config_name: str):
-    """Decorator for a `main(cfg)`: Hydra's, with the commented configuration as --help and one clear line an error."""
+
+class SweepFolder(Callback):
+    """Hydra says where a sweep lies to its jobs alone, which may run on other machines, and to this."""
+
+    def on_multirun_start(self, config: DictConfig, **more):
+        SWEEPS.append(Path(config.hydra.sweep.dir))
+
+
+def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None):
+    """Decorator for a `main(cfg)`: Hydra's, with the commented configuration as --help and one clear line an error.
+
+    `end_of_sweep` gets the folder of a sweep when all of its jobs have ended, failed ones too.
+    """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
         full_error = "HYDRA_FULL_ERROR" in os.environ  # the user asks for tracebacks
@@ -35,6 +48,10 @@ def command(config_name: str):
                 if full_error:
                     raise
                 if HydraConfig.get().mode == RunMode.MULTIRUN:
+                    told = " ".join(HydraConfig.get().overrides.task)
+                    (Path(HydraConfig.get().runtime.output_dir) / "error.txt").write_text(
+                        f"{one_line(error)} ({told})\n"
+                    )
                     print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
                     raise
                 sys.exit(one_line(error))
@@ -49,12 +66,17 @@ def command(config_name: str):
                 run()
                 return
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its errors on, so that they become one line here
+            failed = None
             try:
                 run()
             except (InputError, hydra.errors.HydraException, OmegaConfBaseException) as error:
-                sys.exit(one_line(error, config_name))
+                failed = one_line(error, config_name)
             finally:
                 os.environ.pop("HYDRA_FULL_ERROR", None)
+            if SWEEPS and end_of_sweep:
+                end_of_sweep(SWEEPS.pop())
+            if failed:
+                sys.exit(failed)
 
         return start
 
@@ -88,7 +110,8 @@ def known_keys(config_name: str) -> list[str]:
 def print_help(config_name: str, doc: str):
     """The commented configuration files: Hydra's own help drops the comments, which say what each key means."""
     print(doc.strip(), end="\n\n")
-    command = Path(sys.argv[0]).name if config_name in ("train", "evaluate") else f"-m prm_jax.{config_name}"
+    module = {"sweeps": "figures.sweeps"}.get(config_name, config_name)
+    command = Path(sys.argv[0]).name if config_name in ("train", "evaluate") else f"-m prm_jax.{module}"
     print(f"Usage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
     top = (CONF / f"{config_name}.yaml").read_text()
     print(top.strip())

@@ -68,7 +68,10 @@ def runs_of(folder: Path) -> list[Path]:
     if not finished:
         raise InputError(f"checkpoint: {folder} holds {len(numbered)} runs of a sweep, none of them finished")
     if len(finished) < len(numbered):
-        print(f"left out    {len(numbered) - len(finished)} of {len(numbered)} runs of the sweep: not finished")
+        missing = ", ".join(p.name for p in numbered if p not in finished)
+        print(
+            f"left out    {len(numbered) - len(finished)} of {len(numbered)} runs of the sweep: not finished: {missing}"
+        )
     return finished
 
 
@@ -94,6 +97,27 @@ def settings(folder: str | Path) -> dict:
     """What a run's configuration sets, {dotted key: value}; the seed is left aside, so that runs which share all of it are one setting."""
     found = leaves(run_config(Path(folder)))
     return {key: value for key, value in found if key.split(".")[0] not in ("seed", *HARMLESS)}
+
+
+def by_settings(told: list[dict]) -> list[tuple[dict, list[int]]]:
+    """[(its own of what settings do not share, the indices of those that are it)] of each setting, in the order of the first.
+
+    Only settings that have a key can differ in it: runs made before there was a key lack it. `verifier`, of what is no run of
+    ours, always tells apart.
+    """
+    values = lambda key: {repr(settings[key]) for settings in told if key in settings}
+    varied = sorted(key for key in {k for s in told for k in s} if key == "verifier" or len(values(key)) > 1)
+    groups = {}
+    for i, settings in enumerate(told):
+        own = {key: settings[key] for key in varied if key in settings}
+        groups.setdefault(repr(own), (own, []))[1].append(i)
+    return list(groups.values())
+
+
+def overrides_of(folder: str | Path) -> list[str]:
+    """What the command line of a run or an evaluation said; empty where it is no folder of ours."""
+    path = Path(folder) / ".hydra" / "overrides.yaml"
+    return list(OmegaConf.load(path)) if path.exists() else []
 
 
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:

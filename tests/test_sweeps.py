@@ -1,0 +1,200 @@
+"""Sweeps: runs against what they were told. Literal means and intervals, what is left out, and the sweep that ends with its table."""
+
+import csv
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+from conftest import call, printed, run
+from omegaconf import OmegaConf
+
+import train
+from prm_jax import InputError
+from prm_jax.figures import sweeps
+from prm_jax.figures.records import as_settings, number, read_records
+from prm_jax.figures.sweeps import Config, make_table, spread
+
+SMALL = ("data.samples=solver", "data.solutions=60", "data.test_solutions=20", "batch.rows=4", "eval.every=2")
+
+
+def put_run(folder, lr, head, seed, loss, steps=2, finished=True, **more):
+    """A run folder as train.py leaves it, whose losses are `loss` + step."""
+    (folder / ".hydra").mkdir(parents=True)
+    cfg = {"optimizer": {"lr": lr}, "model": {"head": head}, "seed": seed, "steps": steps, "objective": "prm"}
+    OmegaConf.save(cfg, folder / ".hydra/config.yaml")
+    OmegaConf.save([f"optimizer.lr={lr}", f"seed={seed}", "steps=2"], folder / ".hydra/overrides.yaml")
+    lines = [{"step": s, "loss": loss + s} for s in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step')
+    summary = {"eval_loss": loss, "seed": seed, "objective": "prm", "versions": {"commit": "c" * 40}}
+    summary |= {"overrides": [f"optimizer.lr={lr}", f"seed={seed}", "steps=2"]} | more
+    if finished:
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two learning rates x two heads x two seeds, a run that stopped and one that was refused."""
+    jobs = [(lr, head, seed) for lr in (1e-3, 1e-1) for head in ("mlp", "scalar") for seed in (0, 1)]
+    for i, (lr, head, seed) in enumerate(jobs):
+        put_run(tmp_path / str(i), lr, head, seed, lr + seed + (10 if head == "mlp" else 0))
+    put_run(tmp_path / "8", 1e-3, "mlp", 2, 0, finished=False)
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9/error.txt").write_text("error: steps: got 0 (steps=0)\n")
+    (tmp_path / "10").mkdir()
+    (tmp_path / "multirun.yaml").write_text("hydra: {}\n")
+    return tmp_path
+
+
+def test_seeds_are_averaged_and_settings_stand_apart(sweep):
+    table = make_table(Config(str(sweep)))
+    assert (table["x"], table["lines"], table["y"], table["n_runs"]) == (
+        "optimizer.lr",
+        ["model.head"],
+        ["eval_loss"],
+        8,
+    )
+    found = [(*r["setting"].values(), r["n"], r["mean"], r["low"], r["high"]) for r in table["rows"]]
+    expected = [
+        (0.001, "mlp", 2, 10.501, 10.001, 11.001), (0.1, "mlp", 2, 10.6, 10.1, 11.1),
+        (0.001, "scalar", 2, 0.501, 0.001, 1.001), (0.1, "scalar", 2, 0.6, 0.1, 1.1),
+    ]  # fmt: skip
+    for a, b in zip(found, expected, strict=True):
+        assert a[:3] == b[:3] and a[3:] == pytest.approx(b[3:])
+    assert table["everywhere"] == ["steps=2"]
+    assert {name.rsplit("/", 1)[1]: why for name, why in table["left_out"].items()} == {
+        "8": "not finished: at step 2 of 2", "9": "failed: error: steps: got 0 (steps=0)", "10": "not begun, or refused at its start",
+    }  # fmt: skip
+
+
+def test_a_learning_curve_has_each_step(sweep):
+    table = make_table(Config(str(sweep), x="step", y="loss", by="model.head"))
+    assert table["lines"] == ["model.head", "optimizer.lr"] and len(table["rows"]) == 8
+    row = table["rows"][1]
+    assert (row["setting"], row["step"], row["n"]) == ({"model.head": "mlp", "optimizer.lr": 0.001}, 2, 2)
+    assert row["mean"] == pytest.approx(12.501)
+
+
+def test_intervals():
+    # mean 2, sd 1, n 3: t(.975, 2) = 4.302653, half width 4.302653 / sqrt(3) = 2.484138
+    x = spread([1.0, 2.0, 3.0], "t")
+    assert (x["mean"], x["low"], x["high"]) == pytest.approx((2, -0.484138, 4.484138), abs=1e-6)
+    x = spread([1.0, np.nan, 4.0], "range")
+    assert (x["n"], x["mean"], x["low"], x["high"]) == (2, 2.5, 1, 4)
+    assert (
+        sweeps.interval_kind("auto", [[0, 1, 2], [3]]) == "t"
+        and sweeps.interval_kind("auto", [[0, 1, 2], [3, 4]]) == "range"
+    )
+
+
+def test_a_repeat_counts_once_and_an_undefined_number_is_named(sweep):
+    put_run(sweep / "again", 1e-3, "mlp", 0, 99)
+    os.utime(sweep / "again/summary.json", (1, 1))
+    put_run(sweep / "other", 1e-3, "mlp", 5, 0, eval_loss=None)
+    table = make_table(Config(str(sweep)))
+    assert table["rows"][0]["mean"] == pytest.approx(10.501) and table["rows"][0]["n"] == 2
+    said = {k.rsplit("/", 1)[1]: v for k, v in table["left_out"].items()}
+    assert (
+        said["again (summary)"] == "an older one of the same setting and seed"
+        and said["other: eval_loss"] == "undefined"
+    )
+
+
+def test_evaluations_of_a_sweep_are_drawn_against_what_its_runs_were_told(tmp_path):
+    runs = [
+        {"verifier": f"r{i}", "step_auroc": 0.5 + i, "by_position": {"2": {"auroc": 0.1 * i}}, "train_seed": i % 2}
+        | {"settings": {"optimizer.lr": [1e-3, 1e-1][i // 2], "batch.rows": 32}, "overrides": [f"seed={i % 2}"]}
+        for i in range(4)
+    ]
+    results = {"runs": runs, "overrides": ["task=steps", "batch.rows=4"], "seed": 0, "versions": {"commit": "c"}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save({"task": "steps", "batch": {"rows": 4}, "checkpoint": ["a"]}, tmp_path / ".hydra/config.yaml")
+    table = make_table(Config(str(tmp_path), x="optimizer.lr", y=["step_auroc", "by_position.2.auroc"]))
+    assert [round(r["mean"], 3) for r in table["rows"]] == [1.0, 3.0, 0.05, 0.25] and table["lines"] == []
+    (record, *_), _ = read_records([str(tmp_path / "results.json")])
+    assert record.settings == {
+        "task": "steps",
+        "evaluate.batch.rows": 4,
+        "optimizer.lr": 1e-3,
+        "batch.rows": 32,
+        "seed": 0,
+    }
+
+
+def test_numbers_that_travel_alone_are_known_by_their_overrides(sweep, tmp_path_factory):
+    away, copies = tmp_path_factory.mktemp("away"), []
+    for i in range(8):
+        copies.append(away / f"{i}/summary.json")
+        copies[-1].parent.mkdir()
+        copies[-1].write_text((sweep / str(i) / "summary.json").read_text())
+    table = make_table(Config([str(path) for path in copies[2:4] + copies[6:]]))
+    assert [(r["setting"], r["n"]) for r in table["rows"]] == [({"optimizer.lr": 0.001}, 2), ({"optimizer.lr": 0.1}, 2)]
+    assert as_settings(["+a.b=1e-3", "c=[1,2]", "~d"]) == {"a.b": 1e-3, "c": [1, 2]}
+
+
+def test_unknown_keys_name_near_ones(sweep, monkeypatch, tmp_path):
+    for cfg, message in (
+        (
+            {"y": "evalloss"},
+            r"y: got 'evalloss', which no summary or results or metrics has; did you mean eval_loss, loss\?",
+        ),
+        ({"x": "optimizer.lrr"}, r"x: got 'optimizer.lrr', which no run was told; did you mean optimizer.lr"),
+        ({"by": "head"}, r"by: got 'head', which no run was told; did you mean .*model.head"),
+        ({"x": "step", "y": "eval_loss"}, r"y: got 'eval_loss', which no metrics has; did you mean loss"),
+    ):
+        with pytest.raises(InputError, match=message):
+            make_table(Config(str(sweep), **cfg))
+    with pytest.raises(InputError, match=r"runs: nowhere: no such file or folder"):
+        make_table(Config("nowhere"))
+    monkeypatch.chdir(tmp_path)
+    assert call(sweeps.main, monkeypatch, "sweeps", f"runs={sweep}", "y=evalloss").startswith(
+        "error: y: got 'evalloss'"
+    )
+
+
+def test_files_and_a_log_axis(sweep, monkeypatch):
+    out = printed(sweeps.main, monkeypatch, f"runs={sweep}", "hydra.run.dir=out", cwd=sweep)
+    assert "8, 3 left out; means over seed 0, 1; brackets: lowest to highest" in out
+    with (sweep / "out/sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["model.head"] == "mlp" and rows[0]["values"] == "10.001;11.001" and rows[0]["interval"] == "range"
+    assert r"mlp & 0.001 & 2 & 10.5010 [10.0010, 11.0010] \\" in (sweep / "out/sweep.tex").read_text()
+    assert r"\begin{tabular}{lllr}" in (sweep / "out/sweep.tex").read_text()
+    assert len(json.loads((sweep / "out/sweep.json").read_text())["rows"]) == 4
+    for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+        assert (sweep / f"out/sweep{suffix}").read_bytes().startswith(start)
+    axes = []
+    monkeypatch.setattr(sweeps.plt, "close", lambda figure: axes.append(figure.axes[0]))
+    sweeps.draw(make_table(Config(str(sweep))), sweep / "a.png")
+    sweeps.draw(make_table(Config(str(sweep), x="model.head")), sweep / "a.png")
+    assert [a.get_xscale() for a in axes] == ["log", "linear"]
+    assert [t.get_text() for t in axes[1].get_xticklabels()] == ["mlp", "scalar"]
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_its_table_and_what_comes_next(tmp_path):
+    args = ("-m", *SMALL, "steps=0,2", "optimizer.lr=1e-3,1e-2", "hydra.sweep.dir=sw")
+    out, err = run("train.py", *args, cwd=tmp_path, code=1)
+    assert "Traceback" not in err and "steps: got 0" in err
+    assert "runs        2, 2 left out" in out and re.search(
+        r"left out    sw/0: failed: error: steps: got 0.*steps=0", out
+    )
+    assert re.search(r"  0\.001 +1 +\d\.\d{4}\n  0\.01 +1 ", out) and (tmp_path / "sw/sweep.png").stat().st_size > 5_000
+    assert "next        python evaluate.py task=steps checkpoint=sw hydra.run.dir=sw/steps && python -m prm_jax" in out
+    summary = json.loads((tmp_path / "sw/2/summary.json").read_text())
+    assert {"steps=2", "optimizer.lr=0.001"} <= set(summary["overrides"])
+
+
+def test_numbers_by_dotted_key():
+    values = {"a": {"b": [1, {"c": None}]}, "d": True, "e": "x"}
+    assert number(values, "a.b.0") == 1 and np.isnan(number(values, "a.b.1.c")) and number(values, "d") == 1
+    assert number(values, "e") is None and number(values, "a.x") is None
+
+
+def test_help(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["sweeps", "--help"])
+    sweeps.main()
+    assert "Usage: python -m prm_jax.figures.sweeps [key=value" in capsys.readouterr().out
+    assert train.end_of_sweep
