@@ -7,6 +7,7 @@ tokenizer) and, once finished, summary.json.
 import collections
 import contextlib
 import dataclasses
+import itertools
 import math
 import signal
 import sys
@@ -22,8 +23,17 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
-from prm_jax.data.packing import TrainingRows, eval_batches, fits_window, make_plan, train_batches, training_width
-from prm_jax.data.splits import Data, data_config, load_splits, problem_hashes
+from prm_jax.data.packing import (
+    TrainingRows,
+    eval_batches,
+    fits_window,
+    make_plan,
+    train_batches,
+    training_width,
+    unpack_steps,
+)
+from prm_jax.data.splits import Data, Mixture, data_config, load_splits, problem_hashes
+from prm_jax.data.units import probability
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, expect, parse
@@ -32,6 +42,7 @@ from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import RATING_LOSSES
+from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.training import (
     LossConfig,
@@ -58,6 +69,8 @@ class BatchConfig:
 class EvalConfig:
     every: Count
     solutions: Count
+    # Runs made before there was this key lack it.
+    best_by: Literal["loss", "accuracy", "step_auroc", "first_error_f1"] = "loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +96,8 @@ class TrainConfig:
     batch: BatchConfig
     mesh: MeshConfig
     eval: EvalConfig
+    wandb: Literal["offline", "online"] | None = None
+    lengthened: tuple[Count, ...] = ()  # the steps that the run had before it was made longer
 
     def __post_init__(self):
         is_implicit, fmt, head = self.objective == "implicit", self.format, self.model.head
@@ -95,6 +110,10 @@ class TrainConfig:
         asks_once = is_implicit or self.loss.step in ("pairwise", "pqm")  # which compare steps or solutions, not tokens
         asked = f"last with objective={self.objective}, loss.step={self.loss.step}"
         expect(self.outcome_at == "last" or not asks_once, "outcome_at", self.outcome_at, asked)
+        measured = {"lm": ("loss", "accuracy"), "prm": (self.eval.best_by,)}
+        measured = measured.get(self.objective, ("loss", "accuracy", "step_auroc"))
+        expected = f"what objective={self.objective} measures: {', '.join(measured)}"
+        expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, expected)
         if self.batch.share_prefixes and (is_lm or self.loss.lm_weight > 0):
             raise InputError("batch.share_prefixes: a shared token has no one next token, as language models need")
         if fmt.score == "log_ratio" and not is_implicit:
@@ -121,11 +140,17 @@ def main(cfg):
     run, raw_cfg = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
-    if cfg.model.head in RATING_LOSSES and getattr(data_cfg, "neutral", None) == "bad":
+    if isinstance(data_cfg, Mixture) and (cfg.batch.share_prefixes or cfg.loss.step == "pairwise"):
+        key = "batch.share_prefixes" if cfg.batch.share_prefixes else "loss.step=pairwise"
+        raise InputError(f"{key}: solutions of data=mixture are drawn one by one, so that its weights hold")
+    sources = data_cfg.sources.values() if isinstance(data_cfg, Mixture) else [data_cfg]
+    if cfg.model.head in RATING_LOSSES and "bad" in [getattr(source, "neutral", None) for source in sources]:
         raise InputError(f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good")
     texts = writable_folder(run)
     if not resumes:
         run_folder.create_run_folder(texts, raw_cfg)
+    elif texts == run:  # process 0
+        run_folder.record_length(run, raw_cfg)
     print(f"run folder  {run}")
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
         train(cfg, data_cfg, run, texts)
@@ -138,14 +163,19 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     splits, counts = data.splits, data.counts
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
-    examples = {}
-    for split in ("train", "validation"):
-        asked = (cfg.batch.step_weights, cfg.outcome_at) if split == "train" else ("uniform", "last")
+    asked = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
+    rows, examples, parts = iter(splits["train"]), {"train": [], "validation": []}, {}
+    training = [("train", name, list(itertools.islice(rows, n))) for name, n in data.parts.items()]
+    training = training or [("train", "", splits["train"])]
+    for split, source, solutions in (*training, ("validation", "", splits["validation"])):
         limits = cfg.batch.tokens, cfg.batch.too_long
-        examples[split], dropped = make_examples(splits[split], cfg.format, tokenizer, cfg.objective, *limits, *asked)
-        counts |= {f"{split}_{name}": n for name, n in dropped.items()}
-        if not examples[split]:
-            raise InputError(f"data: the {split} split has no solution with a target for objective={cfg.objective}")
+        found, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *asked[split])
+        counts |= {f"{split}_{name}": n + counts.get(f"{split}_{name}", 0) for name, n in dropped.items()}
+        if not found:
+            where = f"the {split} split" + f" of {source}" * bool(source)
+            raise InputError(f"data: {where} has no solution with a target for objective={cfg.objective}")
+        examples[split] += found
+        parts |= {source: (len(found), (data_cfg.weights or {}).get(source, len(found)))} if source else {}
     print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
     cli.print_counts(counts)
     if cfg.batch.tokens is None:
@@ -165,11 +195,16 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {jax.process_count()} processes")
     save_description(texts / "model", model.cfg, tokenizer)
 
-    final = fit(cfg, run, texts, model, opt, examples)
+    together = cfg.loss.step == "pairwise"  # its pairs are solutions of one problem
+    plan = make_plan(examples["train"], cfg.batch.tokens, cfg.batch.share_prefixes, together)
+    source = TrainingRows(examples["train"], plan, cfg.seed, parts)
+    print(source.summary())
+    final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind)
     about = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
     sizes = {"parameters": n_parameters, "trained_parameters": n_trained}
     made = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
-    summary = about | final | sizes | {"counts": counts} | made
+    drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
+    summary = about | final | sizes | {"counts": counts} | drawn | made
     run_folder.write_json(texts / "summary.json", summary)
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     print(f"next        python evaluate.py checkpoint={run}")
@@ -184,26 +219,27 @@ def record_data(path: Path, data: Data):
     run_folder.write_json(path, {"files": data.fingerprints, "problems": problem_hashes(data.splits["train"])})
 
 
-def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, examples) -> dict:
+def fit(
+    cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, source, validation, label_kind
+) -> dict:
     """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
     b, checkpoints = cfg.batch, Checkpoints(run)
-    first, best = 0, {"eval_loss": math.inf}
+    first, best = 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
     seconds_before = best.pop("seconds", 0.0)
     check_divides(model.cfg, b.rows, "batch.rows")
-    together = cfg.loss.step == "pairwise"  # its pairs are solutions of one problem
-    plan = make_plan(examples["train"], b.tokens, b.share_prefixes, together)
-    source = TrainingRows(examples["train"], plan, cfg.seed)
-    print(source.summary())
-    held_out = list(eval_batches(examples["validation"], b.tokens, b.rows, together))
+    held_out = list(eval_batches(validation, b.tokens, b.rows, cfg.loss.step == "pairwise"))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
+    if cfg.lengthened and first < cfg.steps:
+        print(lengthened(cfg, first))
     position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
-    log = MetricsLog(texts, first, cfg.tensorboard and jax.process_index() == 0)
+    logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
+    log = MetricsLog(texts, first, *logs)
 
     bar = cli.progress("training", cfg.steps, "step", first)
-    with contextlib.closing(checkpoints), StopSignal() as stop, bar:
+    with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
         reader = StepReader(log, bar, cfg.log_every, seconds_before, position)
         for step in range(first + 1, cfg.steps + 1):
             model, opt, metrics = train_step(model, opt, next(batches), cfg.loss, k_dropout)
@@ -216,9 +252,11 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
                 continue
             record, is_best = reader.read(), False
             # Before every save too: the step's own loss was finite before its update, not necessarily after.
-            scores = require_finite(step, evaluate(model, held_out if evaluates else held_out[:1], cfg.loss))
+            scores = require_finite(
+                step, evaluate(model, held_out if evaluates else held_out[:1], cfg.loss, label_kind)
+            )
             if evaluates:
-                is_best = scores["eval_loss"] < best["eval_loss"]
+                is_best = is_better(scores, best, cfg.eval.best_by)
                 best = {**scores, "best_step": step} if is_best else best
                 record |= scores
                 if jax.process_index() == 0:
@@ -236,6 +274,14 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer
     return best | {"steps": cfg.steps, "seconds": reader.seconds}
 
 
+def lengthened(cfg: TrainConfig, first: int) -> str:
+    """What a longer run makes of the learning rate from step `first` + 1 on: it is no longer the run that it was."""
+    before, after = (make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps))
+    rates = f"step {first + 1} has {float(after(first)):.3g} in place of {float(before(first)):.3g}"
+    text = f"longer      {cfg.lengthened[-1]} -> {cfg.steps} steps; the learning rate's cosine is stretched with them: {rates},"
+    return f"{text} the last step {float(after(cfg.steps - 1)):.3g}"
+
+
 def micro_batches(source: TrainingRows, cfg: BatchConfig, first: int, steps: int):
     """The batches of the steps from `first` on, [A, B, ...] on the mesh: of each this process reads its own rows alone."""
     n_rows = cfg.rows * cfg.accumulate
@@ -245,17 +291,32 @@ def micro_batches(source: TrainingRows, cfg: BatchConfig, first: int, steps: int
         yield shard_batch(batch, cfg.rows, axis=1)
 
 
-def evaluate(model: PRM, batches, cfg: LossConfig) -> dict[str, float]:
-    """Mean loss and accuracy over the held-out batches."""
-    totals = collections.Counter()
+def is_better(scores: dict, best: dict, by: str) -> bool:
+    """Is this evaluation above the best so far (none: no `best_step`)? The loss is best where it is lowest."""
+    name, sign = f"eval_{by}", -1 if by == "loss" else 1
+    if name not in scores:
+        raise InputError(f"eval.best_by: {by} is undefined on the validation split: it needs right and wrong ones")
+    return "best_step" not in best or sign * (scores[name] - best[name]) > 0
+
+
+def evaluate(model: PRM, batches, cfg: LossConfig, label_kind: str) -> dict[str, float]:
+    """Mean loss and accuracy over the held-out batches, and where they are defined two metrics of `step_metrics`."""
+    totals, found = collections.Counter(), []
     for batch in batches:
-        sums = eval_step(model, shard_batch(batch, len(batch["ids"])), cfg)
+        sums = eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
+        if "logit" in sums:
+            found += unpack_steps(batch, np.asarray(sums.pop("logit")))
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
         return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
     loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
-    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps}
+    labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in found]
+    p = [probability(logit_T) for logit_T, _ in found]
+    metrics = step_metrics(p, labels, range(len(found)), label_kind=label_kind)
+    names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
+    more = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
+    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps} | more
 
 
 def make_tokenizer(cfg: TrainConfig, solutions):

@@ -92,11 +92,13 @@ def totals(batch):
     return (batch["weight"] > 0).sum(), (batch["token_weight"] != 0).sum()
 
 
-def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
-    """Sums over one micro-batch: step loss, next-token loss, right steps; divide by `totals` of the global batch."""
+def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
+    """Sums over one micro-batch: step loss, next-token loss, right steps; divide by `totals` of the global batch. With `logits`
+    also logit_BT of each step slot."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
-    step_sum = lm_sum = right = jnp.zeros(())
+    step_sum, more = jnp.zeros(()), {}
+    lm_sum = right = step_sum
     logit_BLV = model.vocab_logits(x_BLD) if all_tokens else None
     if cfg.objective != "lm":
         if cfg.objective == "implicit":
@@ -107,14 +109,16 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None):
         loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, head, cfg)
         is_labelled_BT = batch["weight"] > 0
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
-        agrees_BT = (good_logit(logit_BTC, head) > 0) == (batch["label"] >= 0.5)
+        logit_BT = good_logit(logit_BTC, head)
+        agrees_BT = (logit_BT > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
+        more = {"logit": logit_BT} if logits else {}
     if all_tokens:
         lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
         if cfg.objective == "lm":
             target_BL, weight_BL = (jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
             right = ((logit_BLV.argmax(-1) == target_BL) & (weight_BL != 0)).sum()
-    return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)}
+    return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)} | more
 
 
 def combine(terms, batch, cfg: LossConfig):
@@ -177,8 +181,9 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
     return found
 
 
-@functools.partial(jax.jit, static_argnames="cfg")
-def eval_step(model: PRM, batch, cfg: LossConfig):
-    """Sums of one batch [B, ...] without dropout, with the counts to divide them by."""
+@functools.partial(jax.jit, static_argnames=("cfg", "logits"))
+def eval_step(model: PRM, batch, cfg: LossConfig, logits: bool = False):
+    """Sums of one batch [B, ...] without dropout, with the counts to divide them by; `logits`: and logit_BT of its steps."""
     n_steps, n_next = totals(batch)
-    return loss_terms(model, batch, cfg) | {"n_steps": n_steps, "n_next": n_next}
+    terms = loss_terms(model, batch, cfg, logits=logits)
+    return jax.tree.map(replicate, terms) | {"n_steps": n_steps, "n_next": n_next}

@@ -128,6 +128,35 @@ def test_stream_resumes_at_the_step_and_splits_over_processes(rng):
                     np.testing.assert_array_equal(mine[k], expected[k][list(own)])
 
 
+def test_a_mixture_is_drawn_by_weight_and_each_source_goes_round_whole(rng):
+    """50 solutions of a, 10 of b, weights 1 and 3: 15 and 45 an epoch; each pass through a source holds all of it once."""
+    examples = random_examples(rng, 60)
+    plan = make_plan(examples, 40)
+    make = lambda: TrainingRows(examples, plan, 7, {"a": (50, 1.0), "b": (10, 3.0)})
+    source, of_b = make(), []
+    orders = [source.order(epoch) for epoch in range(4)]
+    for order in orders:
+        assert len(order) == 60 and (order < 50).sum() == 15
+        of_b += sorted(k for k in order if k >= 50)
+    # The second source's 45 of an epoch are 4.5 passes, so two epochs hold 9 whole ones.
+    assert sorted(of_b[:90]) == sorted([*range(50, 60)] * 9)
+    assert (
+        len({k for order in orders for k in order if k < 50}) == 50
+        and len({k for o in orders[:3] for k in o if k < 50}) == 45
+    )
+    assert source.ends == []
+    rows = [source[i] for i in range(30)]
+    drawn = source.drawn(30)
+    number = {id(e): k for k, e in enumerate(examples)}
+    n_b = sum(number[id(e)] >= 50 for row in rows for e in row)
+    n = sum(map(len, rows))
+    assert drawn["b"] == {"solutions": n_b, "share": n_b / n, "passes": n_b / 10} and drawn["a"]["solutions"] == n - n_b
+    whole, late = (list(train_batches(make(), 6, 4, range(4), first)) for first in (0, 4))
+    for a, b in zip(whole[4:], late, strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
 def test_grain_agrees_that_it_resumes(rng):
     examples = random_examples(rng, 20)
     source = TrainingRows(examples, make_plan(examples, 32), 7)
@@ -153,6 +182,18 @@ TREE = [  # sequences and what they share: 1 2 | 3 4, 1 2 | 3 | 5, 1 2 | 6, a re
     [1, 2, 3, 4],
     [9, 2],
 ]
+
+
+def test_the_steps_of_each_solution_are_found_in_a_batch(rng):
+    """By brute force: labels and values that stand where the targets do come back whole, one pair a solution."""
+    examples = [e for e in random_examples(rng, 50)]
+    found = []
+    for batch in eval_batches(examples, 40, 4):
+        found += [
+            (2 * y_T).tolist() == x_T.tolist() and y_T.tolist()
+            for x_T, y_T in packing.unpack_steps(batch, 2 * batch["label"])
+        ]
+    assert sorted(found) == sorted(e.targets["label"].tolist() for e in examples)
 
 
 def test_a_prefix_tree_by_hand():

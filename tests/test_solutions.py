@@ -772,6 +772,18 @@ def test_a_test_file_beside_a_training_file(tmp_path):
     assert len(data.splits["train"]) + len(data.splits["test"]) == 10 and len(data.splits["validation"]) == 2
 
 
+def test_the_best_model_may_be_chosen_on_a_benchmark(tmp_path):
+    """ProcessBench rows beside native ones to train on: label 1 is the second step, the first wrong one."""
+    train = str(jsonl(tmp_path, *labelled_rows(*PROBLEMS), name="train.jsonl"))
+    row = {"id": "x", "problem": "held out", "steps": ["a", "b", "c"], "label": 1, "final_answer_correct": False}
+    bench = str(jsonl(tmp_path, row, name="bench.jsonl"))
+    config = file_config(path=train, validation_path=bench, validation_name="processbench", folds=2)
+    (found,) = load_splits(config, 0).splits["validation"]
+    assert (found.problem, found.labels[:2]) == ("held out", (1.0, 0.0))
+    with pytest.raises(InputError, match="data.validation_name: got 'bench', expected native, "):
+        file_config(path=train, validation_name="bench")
+
+
 def test_a_file_that_states_another_meaning_of_its_labels_is_refused(tmp_path):
     for stated in ("value", "unknown", None):
         path = str(jsonl(tmp_path, *[row | {"label_kind": stated} for row in labelled_rows(*PROBLEMS)]))
@@ -813,7 +825,9 @@ def test_a_reader_is_one_entry(tmp_path, monkeypatch):
     data = load_evaluation(config, 0, named=True)
     assert data.splits["test"] == [Solution("p", ("a", "b"), (0.0, None), answer="mask", id="rows.jsonl:1")]
     assert data.counts["rows_seen_by_the_reader"] == data.counts["labels_after_first_error_mask"] == 1
-    with pytest.raises(InputError, match="^data.name: got 'line', expected chain, countdown, native, .*, lines$"):
+    with pytest.raises(
+        InputError, match="^data.name: got 'line', expected chain, countdown, mixture, native, .*, lines$"
+    ):
         file_config(name="line")
 
 

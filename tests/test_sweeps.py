@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 
 import train
 from prm_jax import InputError
-from prm_jax.figures import sweeps
+from prm_jax.figures import sweep_table, sweeps
 from prm_jax.figures.records import as_settings, number, read_records
-from prm_jax.figures.sweeps import Config, make_table, spread
+from prm_jax.figures.sweep_table import Config, make_table, spread
 
 SMALL = ("data.samples=solver", "data.solutions=60", "data.test_solutions=20", "batch.rows=4", "eval.every=2")
 
@@ -83,8 +83,8 @@ def test_intervals():
     x = spread([1.0, np.nan, 4.0], "range")
     assert (x["n"], x["mean"], x["low"], x["high"]) == (2, 2.5, 1, 4)
     assert (
-        sweeps.interval_kind("auto", [[0, 1, 2], [3]]) == "t"
-        and sweeps.interval_kind("auto", [[0, 1, 2], [3, 4]]) == "range"
+        sweep_table.interval_kind("auto", [[0, 1, 2], [3]]) == "t"
+        and sweep_table.interval_kind("auto", [[0, 1, 2], [3, 4]]) == "range"
     )
 
 
@@ -171,6 +171,12 @@ def test_files_and_a_log_axis(sweep, monkeypatch):
     sweeps.draw(make_table(Config(str(sweep), x="model.head")), sweep / "a.png")
     assert [a.get_xscale() for a in axes] == ["log", "linear"]
     assert [t.get_text() for t in axes[1].get_xticklabels()] == ["mlp", "scalar"]
+    for a in axes:  # every run is in sight, and no line on another
+        (left, right), (low, high) = a.get_xlim(), a.get_ylim()
+        points = [(x, y) for line in a.lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+        assert {0.001, 1.1, 10.001, 11.1} <= {y for _, y in points}
+        assert all(left < x < right and low < y < high for x, y in points)
+        assert len({x for x, _ in points}) == 4
 
 
 @pytest.mark.slow
@@ -181,10 +187,30 @@ def test_a_sweep_ends_with_its_table_and_what_comes_next(tmp_path):
     assert "runs        2, 2 left out" in out and re.search(
         r"left out    sw/0: failed: error: steps: got 0.*steps=0", out
     )
-    assert re.search(r"  0\.001 +1 +\d\.\d{4}\n  0\.01 +1 ", out) and (tmp_path / "sw/sweep.png").stat().st_size > 5_000
+    assert (
+        re.search(r"  0\.001 +1 +\d\.\d{4} +\d\.\d{4}\n  0\.01 +1 ", out)
+        and (tmp_path / "sw/sweep.png").stat().st_size > 5_000
+    )
     assert "next        python evaluate.py task=steps checkpoint=sw hydra.run.dir=sw/steps && python -m prm_jax" in out
     summary = json.loads((tmp_path / "sw/2/summary.json").read_text())
     assert {"steps=2", "optimizer.lr=0.001"} <= set(summary["overrides"])
+
+
+def test_a_sweep_whose_jobs_break_says_so_at_its_end(monkeypatch, tmp_path, capsys):
+    def boom(*args):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(train, "train", boom)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=0,1", "hydra.sweep.dir=sw"])
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train.main()
+    out = capsys.readouterr().out
+    assert (
+        "sweep       runs: no finished run or evaluation in sw; sw/0: failed: RuntimeError: out of memory (seed=0)"
+        in out
+    )
+    assert "sw/1: failed" in out and "HYDRA_FULL_ERROR" not in os.environ
 
 
 def test_numbers_by_dotted_key():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -16,11 +17,15 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
+from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
 from prm_jax.data.solutions import Solution, write_jsonl
+from prm_jax.data.splits import data_config, load_splits
 from prm_jax.launch import cli, config, run_folder
+from prm_jax.launch.run_log import MetricsLog
+from prm_jax.training import OptimizerConfig, make_schedule
 
 SMALL = [
     "steps=12",
@@ -153,6 +158,91 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(results["mean"])
 
 
+def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
+    small = (*SMALL, "log_every=1")
+    printed(train.main, monkeypatch, *small, "hydra.run.dir=r", cwd=tmp_path)
+    before, told = records(tmp_path / "r"), run_folder.settings(tmp_path / "r")
+    error = call(train.main, monkeypatch, "train.py", "resume=r", "steps=11")
+    assert re.search(r"^error: steps: got 11, expected more than the 12 that the run has", error)
+    out = printed(train.main, monkeypatch, "resume=r", "steps=20", cwd=tmp_path)
+    after, summary = records(tmp_path / "r"), json.loads((tmp_path / "r/summary.json").read_text())
+    assert after[:12] == before and [row["step"] for row in after] == list(range(1, 21)) and summary["steps"] == 20
+    schedule = make_schedule(OptimizerConfig(1e-3, 0.05, 0.02, 0.01, 0.9, 0.98, 1.0, "all", "float32"), 20)
+    assert [row["lr"] for row in after[12:]] == [float(schedule(step)) for step in range(12, 20)]
+    assert "longer      12 -> 20 steps" in out and f"step 13 has {after[12]['lr']:.3g} in place of 2e-05" in out
+    # Another setting than 20 steps from the start, and what it was told is what it did.
+    now = run_folder.settings(tmp_path / "r")
+    assert now == told | {"steps": 20, "lengthened": [12]} and summary["overrides"][-1] == "steps=20"
+    assert "longer  " not in printed(train.main, monkeypatch, "resume=r", cwd=tmp_path)  # nothing is left to do
+
+
+def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_path):
+    for name, by in (("a", "loss"), ("b", "step_auroc"), ("c", "first_error_f1")):
+        overrides = (*SMALL, f"eval.best_by={by}", "eval.every=2", f"hydra.run.dir={name}")
+        printed(train.main, monkeypatch, *overrides, cwd=tmp_path)
+        rows = [row for row in records(tmp_path / name) if "eval_loss" in row]
+        best = (min if by == "loss" else max)(rows, key=lambda row: row[f"eval_{by}"])
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert (summary["best_step"], summary[f"eval_{by}"]) == (best["step"], best[f"eval_{by}"])
+        assert str(best["step"]) in os.listdir(tmp_path / name / "checkpoints/best")
+    # The numbers are those of the evaluation, on the same solutions.
+    args = ("task=steps", "checkpoint=a", "which=latest", "baselines=false", "hydra.run.dir=e")
+    OmegaConf.save(OmegaConf.load(tmp_path / "a/.hydra/config.yaml"), tmp_path / "config.yaml")
+    solutions = load_splits(data_config(OmegaConf.load(tmp_path / "config.yaml").data), 0).splits["validation"]
+    write_jsonl(tmp_path / "v.jsonl", solutions)
+    printed(evaluate.main, monkeypatch, *args, "data=jsonl", "data.path=v.jsonl", "data.duplicates=keep", cwd=tmp_path)
+    results, last = json.loads((tmp_path / "e/results.json").read_text()), records(tmp_path / "a")[-1]
+    for name in ("step_auroc", "first_error_f1"):
+        assert results[name] == pytest.approx(last[f"eval_{name}"], abs=2e-3), name
+
+
+def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatch, tmp_path):
+    """The package itself is optional; its run is one of its own, the same one when resumed, with the configuration."""
+    begun, lines = [], []
+    own = types.SimpleNamespace(
+        log=lambda numbers, step: lines.append((step, numbers)), finish=lambda: lines.append("end")
+    )
+    stub = types.SimpleNamespace(Settings=lambda **kw: kw, init=lambda **kw: begun.append(kw) or own)
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    (tmp_path / "r/.hydra").mkdir(parents=True)
+    OmegaConf.save({"optimizer": {"lr": 1e-3}, "seed": 4}, tmp_path / "r/.hydra/config.yaml")
+    for _ in range(2):
+        log = MetricsLog(tmp_path / "r", 0, False, "offline")
+        log.write({"step": 3, "loss": 0.5})
+        log.close()
+    assert lines == [(3, {"loss": 0.5}), "end"] * 2 and begun[0] == begun[1] and begun[0]["mode"] == "offline"
+    assert begun[0]["config"] == {"optimizer.lr": 1e-3, "seed": 4}
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match="wandb: needs a package: pip install wandb"):
+        MetricsLog(tmp_path / "r", 0, False, "offline")
+
+
+MIXED = ["data=mixture", "+data@data.sources.a=jsonl", "+data@data.sources.b=jsonl"]
+
+
+def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path):
+    small = [x for x in SMALL if not x.startswith("data.")]
+    data = data_config(
+        OmegaConf.merge(OmegaConf.load(config.CONF / "data/chain.yaml"), {"samples": "solver", "solutions": 400})
+    )
+    rows = load_splits(data, 0).splits["train"]
+    for name, of in (("a", rows[::4]), ("b", [row for i, row in enumerate(rows) if i % 4])):
+        write_jsonl(tmp_path / f"{name}.jsonl", of)
+    paths = [f"data.sources.{name}.path={name}.jsonl" for name in "ab"]
+    weights = "data.weights={a: 3, b: 1}"
+    printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
+    summary = json.loads((tmp_path / "r/summary.json").read_text())
+    assert set(summary["drawn"]) == {"a", "b"} and summary["drawn"]["a"]["share"] == pytest.approx(0.75, abs=0.05)
+    assert summary["counts"]["a_rows"] == 100 and summary["counts"]["b_rows"] == 300
+    assert set(json.loads((tmp_path / "r/data.json").read_text())["files"]) == {"a.jsonl", "b.jsonl"}
+    printed(
+        evaluate.main, monkeypatch, "task=steps", "baselines=false", "checkpoint=r", "hydra.run.dir=e", cwd=tmp_path
+    )
+    results = json.loads((tmp_path / "e/results.json").read_text())
+    ids = [json.loads(line)["id"] for line in (tmp_path / "e/scores_0.jsonl").read_text().splitlines()]
+    assert {i.split("/")[0] for i in ids} == {"a", "b"} and results["runs"][0]["data"]["name"] == "mixture"
+
+
 def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
     cwd, _ = finished
     folder = cwd / "runs/evaluate/b"
@@ -280,6 +370,17 @@ BAD = [
     (["format.separator=''"], r"format.separator: got '', expected a text"),
     (["data.label_kind=value"], r"data.after_first_error: got .mask., expected keep with label_kind=value"),
     (["steps=0"], r"steps: got 0, expected at least 1"),
+    (MIXED[:2], r"data.sources: got 'a', expected two or more"),
+    ([*MIXED, "data.weights={a: 1}"], r"data.weights: got {'a': 1.0}, expected one of each: a, b"),
+    (
+        [*MIXED, "data.sources.b.label_kind=value"],
+        r"data.sources: got {'a': 'correctness', 'b': 'value'}, expected data.label_kind=correctness of all",
+    ),
+    ([*MIXED, "data.sources.a.pth=x"], r"data.sources.a.pth: no such key|data.sources.a: unknown"),
+    ([*MIXED, "batch.share_prefixes=true"], r"batch.share_prefixes: solutions of data=mixture"),
+    (["wandb=on"], r"wandb: got 'on', expected offline or online"),
+    (["eval.best_by=auroc"], r"eval.best_by: got 'auroc', expected loss, accuracy, step_auroc or first_error_f1"),
+    (["eval.best_by=step_auroc", "objective=lm"], r"eval.best_by: got 'step_auroc', expected .*: loss, accuracy"),
     (["optimizer=adam"], r"optimizer: got 'adam', expected a section"),
     (["format=trl"], r"model.head: got 'scalar', but format=trl belongs to a head of its own: binary"),
     (["data=files"], r"data.name: got None, expected chain"),

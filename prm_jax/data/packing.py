@@ -113,7 +113,7 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 
     Only the last `open_packs` rows are tried, so that planning stays linear in the number of examples.
     """
-    packs, n = [], len(token_counts)
+    packs, n = [], len(order)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
         recent = slice(max(0, len(packs) - open_packs), len(packs))
@@ -240,20 +240,46 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
 class TrainingRows:
     """The examples of row i of an endless shuffled stream of rows: a pure function of the seed.
 
-    An epoch is planned from (seed, epoch) and the lengths alone, the first time that one of its rows is asked for.
+    An epoch is planned from (seed, epoch) and the lengths alone, the first time that one of its rows is asked for. `parts`, of
+    a mixture: {source: (how many of the examples are its own, its weight)}, in their order; no plan of shared prefixes.
     """
 
-    def __init__(self, examples: Sequence[Example], plan: Plan, seed: int):
-        self.examples, self.plan, self.seed = examples, plan, seed
+    def __init__(
+        self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict[str, tuple[int, float]] | None = None
+    ):
+        self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
 
     def __getitem__(self, i: int) -> list[Example]:
         while len(self.packs) <= i:
-            rng = np.random.default_rng([self.seed, len(self.ends)])
-            self.packs += self.plan.rows(rng.permutation(len(self.plan.groups)))
+            self.packs += self.plan.rows(self.order(len(self.ends)))
             self.ends.append(len(self.packs))
         return [self.examples[k] for k in self.packs[i]]
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The groups that an epoch draws. Of a mixture each source gives its share, from a stream of permutations of its own that
+        goes on where the epoch before stopped."""
+        rng, n = np.random.default_rng([self.seed, epoch]), len(self.plan.groups)
+        if not self.parts:
+            return rng.permutation(n)
+        drawn, start, total = [], 0, sum(weight for _, weight in self.parts.values())
+        for number, (size, weight) in enumerate(self.parts.values()):
+            first, end = (round(weight / total * n * e) for e in (epoch, epoch + 1))
+            passes = range(first // size, -(-end // size))
+            stream = [np.random.default_rng([self.seed, number, k]).permutation(size) for k in passes]
+            drawn.append(start + np.concatenate([*stream, np.zeros(0, int)])[first % size :][: end - first])
+            start += size
+        return rng.permutation(np.concatenate(drawn))
+
+    def drawn(self, rows: int) -> dict[str, dict[str, float]]:
+        """Of the first rows: how many solutions of each source, what share of all, and how often each of them on average."""
+        ends = list(itertools.accumulate(size for size, _ in self.parts.values()))
+        n = np.bincount([bisect.bisect_right(ends, k) for pack in self.packs[:rows] for k in pack], minlength=len(ends))
+        return {
+            name: {"solutions": int(n_k), "share": float(n_k / n.sum()), "passes": float(n_k / size)}
+            for (name, (size, _)), n_k in zip(self.parts.items(), n, strict=True)
+        }
 
     def epoch(self, i: int) -> float:
         """How many times the data have been read when row i is next."""
@@ -279,6 +305,15 @@ def train_batches(source: TrainingRows, steps: int, batch_rows: int, own, first:
     batch = lambda step: pack_batch(rows(step), plan.row_tokens, plan.step_slots, plan.share)
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
     return iter(grain.MapDataset.range(first, steps).map(batch).to_iter_dataset(options))
+
+
+def unpack_steps(batch, x_BT):
+    """(x_T, label_T) of each solution of a batch of `eval_batches`, whose rows share nothing; NaN: a step without label."""
+    for pos_L, end_T, x_T, label_T in zip(batch["pos"], batch["step_end"], x_BT, batch["label"], strict=True):
+        used = np.flatnonzero(end_T)  # no step ends at a row's first token, at which empty slots point
+        start = end_T[used] - pos_L[end_T[used]]
+        for own in np.split(used, np.flatnonzero(np.diff(start)) + 1) if len(used) else ():
+            yield x_T[own], label_T[own]
 
 
 def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int, together: bool = False):

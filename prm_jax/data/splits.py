@@ -13,7 +13,7 @@ from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, read_rows, require
 from prm_jax.data.solutions import Solution, relabel_after_error
-from prm_jax.launch.config import Count, Positive, Rule, expect, parse
+from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
 
 LabelKind = Literal["correctness", "value", "advantage"]
 are_files = lambda paths: {type(path) for path in paths} == {str}
@@ -41,6 +41,7 @@ class FileData:
     test_path: Files = None
     split_by: str = "line"
     no_verdict: str = "mask"
+    validation_name: Annotated[str, one_of(sources.READERS)] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,17 @@ class TaskData:
     task: object = None  # the Config of tasks.TASKS[name]
 
 
-DataConfig = FileData | TaskData
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Several data sets as one; conf/data/mixture.yaml says what each key means."""
+
+    name: str
+    label_kind: LabelKind  # of all sources
+    sources: dict[str, FileData | TaskData]
+    weights: dict[str, Positive] | None  # of each source
+
+
+DataConfig = FileData | TaskData | Mixture
 # Asks the policy of an embedded task: (its data section, problems, samples of each, seed) -> the problems with graded samples.
 Draw = Callable[[TaskData, Sequence[str], int, int], Iterable[Problem]]
 
@@ -71,24 +82,46 @@ class Data:
     splits: dict[str, list[Solution]]  # train, validation, test
     counts: dict[str, float]  # everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; data set of the hub -> sha256 of its solutions
+    parts: dict[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # of a mixture: training solutions of each source, in order
 
 
-def data_config(node) -> DataConfig:
+def data_config(node, key: str = "data") -> DataConfig:
     """The data section of a config as a dataclass; InputError on a key or value that does not belong."""
     name = node.get("name") if OmegaConf.is_dict(node) and not OmegaConf.is_missing(node, "name") else None
-    names = (*tasks.TASKS, *sources.READERS)
-    expect(name in names, "data.name", name, ", ".join(names))
+    names = (*tasks.TASKS, *(["mixture"] if key == "data" else []), *sources.READERS)
+    expect(name in names, f"{key}.name", name, ", ".join(names))
+    if name == "mixture":
+        return _mixture(node)
     if name in tasks.TASKS:
-        cfg = parse(node, TaskData, "data", elsewhere=("task",))
-        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), tasks.TASKS[name].Config, "data.task"))
+        cfg = parse(node, TaskData, key, elsewhere=("task",))
+        cfg = dataclasses.replace(cfg, task=parse(node.get("task"), tasks.TASKS[name].Config, f"{key}.task"))
     else:
-        cfg = parse(node, FileData, "data")
-    for key in sources.OPTIONS.keys() & vars(cfg).keys():
-        found, allowed = getattr(cfg, key), sources.OPTIONS[key]
-        expect(found in allowed, f"data.{key}", found, ", ".join(allowed))
+        cfg = parse(node, FileData, key)
+    for option in sources.OPTIONS.keys() & vars(cfg).keys():
+        found, allowed = getattr(cfg, option), sources.OPTIONS[option]
+        expect(found in allowed, f"{key}.{option}", found, ", ".join(allowed))
     if cfg.label_kind != "correctness":
         expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"
-        expect(cfg.after_first_error == "keep", "data.after_first_error", cfg.after_first_error, expected)
+        expect(cfg.after_first_error == "keep", f"{key}.after_first_error", cfg.after_first_error, expected)
+    return cfg
+
+
+def _mixture(node) -> Mixture:
+    found = {name: data_config(part, f"data.sources.{name}") for name, part in (node.get("sources") or {}).items()}
+    example = "two or more, each put there by +data@data.sources.NAME=DATA"
+    expect(len(found) > 1, "data.sources", ", ".join(found) or "none", example)
+    cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=found)
+    given, one_each = cfg.weights or dict.fromkeys(found), f"one of each: {', '.join(found)}"
+    expect(given.keys() == found.keys(), "data.weights", given, one_each)
+    kinds = {name: part.label_kind for name, part in found.items()}
+    expect(
+        set(kinds.values()) == {cfg.label_kind},
+        "data.sources",
+        kinds,
+        f"data.label_kind={cfg.label_kind} of all: they are never mixed",
+    )
     return cfg
 
 
@@ -101,6 +134,8 @@ def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_req
     """
     if isinstance(cfg, TaskData):
         return _load_task(cfg, seed, draw)
+    if isinstance(cfg, Mixture):
+        return _load_mixture(cfg, seed, draw, labels_required)
     splits, counts, fingerprints = _load(cfg, labels_required, test=cfg.test_path, validation=cfg.validation_path)
     hashed = [side for side in ("test", "validation") if side not in splits]
     try:
@@ -131,9 +166,10 @@ def _load(cfg: FileData, labels_required: bool, **more):
     named = {"train": cfg.path or cfg.hub} | {side: path for side, path in more.items() if path is not None}
     for side, path in named.items():
         split = cfg.hub_split if side == "train" and cfg.hub else None
-        if split is None and cfg.name == "native":
+        name = (cfg.validation_name if side == "validation" else None) or cfg.name
+        if split is None and name == "native":
             check_label_kind(path, cfg.label_kind)
-        splits[side], found = sources.load(path, cfg.name, split=split, labels_required=labels_required, **options)
+        splits[side], found = sources.load(path, name, split=split, labels_required=labels_required, **options)
         counts |= found if side == "train" else {f"{side}_{k}": n for k, n in found.items() if k not in totals}
         if split is None:
             fingerprints |= {str(file): file_fingerprint(file) for file in ([path] if isinstance(path, str) else path)}
@@ -162,6 +198,26 @@ def _load_task(cfg: TaskData, seed: int, draw: Draw) -> Data:
         splits[name] = [relabel_after_error(row, cfg.after_first_error) for row in rows]
     share = tasks.lucky_share(splits["test"])
     return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": share}, {})
+
+
+def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:
+    """The sources' training solutions one source after another, their other splits in turn; ids begin with the source's name."""
+    parts = {}
+    for name, part in cfg.sources.items():
+        try:
+            parts[name] = load_splits(part, seed, draw, labels_required)
+        except InputError as error:
+            raise InputError(str(error).replace("data.", f"data.sources.{name}.", 1)) from None
+    named = lambda name, rows: [dataclasses.replace(s, id=f"{name}/{s.id}") for s in rows]
+    of = lambda side: [named(name, data.splits[side]) for name, data in parts.items()]
+    splits = {"train": [s for rows in of("train") for s in rows]}
+    for side in ("validation", "test"):
+        splits[side] = [s for turn in itertools.zip_longest(*of(side)) for s in turn if s is not None]
+    counts = {f"{name}_{key}": n for name, data in parts.items() for key, n in data.counts.items()}
+    known = problem_hashes(splits["train"])
+    counts |= {f"{side}_problems_in_training": count_known(splits[side], known) for side in ("validation", "test")}
+    fingerprints = {file: x for data in parts.values() for file, x in data.fingerprints.items()}
+    return Data(splits, counts, fingerprints, {name: len(data.splits["train"]) for name, data in parts.items()})
 
 
 def task_solutions(cfg: TaskData, n: int, split: str, seed: int, draw: Draw) -> list[Solution]:

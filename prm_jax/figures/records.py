@@ -49,7 +49,7 @@ def read_records(paths: Iterable[str]) -> tuple[list[Record], dict[str, str]]:
             else:
                 left_out[str(folder)] = why_not(folder)
     # Without its configuration a record does not say what was left at its default, which is a value as any other.
-    bare = {key: None for r in found if not r.whole for key in r.settings}
+    bare = {key: "default" for r in found if not r.whole for key in r.settings}
     return [r if r.whole else dataclasses.replace(r, settings=bare | r.settings) for r in found], left_out
 
 

@@ -43,16 +43,15 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
         def job(cfg: DictConfig):
             try:
                 main(cfg)
-            except InputError as error:
-                # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
-                if full_error:
-                    raise
-                if HydraConfig.get().mode == RunMode.MULTIRUN:
+            except Exception as error:
+                is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+                if is_sweep:
+                    why = one_line(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
                     told = " ".join(HydraConfig.get().overrides.task)
-                    (Path(HydraConfig.get().runtime.output_dir) / "error.txt").write_text(
-                        f"{one_line(error)} ({told})\n"
-                    )
-                    print(f"job {HydraConfig.get().job.num}: {one_line(error)}", file=sys.stderr)
+                    (Path(HydraConfig.get().runtime.output_dir) / "error.txt").write_text(f"{why} ({told})\n")
+                    print(f"job {HydraConfig.get().job.num}: {why}", file=sys.stderr)
+                # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
+                if is_sweep or full_error or not isinstance(error, InputError):
                     raise
                 sys.exit(one_line(error))
 
@@ -62,19 +61,19 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 return
             use_compilation_cache()
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
-            if full_error:
-                run()
-                return
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its errors on, so that they become one line here
             failed = None
             try:
                 run()
             except (InputError, hydra.errors.HydraException, OmegaConfBaseException) as error:
+                if full_error:
+                    raise
                 failed = one_line(error, config_name)
             finally:
-                os.environ.pop("HYDRA_FULL_ERROR", None)
-            if SWEEPS and end_of_sweep:
-                end_of_sweep(SWEEPS.pop())
+                if not full_error:
+                    os.environ.pop("HYDRA_FULL_ERROR", None)
+                if SWEEPS and (folder := SWEEPS.pop()) and end_of_sweep:
+                    end_of_sweep(folder)  # whatever became of its jobs
             if failed:
                 sys.exit(failed)
 

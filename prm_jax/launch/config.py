@@ -16,11 +16,11 @@ from prm_jax import InputError
 CONF = Path(__file__).parents[2] / "conf"
 
 
-def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):
+def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     """A frozen dataclass from a config node: unknown, missing and wrongly typed keys raise InputError with their name.
 
     A key may be missing where the dataclass has a default. Nested dataclasses are parsed in turn; an int is accepted where a float is declared, and nothing else is converted.
-    Sections named in `elsewhere` are left to another call.
+    Sections named in `elsewhere` are left to another call; `done`: those that are dataclasses already.
     """
     try:
         values = (
@@ -37,10 +37,10 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = ()):
         close = difflib.get_close_matches(str(unknown), hints.keys(), n=1)
         raise InputError(f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else ""))
     for field in dataclasses.fields(cls):
-        if field.name not in values and field.default is dataclasses.MISSING:
+        if field.name not in values and field.name not in done and field.default is dataclasses.MISSING:
             expected = type_name(hints[field.name])
             raise InputError(f"{dot}{field.name}: missing key, expected {expected}")
-    return cls(**{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
+    return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,17 @@ def run_config(folder: Path) -> DictConfig:
 
 
 # Keys and sections on which no number of a finished run or evaluation depends.
-HARMLESS = ("resume", "log_every", "checkpoint_every", "tensorboard", "cpu_devices", "mesh", "distributed", "server")
+HARMLESS = (
+    "resume",
+    "log_every",
+    "checkpoint_every",
+    "tensorboard",
+    "wandb",
+    "cpu_devices",
+    "mesh",
+    "distributed",
+    "server",
+)
 
 
 def settings(folder: str | Path) -> dict:
@@ -123,7 +133,8 @@ def overrides_of(folder: str | Path) -> list[str]:
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     """The run folder named by cfg.resume and the configuration to go on with: the stored one.
 
-    Keys given on this command line must agree with it, but for the HARMLESS ones. The folder that Hydra made goes.
+    Keys given on this command line must agree with it, but for the HARMLESS ones, and `steps`, which may be more: the run is
+    then made longer, and its configuration says what length it had. The folder that Hydra made goes.
     """
     with contextlib.suppress(OSError):  # not empty, or another process was first
         output_dir().rmdir()
@@ -137,12 +148,33 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
         raise InputError("resume: goes on with the run's own configuration, expected no experiment= beside it")
     named = lambda key: any(key == name or key.startswith(f"{name}.") for name in overrides)
     changed = sorted(key for key in new.keys() | old.keys() if named(key) and new.get(key) != old.get(key))
+    if "steps" in changed:
+        more = f"more than the {old['steps']} that the run has, which a resumed run can be made longer than"
+        expect(type(new["steps"]) is int and new["steps"] > old["steps"], "steps", new["steps"], more)
+        changed.remove("steps")
+        OmegaConf.update(stored, "lengthened", [*old.get("lengthened", ()), old["steps"]])
+        OmegaConf.update(stored, "steps", new["steps"])
     if refused := [key for key in changed if key.split(".")[0] not in HARMLESS]:
         listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
         raise InputError(f"resume: {listed}: would change the result; start a new run instead")
     for key in changed:
         OmegaConf.update(stored, key, new[key])
     return run, stored
+
+
+def record_length(folder: Path, cfg: DictConfig):
+    """Keeps what `resumed` said of a run that is made longer; it is unfinished again, and another setting than one of this length
+    from the start."""
+    stored = run_config(folder)
+    if stored.get("steps") == cfg.steps:
+        return
+    record = folder / ".hydra"
+    told = [o for o in overrides_of(folder) if not o.startswith("steps=")]
+    stored.steps, stored.lengthened = cfg.steps, cfg.lengthened
+    for name, value in {"overrides": [*told, f"steps={cfg.steps}"], "config": stored}.items():
+        OmegaConf.save(OmegaConf.create(value), record / f"{name}.yaml.tmp")
+        os.replace(record / f"{name}.yaml.tmp", record / f"{name}.yaml")
+    (folder / "summary.json").unlink(missing_ok=True)
 
 
 def of_resumed(cfg: DictConfig, key: str):

@@ -1,5 +1,6 @@
 """What a training run says while it goes: metrics.jsonl, the progress bar, and the signal that asks it to stop."""
 
+import hashlib
 import json
 import math
 import signal
@@ -10,19 +11,36 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prm_jax import InputError
+from prm_jax.launch.config import leaves
+from prm_jax.launch.run_folder import run_config
 
 
 class MetricsLog:
     """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
 
-    def __init__(self, run: Path, first: int, tensorboard: bool):
-        self.board = None
+    def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None):
+        self.board = self.wandb = None
         if tensorboard:
             try:
                 from tensorboardX import SummaryWriter
             except ImportError as error:
                 raise InputError("tensorboard: needs a package: pip install tensorboardX") from error
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
+        if wandb is not None:
+            try:
+                from wandb import Settings, init
+            except ImportError as error:
+                raise InputError("wandb: needs a package: pip install wandb") from error
+            place, told = str(run.resolve()), dict(leaves(run_config(run)))
+            about = {
+                "project": "prm_jax",
+                "group": run.parent.name,
+                "name": f"{run.parent.name}/{run.name}",
+                "config": told,
+            }
+            run_id = hashlib.sha256(place.encode()).hexdigest()[:16]  # a resumed run is the same one there
+            quiet = Settings(silent=True, console="off")
+            self.wandb = init(**about, dir=place, id=run_id, resume="allow", mode=wandb, settings=quiet)
         path, kept, broken = run / "metrics.jsonl", [], 0
         for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
             try:
@@ -40,6 +58,15 @@ class MetricsLog:
         if self.board is not None:
             for name in record.keys() - {"step"}:
                 self.board.add_scalar(name, record[name], record["step"])
+        if self.wandb is not None:
+            self.wandb.log({name: x for name, x in record.items() if name != "step"}, step=record["step"])
+
+    def close(self):
+        self.file.close()
+        if self.board is not None:
+            self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish()
 
 
 class StepReader:
