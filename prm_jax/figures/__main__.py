@@ -1,0 +1,83 @@
+"""A figure of a paper from nothing: runs the commands that it rests on, those that are not done yet, and draws it."""
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+import yaml
+
+from prm_jax import InputError
+from prm_jax.figures import pipeline
+from prm_jax.launch import cli
+from prm_jax.launch.config import CONF, Count, parse
+
+
+@dataclasses.dataclass(frozen=True)
+class FiguresConfig:
+    """conf/figures.yaml says what each key means."""
+
+    name: str
+    folder: str
+    why: bool
+    jobs: Count
+    launcher: str | None
+
+
+def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
+    """(the keys of this command, the overrides that pass down to the stages)."""
+    for arg in args:
+        if "=" not in arg:
+            raise InputError(f"{arg}: expected key=value")
+    given = dict(arg.split("=", 1) for arg in args)
+    if "resume" in given:
+        raise InputError("resume: the same command goes on with a stopped figure")
+    keys = yaml.safe_load((CONF / "figures.yaml").read_text())
+    own = keys | {key: yaml.safe_load(given.pop(key)) for key in list(given) if key in keys}
+    if own["name"] is None:
+        raise InputError(f"name: missing, expected all, {', '.join(names())}")
+    return parse(own, FiguresConfig), given
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in pipeline.FIGURES.glob("*.yaml"))
+
+
+def print_help():
+    print(f"{__doc__}\n\nUsage: python -m prm_jax.figures name=NAME [key=value ...]\n")
+    print((CONF / "figures.yaml").read_text())
+    for name in names():
+        header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
+        print(f"# ----- name={name} -----\n{header}")
+
+
+def run(args: list[str]):
+    cfg, overrides = read_arguments(args)
+    root = Path(cfg.folder)
+    for name in names() if cfg.name == "all" else [cfg.name]:
+        figure = pipeline.read_definition(name)
+        stages = pipeline.make_stages(figure, overrides, root / "stages")
+        every = [stage for line in stages.values() for stage in line]
+        if cfg.why:
+            print("\n".join(pipeline.why(stage) for stage in every))
+            continue
+        print(f"figure      {name}: {len({stage.folder for stage in every})} stages")
+        pipeline.make_all(every, cfg.jobs, cfg.launcher)
+        from prm_jax.figures.paper import draw  # imports matplotlib
+
+        for path in draw(figure.draw, name, stages, overrides, root / name):
+            print(f"figure      {path}")
+
+
+def main():
+    if not sys.argv[1:] or {"--help", "-h"} & set(sys.argv[1:]):
+        print_help()
+        return
+    try:
+        run(sys.argv[1:])
+    except InputError as error:
+        sys.exit(cli.one_line(error))
+
+
+if __name__ == "__main__":
+    main()

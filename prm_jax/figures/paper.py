@@ -1,0 +1,183 @@
+"""The figures of papers: what the stages of a figure (figures/pipeline.py) found, in one drawing and one table of its numbers.
+
+A drawing is a function of {line: stages} that returns Drawn. Seeds: thin lines are runs, a bold line is their mean, a band its
+95 % t interval (of two runs, where that would be thirteen times their distance, from the lower to the higher).
+"""
+
+import csv
+import dataclasses
+import math
+import textwrap
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
+
+from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.style import GREY, floats, line_style, plain, save
+from prm_jax.launch import run_folder
+from prm_jax.launch.config import expect
+
+WIDTH = 6.4  # inches: legible at 600 pixels
+
+
+@dataclasses.dataclass
+class Drawn:
+    """A drawing, what its caption says of it, the rows of its table, and what it says in words: one line a comparison."""
+
+    figure: plt.Figure
+    text: str
+    rows: list[dict] = dataclasses.field(default_factory=list)
+    says: list[str] = dataclasses.field(default_factory=list)
+
+    def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, band: bool = True):
+        """The runs of one setting, a row of y_SX each, and a row of the table for each x."""
+        mean_X, low_X, high_X = over_seeds(y_SX)
+        x = np.asarray(x, float)
+        for y_X in y_SX if len(y_SX) > 1 else ():
+            axes.plot(x, y_X, color=style["color"], linewidth=0.5, alpha=0.35)
+        if band and len(y_SX) > 1:
+            axes.fill_between(x, low_X, high_X, color=style["color"], alpha=0.12, linewidth=0)
+        axes.plot(x, mean_X, **style, label=plain(series))
+        values = zip(x.tolist(), mean_X, low_X, high_X, np.transpose(y_SX).tolist(), strict=True)
+        for at, mean, low, high, runs in values:
+            row = {"panel": panel, "series": series, "x": at, "y": mean, "low": low, "high": high, "runs": len(y_SX)}
+            self.rows.append(row | {"values": " ".join(f"{y:.6g}" for y in runs)})
+
+
+def over_seeds(y_SX) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean_X, low_X, high_X) over runs; the interval of one run is nan."""
+    y_SX = np.asarray(y_SX, float)
+    mean_X, S = y_SX.mean(0), len(y_SX)
+    if S < 3:
+        return mean_X, *((y_SX.min(0), y_SX.max(0)) if S == 2 else np.full((2, *mean_X.shape), np.nan))
+    half_X = stats.t.ppf(0.975, S - 1) * y_SX.std(0, ddof=1) / math.sqrt(S)
+    return mean_X, mean_X - half_X, mean_X + half_X
+
+
+def of(stages: list[Stage], **at) -> list[dict]:
+    """The results of the stages at these keys, in the order of the figure."""
+    return [stage.results() for stage in stages if all(stage.at[key] == value for key, value in at.items())]
+
+
+def values_of(stages: list[Stage], key: str) -> list:
+    return list(dict.fromkeys(stage.at[key] for stage in stages))
+
+
+def difference(results: list[dict], a: str, b: str, n: int) -> str:
+    """A paired difference of each run, as its results.json has it."""
+    found = [next(d for d in r["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n) for r in results]
+    sign = [1 if d["a"] == a else -1 for d in found]
+    intervals = [sorted(s * x for x in d["interval"]) for s, d in zip(sign, found, strict=True)]
+    runs = [
+        f"{s * d['difference']:+.3f} [{low:+.3f}, {high:+.3f}]" for s, d, (low, high) in zip(sign, found, intervals)
+    ]
+    return f"{a} - {b} at n = {n}: " + ", ".join(runs) + " (95 % bootstrap over problems, a run each)"
+
+
+def size_axis(axes, sizes, label: str):
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
+def panels(rows: int, columns: int, height: float, **kwargs):
+    return plt.subplots(rows, columns, figsize=(WIDTH, height), dpi=125, squeeze=False, **kwargs)
+
+
+def legend_above(figure, axes, columns: int):
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize=8)
+
+
+def best_of_n(stages: dict[str, list[Stage]]) -> Drawn:
+    """Problems solved against n, and by a solution without a wrong step: a PRM, an ORM, votes, the oracle."""
+    results = of(stages["pool"])
+    first = results[0]
+    sizes = [int(n) for n in first["oracle"]]
+    figure, ((left, right),) = panels(1, 2, 4.1, sharey=True)
+    drawn = Drawn(figure, f"{first['n_problems']} problems x {first['n_candidates']} samples, exact over all subsets")
+    title = {"prm": "PRM", "orm": "ORM"}
+
+    def curve(axes, panel, series, numbers, style, line=None):
+        """Markers at powers of two, the line through every n where there is a closed form."""
+        x, y_SX = sizes, floats([list(table.values()) for table in numbers])
+        drawn.curve(axes, panel, series, x, y_SX, style)
+        if line:
+            axes.plot(range(1, first["n_candidates"] + 1), floats(line).mean(0), color=style["color"], linewidth=0.8)
+
+    for i, (scorer, how) in enumerate(first["headline"].items()):
+        tables = [r["scorers"][scorer][how] for r in results]
+        name, style = title.get(scorer, scorer), line_style(i)
+        curve(left, "solved", f"{name}, best of n ({how})", [t["best_of_n"] for t in tables], style)
+        if "trace" in tables[0]:
+            curve(right, "without a wrong step", f"{name}, best of n ({how})", [t["trace"] for t in tables], style)
+        if scorer == "prm":
+            style = line_style(i) | {"linestyle": ":", "markerfacecolor": "white"}
+            curve(left, "solved", f"{name}, weighted vote", [t["weighted_vote"] for t in tables], style)
+    for rule, label, dashes in (("majority", "majority vote", "--"), ("oracle", "oracle: any of n is right", "-.")):
+        style = {"color": GREY, "linestyle": dashes, "linewidth": 1.2, "marker": ""}
+        curve(left, "solved", label, [r[rule] for r in results], style)
+    for axes, name in ((left, "share of problems solved"), (right, "solved without a wrong step")):
+        size_axis(axes, sizes, "n, solutions a problem")
+        axes.set_title(name, fontsize=9)
+    legend_above(figure, left, 2)
+    n = min(16, sizes[-1])
+    prm, orm = (f"{scorer}.{how}.best_of_n" for scorer, how in first["headline"].items())
+    drawn.says = [difference(results, prm, b, n) for b in (orm, "majority")]
+    drawn.says.append(peak(drawn, "PRM, best of n (prod)") + "; " + peak(drawn, "ORM, best of n (last)"))
+    return drawn
+
+
+def peak(drawn: Drawn, series: str, panel: str = "solved") -> str:
+    """Where the mean of a series is highest, and each run's own place."""
+    rows = [row for row in drawn.rows if row["panel"] == panel and row["series"] == series]
+    runs = floats([row["values"].split() for row in rows]).T
+    at = [f"{rows[i]['x']:g}" for i in runs.argmax(1)]
+    top = max(rows, key=lambda row: row["y"])
+    return (
+        f"{series}: highest at {top['x']:g} ({top['y']:.3f}), runs at {', '.join(at)}; {rows[-1]['y']:.3f} at the end"
+    )
+
+
+DRAWINGS = {"best_of_n": best_of_n}
+
+
+def draw(
+    drawing: str, name: str, stages: dict[str, list[Stage]], overrides: dict[str, str], folder: Path
+) -> list[Path]:
+    """The figure as PNG, its numbers as CSV, and figure.json: what it says and what it rests on."""
+    expect(drawing in DRAWINGS, "draw", drawing, ", ".join(DRAWINGS))
+    drawn = DRAWINGS[drawing](stages)
+    every = list({stage.folder: stage for line in stages.values() for stage in line}.values())
+    about = provenance(every, name, overrides)
+    text = (
+        f"{drawn.text}. {about['command']}: {about['seeds']}; thin lines: runs, bands: 95 % t intervals of their mean. "
+    )
+    text += f"Cost: {about['cost']}. Commit {', '.join(about['commits'])}."
+    drawn.figure.text(0, -0.02, plain(textwrap.fill(text, int(15 * WIDTH))), fontsize=7.5, color=GREY, va="top")
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn.figure.savefig(folder / f"{name}.pdf")
+    paths = [save(drawn.figure, folder / f"{name}.png")]
+    with open(folder / f"{name}.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, ["panel", "series", "x", "y", "low", "high", "runs", "values"])
+        table.writeheader()
+        table.writerows(drawn.rows)
+    about |= {"says": drawn.says, "stages": {stage.name: str(stage.folder) for stage in every}}
+    run_folder.write_json(folder / "figure.json", about)
+    print("\n".join(f"says        {line}" for line in drawn.says))
+    return [*paths, folder / f"{name}.csv"]
+
+
+def provenance(every: list[Stage], name: str, overrides: dict[str, str]) -> dict:
+    """Command, seeds, cost and commits of the stages."""
+    records = [stage.record() for stage in every]
+    seeds = list(dict.fromkeys(stage.at["seed"] for stage in every if "seed" in stage.at))
+    seconds, cut = sum(r["seconds"] for r in records), sum(r["resumed"] for r in records)
+    cost = f"{len(every)} commands, {seconds:,.0f} s in all"
+    cost += f", more before {cut} of them were stopped" if cut else ""
+    commits = dict.fromkeys(r["commit"][:10] + "+" * r["commit"].endswith("+") for r in records)
+    command = " ".join([f"name={name}", *(f"{key}={value}" for key, value in overrides.items())])
+    listed = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {', '.join(map(str, seeds)) or 0}"
+    return {"command": command, "seeds": listed, "seconds": seconds, "cost": cost, "commits": list(commits)}

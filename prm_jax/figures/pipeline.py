@@ -1,0 +1,337 @@
+"""The stages of a figure: commands of this repository with overrides, each made once, in a folder that says what made it.
+
+A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}` a value
+of the key `seed` of `over`, and a stage stands once for each combination of the keys that it names. A reference to a stage
+with more keys than the line has means all of its folders, joined by commas.
+
+A stage's folder is its name and a hash of its resolved configuration, in which other stages stand by their folders' names: who
+changes a stage changes all that rest on it. `DONE` is written last, and a folder that holds it is read, never run again.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from prm_jax import InputError
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import CONF, expect, leaves, parse
+
+FIGURES = CONF / "figure"
+REFERENCE = re.compile(r"\{(\w+)\}")  # an override's own braces hold more than a word
+RESULTS = ("results.json", "summary.json")
+MISSING = "(none)"  # a key that a configuration lacks
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A command of a figure, once for each combination of the keys that it names and of those in `over`."""
+
+    run: str
+    over: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """One file of conf/figure."""
+
+    draw: str  # a name of paper.DRAWINGS
+    over: dict[str, list | dict[str, str]]  # {key: its values, or {value: its text in a command line}}
+    stages: dict[str, str | Line]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """One command to run: a line of a figure at one combination of its keys."""
+
+    line: str  # its name in the figure: prm
+    at: dict  # its keys: {"seed": 0}
+    command: str  # train.py, evaluate.py, or a module of prm_jax
+    overrides: tuple[str, ...]
+    needs: tuple["Stage", ...]
+    config: dict  # every leaf of its configuration that its numbers depend on, other stages by their folders' names
+    keys: frozenset[str]  # on top of its configuration
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return label(self.line, self.at)
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "DONE").exists()
+
+    def record(self) -> dict:
+        """What DONE says: seconds, commit."""
+        return run_folder.read_json(self.folder / "DONE")
+
+    def results(self) -> dict:
+        """results.json or summary.json."""
+        found = [self.folder / name for name in RESULTS if (self.folder / name).exists()]
+        expect(bool(found), str(self.folder), "neither", " or ".join(RESULTS))
+        return run_folder.read_json(found[0])
+
+
+def label(line: str, at: dict) -> str:
+    return re.sub(r"[^\w.+-]+", "-", "_".join([line, *map(str, at.values())]))
+
+
+def read_definition(name: str) -> Definition:
+    names = sorted(path.stem for path in FIGURES.glob("*.yaml"))
+    expect(name in names, "name", name, f"all, {', '.join(names)}")
+    path = FIGURES / f"{name}.yaml"
+    try:
+        return parse(yaml.safe_load(path.read_text()), Definition)
+    except (yaml.YAMLError, InputError) as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def key_values(over: dict, overrides: dict[str, str]) -> dict[str, dict]:
+    """{key: {value: its text in a command line}}, as the figure or, where it is overridden, the user has them."""
+    table = {}
+    for key, values in over.items():
+        values = values if isinstance(values, dict) else {value: str(value) for value in values}
+        if (asked := overrides.get(key)) is not None:
+            listed = yaml.safe_load(asked if asked.startswith("[") else f"[{asked}]")
+            named = isinstance(over[key], dict)
+            for value in listed if named else ():
+                expect(value in values, key, value, ", ".join(map(str, values)))
+            values = {value: values[value] if named else str(value) for value in listed}
+        table[key] = values
+    return table
+
+
+def make_stages(figure: Definition, overrides: dict[str, str], root: Path) -> dict[str, list[Stage]]:
+    """{line: its stages} of a figure with the user's overrides; InputError where a stage, a key or an override is unknown.
+
+    An override goes to every line whose command has that key, but for lines that set it by a key of `over`.
+    """
+    table = key_values(figure.over, overrides)
+    rest = {key: value for key, value in overrides.items() if key not in table}
+    lines = {name: Line(x) if isinstance(x, str) else x for name, x in figure.stages.items()}
+    made, open_lines, used = {}, [], set()
+
+    def make(name: str) -> list[Stage]:
+        if name in made:
+            return made[name]
+        expect(name not in open_lines, "stages", " -> ".join([*open_lines, name]), "no circle of references")
+        open_lines.append(name)
+        text, words = lines[name].run, REFERENCE.findall(lines[name].run)
+        for word in words:
+            known = f"a stage ({', '.join(lines)}) or a key of `over` ({', '.join(table)})"
+            expect(word in lines or word in table, f"stages.{name}", f"{{{word}}}", known)
+        below = {word: make(word) for word in words if word in lines}
+        keys = [key for key in table if key in words or key in lines[name].over]
+        own = known_overrides(text, {word: list(table[word].values()) for word in words if word in table}, rest)
+        used.update(own)
+        made[name] = [
+            make_stage(name, dict(zip(keys, values, strict=True)), text, table, below, own, root)
+            for values in itertools.product(*(table[key] for key in keys))
+        ]
+        open_lines.pop()
+        return made[name]
+
+    stages = {name: make(name) for name in lines}
+    for key in rest.keys() - used:
+        raise InputError(f"{key}: no stage takes this key; of the figure itself: {', '.join(table) or 'none'}")
+    return stages
+
+
+def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str, str]) -> dict[str, str]:
+    """Of the user's overrides those that a line's command has a key for: a value, a section or a group of files."""
+    if not overrides:
+        return {}
+    command, *words = shlex.split(text)
+    taken = {word.split("=")[0] for word in words if REFERENCE.search(word)}
+    taken |= {word.split("=")[0] for texts in swept.values() for text in texts for word in shlex.split(text)}
+    cfg = compose(command, [word for word in words if not REFERENCE.search(word)])
+    conf = (CONF / f"{config_name(command)}.yaml").read_text()
+    groups = re.findall(r"^  - (?:optional )?/?(\w+):", conf, flags=re.MULTILINE)
+    absent = object()
+    knows = lambda key: key in groups or OmegaConf.select(cfg, key, default=absent) is not absent
+    free = ("+", "~", "hydra")  # what has no place in the configuration yet, and Hydra's own keys, go to every stage
+    return {k: x for k, x in overrides.items() if k not in taken and (k.startswith(free) or knows(k))}
+
+
+def make_stage(line: str, at: dict, text: str, table: dict, below: dict, overrides: dict, root: Path) -> Stage:
+    agree = lambda other: all(other.at[key] == at[key] for key in other.at.keys() & at.keys())
+    own = {name: [stage for stage in stages if agree(stage)] for name, stages in below.items()}
+    text = REFERENCE.sub(lambda m: table[m[1]][at[m[1]]] if m[1] in at else m[0], text)
+    command, *words = shlex.split(text)
+    words = [word for word in words if word.split("=")[0] not in overrides]
+    words += [f"{key}={value}" for key, value in overrides.items()]
+
+    def written(of) -> list[str]:
+        joined = lambda m: ",".join(of(stage) for stage in own[m[1]]) if m[1] in own else m[0]
+        return [REFERENCE.sub(joined, word) for word in words]
+
+    cfg = compose(command, written(lambda stage: stage.folder.name))
+    config = {key: x for key, x in leaves(cfg) if key.split(".")[0] not in run_folder.HARMLESS}
+    digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
+    needs = tuple({stage.folder: stage for stages in own.values() for stage in stages}.values())
+    folder = root / f"{label(line, at)}-{digest}"
+    folder = next(root.glob(f"*-{digest}"), folder)  # another figure may have made it under another name
+    overrides = tuple(written(lambda stage: str(stage.folder)))
+    return Stage(line, at, command, overrides, needs, config, frozenset(cfg), folder)
+
+
+def config_name(command: str) -> str:
+    """The file of conf/ that a command reads."""
+    name = command.removesuffix(".py")
+    commands = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("runs", "bench", "figures"))
+    expect(name in commands, "stages", command, f"a command: {', '.join(commands)}")
+    return name
+
+
+def compose(command: str, overrides: list[str]):
+    name = config_name(command)
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = hydra.compose(name, [x for x in overrides if not x.startswith("hydra")])
+            OmegaConf.resolve(cfg)
+            return cfg
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(f"{command} {' '.join(overrides)}: {cli.one_line(error, name)}") from None
+
+
+def argv(stage: Stage, jobs: int, launcher: str | None) -> list[str]:
+    """The process of a stage: a new folder, or what a kill has left of it."""
+    name = config_name(stage.command)
+    script = [str(CONF.parent / f"{name}.py")] if name in ("train", "evaluate") else ["-m", f"prm_jax.{name}"]
+    # Stages side by side have one core each. No number depends on it.
+    devices = jobs > 1 and "cpu_devices" in stage.keys and not any(x.startswith("cpu_dev") for x in stage.overrides)
+    more = ["cpu_devices=1"] if devices else []
+    overrides, place = stage.overrides, stage.folder
+    if is_stopped(stage) and "resume" in stage.keys:
+        own = [x for x in stage.overrides if x.startswith("hydra")]
+        overrides, place = [f"resume={stage.folder}", *own], stage.folder / "resumed"
+    where = [f"hydra.run.dir={place}"]
+    if launcher:  # a sweep of one job, which Hydra's launcher takes elsewhere and waits for
+        where = ["-m", f"hydra/launcher={launcher}", f"hydra.sweep.dir={place.parent}"]
+        where += [f"hydra.sweep.subdir={place.name}"]
+    return [sys.executable, *script, *overrides, *more, *where]
+
+
+def is_stopped(stage: Stage) -> bool:
+    return (stage.folder / ".hydra").is_dir() and not stage.done
+
+
+def start(stage: Stage, jobs: int, launcher: str | None) -> subprocess.Popen:
+    """The running stage, its output in log.txt, which it keeps locked as long as it lives."""
+    if is_stopped(stage) and "resume" not in stage.keys:
+        shutil.rmtree(stage.folder)
+    stage.folder.mkdir(parents=True, exist_ok=True)
+    command = argv(stage, jobs, launcher)
+    path = os.pathsep.join(filter(None, [str(CONF.parent), os.environ.get("PYTHONPATH")]))
+    with open(stage.folder / "log.txt", "ab") as log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"stage {stage.name}: another process is making {stage.folder}") from None
+        run_folder.write_json(stage.folder / "stage.json", {"name": stage.name, "config": stage.config})
+        log.write(f"$ {shlex.join(command)}\n".encode())
+        log.flush()
+        environment = os.environ | {"PYTHONPATH": path}
+        # In a session of its own, so that an interrupt reaches it once, through us.
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
+    """Runs what is not done, as many as `jobs` at a time, each after what it needs; one line a stage.
+
+    The first that fails ends all: the others are told to stop, as they are when we are, and the next call goes on with them.
+    """
+    waiting = list({stage.folder: stage for stage in stages}.values())
+    running: dict[subprocess.Popen, tuple[Stage, float, bool]] = {}
+    with terminated_by_signal(), stopped_at_the_end(running):
+        while waiting or running:
+            for stage in [stage for stage in waiting if stage.done]:
+                waiting.remove(stage)
+                print(f"read        {stage.name:<28} {stage.record()['seconds']:>7.1f} s  {stage.folder}", flush=True)
+            for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][: jobs - len(running)]:
+                waiting.remove(stage)
+                resumed = is_stopped(stage) and "resume" in stage.keys
+                running[start(stage, jobs, launcher)] = stage, time.time(), resumed
+            time.sleep(0.05)
+            for process in [process for process in running if process.poll() is not None]:
+                finish(process.returncode, *running.pop(process))
+
+
+def finish(code: int, stage: Stage, began: float, resumed: bool):
+    """DONE, where the stage has ended well."""
+    seconds, log = time.time() - began, stage.folder / "log.txt"
+    if code:
+        last = log.read_text(errors="replace").strip().splitlines()[-1].strip()
+        raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {last[:300]}; see {log}")
+    about = {"seconds": seconds, "resumed": resumed, "commit": run_folder.versions()["commit"]}
+    run_folder.write_json(stage.folder / "DONE", about)
+    print(f"{'resumed' if resumed else 'made':<12}{stage.name:<28} {seconds:>7.1f} s  {stage.folder}", flush=True)
+
+
+@contextlib.contextmanager
+def terminated_by_signal() -> Iterator[None]:
+    """SIGTERM ends us as an exception, so that stages that run are stopped."""
+
+    def stop(number, _):
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def stopped_at_the_end(running: dict[subprocess.Popen, tuple]) -> Iterator[None]:
+    """Processes that still run are told to stop, and have a minute to write a checkpoint."""
+    try:
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            process.kill()
+
+
+def why(stage: Stage) -> str:
+    """Whether a stage is done and, where it has yet to be made, what sets it apart from the nearest older folder of its name."""
+    if stage.done:
+        return f"done        {stage.name:<28} {stage.folder}"
+    state = "stopped" if is_stopped(stage) else "to make"
+    return f"{state:<12}{stage.name:<28} {stage.folder}{difference(stage)}"
+
+
+def difference(stage: Stage) -> str:
+    older = [path.parent for path in stage.folder.parent.glob(f"{stage.name}-*/stage.json")]
+    changed = {}
+    for folder in older:
+        before = run_folder.read_json(folder / "stage.json")
+        if folder != stage.folder and before["name"] == stage.name:
+            now, before = json.loads(json.dumps(stage.config, default=str)), before["config"]
+            keys = sorted(k for k in now.keys() | before.keys() if now.get(k, MISSING) != before.get(k, MISSING))
+            changed[folder.name] = [f"{k}: {before.get(k, MISSING)} -> {now.get(k, MISSING)}" for k in keys]
+    if not changed:
+        return ""
+    nearest = min(changed, key=lambda name: len(changed[name]))
+    return f"\n{'':<12}against {nearest}: {', '.join(changed[nearest])}"

@@ -1,0 +1,208 @@
+"""A paper's figure from nothing: stages are made once, a kill loses little, an override passes down, every figure composes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from conftest import ROOT, call
+
+from prm_jax import InputError
+from prm_jax.figures import __main__ as figures
+from prm_jax.figures import paper, pipeline
+
+NAMES = figures.names()
+# A command in 20 ms: writes its arguments as results; of training seed 7 waits for a signal, 13 fails.
+FAKE = """
+import json, pathlib, sys, time
+given = dict(x.split("=", 1) for x in sys.argv if "=" in x)
+folder = pathlib.Path(given.get("resume", given["hydra.run.dir"]))
+(folder / ".hydra").mkdir(exist_ok=True)
+if "seed=13" in sys.argv: sys.exit("error: seed: an unlucky number")
+(folder / "summary.json").write_text(json.dumps(sys.argv[1:]))
+if "seed=7" in sys.argv and sys.argv[1].endswith("train.py"): time.sleep(60)
+"""
+
+
+def write_figure(folder, **figure):
+    folder.mkdir(exist_ok=True)
+    (folder / "tiny.yaml").write_text(yaml.dump({"draw": "best_of_n", "over": {}} | figure, sort_keys=False))
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """Writes the figure `tiny`, whose commands only write what they were told; returns the folder of its stages."""
+    real = pipeline.argv
+
+    def argv(*args):
+        return [sys.executable, "-c", FAKE, *real(*args)[1:]]
+
+    monkeypatch.setattr(pipeline, "argv", argv)
+    monkeypatch.setattr(pipeline, "FIGURES", tmp_path / "conf")
+    monkeypatch.setattr(paper, "draw", lambda *args: [])
+    monkeypatch.chdir(tmp_path)
+    write_figure(
+        tmp_path / "conf",
+        over={"seed": [0, 1]},
+        stages={
+            "all": "evaluate.py task=best_of_n checkpoint=[{prm}] seed=0",
+            "prm": "train.py seed={seed}",
+            "pool": "evaluate.py task=best_of_n checkpoint={prm} seed={seed}",
+        },
+    )
+    return tmp_path / "runs/figures/stages"
+
+
+def made(stages):
+    """{name: folder} of the stages that are done."""
+    return {path.parent.name.rsplit("-", 1)[0]: path.parent for path in stages.glob("*/DONE")}
+
+
+def told(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_composes_and_says_what_to_expect(name, tmp_path):
+    figure = pipeline.read_definition(name)
+    stages = pipeline.make_stages(figure, {}, tmp_path)
+    assert figure.draw in paper.DRAWINGS and len(set(figure.over["seed"])) >= 3
+    assert all(line for line in stages.values())
+    header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
+    assert header.startswith(f"# python -m prm_jax.figures name={name}\n")
+    assert all(word in header for word in ("Expected: ", "Seeds: ", "Cost: ", "Commit: "))
+
+
+def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys):
+    figures.run(["name=tiny", "jobs=3"])
+    done = made(tiny)
+    assert set(done) == {"prm_0", "prm_1", "pool_0", "pool_1", "all"}
+    assert f"checkpoint=runs/figures/stages/{done['prm_1'].name}" in told(done["pool_1"])
+    both = ",".join(f"runs/figures/stages/{done[name].name}" for name in ("prm_0", "prm_1"))
+    assert f"checkpoint=[{both}]" in told(done["all"])
+    assert "cpu_devices=1" in told(done["prm_0"])  # three at a time
+    out = capsys.readouterr().out
+    assert [out.index(f"made        {name}") for name in ("prm_0", "pool_0")] == sorted(
+        out.index(f"made        {name}") for name in ("prm_0", "pool_0")
+    )
+    before = {path: path.stat().st_mtime_ns for path in tiny.glob("*/*")}
+    figures.run(["name=tiny"])
+    assert {path: path.stat().st_mtime_ns for path in tiny.glob("*/*")} == before
+    assert capsys.readouterr().out.count("read        ") == 5
+
+
+def test_an_override_goes_to_the_stages_that_know_it_and_changes_what_rests_on_them(tiny, capsys):
+    figures.run(["name=tiny", "seed=0"])
+    first = made(tiny)
+    assert set(first) == {"prm_0", "pool_0", "all"}
+    figures.run(["name=tiny", "seed=0", "steps=24", "log_every=5", "why=true"])
+    out = capsys.readouterr().out
+    assert f"against {first['prm_0'].name}: steps: 700 -> 24\n" in out
+    new = re.search(r"to make     prm_0 +\S+/(prm_0-\w+)", out)[1]
+    assert f"against {first['pool_0'].name}: checkpoint: {first['prm_0'].name} -> {new}\n" in out
+    assert set(made(tiny)) == set(first)  # why=true runs nothing
+    figures.run(["name=tiny", "seed=0", "steps=24"])
+    done = {path.parent for path in tiny.glob("*/DONE")} - set(first.values())
+    assert {folder.name.split("-")[0] for folder in done} == {"prm_0", "pool_0", "all"}
+    assert "steps=24" in told(tiny / new)  # log_every changes no number, so no folder
+    assert not any("steps=24" in told(folder) for folder in done - {tiny / new})
+
+
+def test_keys_and_named_texts_make_a_product(tiny, tmp_path):
+    write_figure(
+        tmp_path / "conf",
+        over={"seed": [0, 1], "kind": {"process": "objective=prm", "outcome": "objective=orm outcome_at=tokens"}},
+        stages={
+            "verifier": "train.py {kind} seed={seed}",
+            "pool": {"run": "evaluate.py task=best_of_n checkpoint=[{verifier}]", "over": ["seed"]},
+        },
+    )
+    stages = pipeline.make_stages(pipeline.read_definition("tiny"), {}, tiny)
+    at = [(stage.at["seed"], stage.at["kind"]) for stage in stages["verifier"]]
+    assert at == [(0, "process"), (0, "outcome"), (1, "process"), (1, "outcome")]
+    assert stages["verifier"][3].overrides == ("objective=orm", "outcome_at=tokens", "seed=1")
+    assert [stage.needs for stage in stages["pool"]] == [tuple(stages["verifier"][:2]), tuple(stages["verifier"][2:])]
+    few = pipeline.make_stages(pipeline.read_definition("tiny"), {"kind": "[outcome]", "seed": "5"}, tiny)
+    assert [stage.name for stage in few["verifier"]] == ["verifier_5_outcome"]
+    for override in ({"kind": "best"}, {"objective": "lm"}):  # what the figure compares is chosen, not replaced
+        with pytest.raises(InputError, match="^(kind: got 'best'|objective: no stage takes this key)"):
+            pipeline.make_stages(pipeline.read_definition("tiny"), override, tiny)
+
+
+def test_a_killed_figure_goes_on_with_what_is_missing(tiny, tmp_path):
+    """seed=7 waits: SIGTERM stops it and us, leaves no DONE, and the next call resumes it and runs what waited for it."""
+    script = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
+    script += "from prm_jax.figures import __main__ as figures, paper, pipeline\nimport test_paper\n"
+    script += (
+        "real = pipeline.argv; pipeline.argv = lambda *a: [sys.executable, '-c', test_paper.FAKE, *real(*a)[1:]]\n"
+    )
+    script += f"import pathlib; pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\n"
+    script += "figures.run(['name=tiny', 'seed=0,7'])"
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env=os.environ)
+    started = time.time()
+    while not list(tiny.glob("prm_7-*/summary.json")):
+        assert time.time() - started < 60 and process.poll() is None
+        time.sleep(0.02)
+    (folder,) = tiny.glob("prm_7-*")
+    with pytest.raises(InputError, match="^stage prm_7: another process is making "):
+        figures.run(["name=tiny", "seed=7"])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert not (folder / "DONE").exists() and "prm_0" in made(tiny)
+    before = (made(tiny)["prm_0"] / "DONE").read_text()
+    figures.run(["name=tiny", "seed=0,7"])
+    assert set(made(tiny)) == {"prm_0", "prm_7", "pool_0", "pool_7", "all"}
+    assert told(folder)[1].endswith(f"resume=runs/figures/stages/{folder.name}")
+    assert json.loads((folder / "DONE").read_text())["resumed"]
+    assert (made(tiny)["prm_0"] / "DONE").read_text() == before
+
+
+def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
+    with pytest.raises(InputError) as caught:
+        figures.run(["name=tiny", "seed=0,13"])
+    (folder,) = tiny.glob("prm_13-*")
+    told = (
+        rf"stage prm_13: failed after [\d.]+ s \(exit 1\): error: seed: an unlucky number; see \S+{folder.name}/log.txt"
+    )
+    assert re.fullmatch(told, str(caught.value))
+    assert set(made(tiny)) == {"prm_0"} or set(made(tiny)) == {"prm_0", "pool_0"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ({"a": "train.py seed={b}"}, r"stages\.a: got '\{b\}', expected a stage \(a\) or a key"),
+        (
+            {"a": "evaluate.py checkpoint={b}", "b": "evaluate.py checkpoint={a}"},
+            "stages: got 'a -> b -> a', expected no circle",
+        ),
+        ({"a": "paint.py"}, "stages: got 'paint.py', expected a command: evaluate"),
+        ({"a": "train.py stepz=3"}, "train.py stepz=3: error: stepz: no such key .*did you mean steps"),
+        ({"a": {"ran": "train.py"}}, "stages.a.ran: unknown key; did you mean stages.a.run"),
+    ],
+)
+def test_a_definition_that_is_wrong_is_one_line(stages, message, tiny, tmp_path):
+    write_figure(tmp_path / "conf", stages=stages)
+    with pytest.raises(InputError, match=message) as caught:
+        figures.run(["name=tiny"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["name=tinny"], "error: name: got 'tinny', expected all, tiny"),
+        (["name=tiny", "stepps=3"], "error: stepps: no stage takes this key; of the figure itself: seed"),
+        (["name=tiny", "steps"], "error: steps: expected key=value"),
+        (["name=tiny", "jobs=0"], "error: jobs: got 0, expected at least 1"),
+        (["name=tiny", "resume=x"], "error: resume: the same command goes on with a stopped figure"),
+        (["jobs=1"], "error: name: missing, expected all, tiny"),
+    ],
+)
+def test_a_command_that_is_wrong_is_one_line(args, message, tiny, monkeypatch):
+    assert call(figures.main, monkeypatch, "figures", *args) == message
