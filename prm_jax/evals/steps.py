@@ -14,6 +14,7 @@ from prm_jax.evals import standing
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.common import Setup, data_of, describe, open_scorer, plus_minus, scored, trained, trained_on
 from prm_jax.evals.pool_metrics import reliability_table
+from prm_jax.evals.recalibration import parameters_of, recalibrated
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count
@@ -29,6 +30,7 @@ class Config:
     threshold: float
     max_solutions: Count | None
     baselines: bool
+    calibrated_by: str | None = None
 
 
 def needs_checkpoint(cfg: Config) -> bool:
@@ -38,7 +40,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 def run(setup: Setup, cfg: Config) -> dict:
     """Every number of each verifier in `runs`, on top the means over runs that differ in their seed alone; where runs differ
     in another setting, `groups` has the means of each setting."""
-    runs = []
+    runs, elsewhere = [], parameters_of(cfg.calibrated_by)
     for i, name in enumerate(setup.checkpoints):
         scorer, (data_cfg, seed) = open_scorer(setup, name), data_of(setup, name)
         kinds = scorer.objective, scorer.label_kind
@@ -56,7 +58,7 @@ def run(setup: Setup, cfg: Config) -> dict:
             raise InputError("data: the test split has no labelled solution")
         rows = ((s.id, s.problem, s.steps) for s in test)
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
-        result = measure(cfg, data_cfg.label_kind, test, p, setup.cfg.seed)
+        result = measure(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
         if isinstance(data_cfg, TaskData):
             task = tasks.TASKS[data_cfg.name]
             result["errors"] = errors_by_kind(task, test, p, cfg.threshold, setup.cfg.seed)
@@ -72,7 +74,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     return top | {"runs": runs, "threshold": cfg.threshold}
 
 
-def measure(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
+def measure(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere=None) -> dict:
     """Every number of one verifier's P(step good) on solutions with labels of this kind, and the curves behind the figures."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     result = step_metrics(p, labels, problems, cfg.threshold, kind)
@@ -86,6 +88,7 @@ def measure(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], s
     result["length_correlation"] = standing.length_correlation(p_n, length_n, y_n >= 0.5, owner_n, seed)
     result["score_length_r"] = result["length_correlation"]["r"]  # a number that is averaged over seeds
     result["reliability"] = reliability_table(p_n, y_n)
+    result["recalibrated"] = recalibrated(p_n, y_n, owner_n, elsewhere)
     result["histogram"] = {
         name: np.histogram(p_n[here], bins=20, range=(0, 1))[0].tolist()
         for name, here in {"good": y_n >= 0.5, "bad": y_n < 0.5}.items()
