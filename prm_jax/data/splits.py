@@ -60,6 +60,7 @@ class TaskData:
     test_solutions: Count
     train_split: Literal["train", "base"]
     task: object = None  # the Config of tasks.TASKS[name]
+    outcome: Literal["answer", "steps"] = "answer"  # runs made before there was this key lack it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,9 +196,12 @@ def _load_task(cfg: TaskData, seed: int, draw: Draw) -> Data:
     for name in ("train", "validation", "test"):
         source = (cfg.solutions, cfg.train_split, seed) if name == "train" else (cfg.test_solutions, name, 0)
         rows = task_solutions(cfg, *source, draw)
+        lucky = tasks.lucky_share(rows)  # of the test split in the end
+        if cfg.outcome == "steps":
+            sound = lambda s: float(0 not in tasks.step_labels(s.problem, s.steps))
+            rows = [dataclasses.replace(row, outcome=sound(row)) for row in rows]
         splits[name] = [relabel_after_error(row, cfg.after_first_error) for row in rows]
-    share = tasks.lucky_share(splits["test"])
-    return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": share}, {})
+    return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}, {})
 
 
 def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:

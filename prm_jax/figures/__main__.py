@@ -8,9 +8,10 @@ from pathlib import Path
 import yaml
 
 from prm_jax import InputError
-from prm_jax.figures import pipeline
+from prm_jax.figures import paper, pipeline
+from prm_jax.figures.gallery import DRAWINGS
 from prm_jax.launch import cli
-from prm_jax.launch.config import CONF, Count, parse
+from prm_jax.launch.config import CONF, Count, expect, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,7 @@ def run(args: list[str]):
     root = Path(cfg.folder)
     for name in names() if cfg.name == "all" else [cfg.name]:
         figure = pipeline.read_definition(name)
+        expect(figure.draw in DRAWINGS, f"{name}: draw", figure.draw, ", ".join(DRAWINGS))
         stages = pipeline.make_stages(figure, overrides, root / "stages")
         every = [stage for line in stages.values() for stage in line]
         if cfg.why:
@@ -63,9 +65,7 @@ def run(args: list[str]):
             continue
         print(f"figure      {name}: {len({stage.folder for stage in every})} stages")
         pipeline.make_all(every, cfg.jobs, cfg.launcher)
-        from prm_jax.figures.paper import draw  # imports matplotlib
-
-        for path in draw(figure.draw, name, stages, overrides, root / name):
+        for path in paper.draw(DRAWINGS[figure.draw], name, stages, overrides, root / name):
             print(f"figure      {path}")
 
 

@@ -15,9 +15,8 @@ import numpy as np
 from scipy import stats
 
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, floats, line_style, plain, save
+from prm_jax.figures.style import GREY, plain, save
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import expect
 
 WIDTH = 6.4  # inches: legible at 600 pixels
 
@@ -30,6 +29,7 @@ class Drawn:
     text: str
     rows: list[dict] = dataclasses.field(default_factory=list)
     says: list[str] = dataclasses.field(default_factory=list)
+    spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
 
     def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, band: bool = True):
         """The runs of one setting, a row of y_SX each, and a row of the table for each x."""
@@ -65,15 +65,25 @@ def values_of(stages: list[Stage], key: str) -> list:
     return list(dict.fromkeys(stage.at[key] for stage in stages))
 
 
-def difference(results: list[dict], a: str, b: str, n: int) -> str:
-    """A paired difference of each run, as its results.json has it."""
-    found = [next(d for d in r["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n) for r in results]
-    sign = [1 if d["a"] == a else -1 for d in found]
-    intervals = [sorted(s * x for x in d["interval"]) for s, d in zip(sign, found, strict=True)]
-    runs = [
-        f"{s * d['difference']:+.3f} [{low:+.3f}, {high:+.3f}]" for s, d, (low, high) in zip(sign, found, intervals)
-    ]
-    return f"{a} - {b} at n = {n}: " + ", ".join(runs) + " (95 % bootstrap over problems, a run each)"
+def scorer_of(results: dict, stage: Stage) -> str:
+    """The name that a verifier's scores have in the results of a pool: prm_2."""
+    folder = lambda about: Path(about["verifier"].rsplit(" step ", 1)[0]).name
+    return next(name for name, about in results["verifiers"].items() if folder(about) == stage.folder.name)
+
+
+def selection(results: dict, scorer: str) -> str:
+    return f"{scorer}.{results['headline'][scorer]}.best_of_n"
+
+
+def difference(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:
+    """Paired differences a - b of best-of-n by (results, a, b), one a run, as results.json has them."""
+    runs = []
+    for results, a, b in pairs:
+        d = next(d for d in results["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n)
+        sign = 1 if d["a"] == a else -1
+        low, high = sorted(sign * x for x in d["interval"])
+        runs.append(f"{sign * d['difference']:+.3f} [{low:+.3f}, {high:+.3f}]")
+    return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
 
 
 def size_axis(axes, sizes, label: str):
@@ -91,70 +101,14 @@ def legend_above(figure, axes, columns: int):
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize=8)
 
 
-def best_of_n(stages: dict[str, list[Stage]]) -> Drawn:
-    """Problems solved against n, and by a solution without a wrong step: a PRM, an ORM, votes, the oracle."""
-    results = of(stages["pool"])
-    first = results[0]
-    sizes = [int(n) for n in first["oracle"]]
-    figure, ((left, right),) = panels(1, 2, 4.1, sharey=True)
-    drawn = Drawn(figure, f"{first['n_problems']} problems x {first['n_candidates']} samples, exact over all subsets")
-    title = {"prm": "PRM", "orm": "ORM"}
-
-    def curve(axes, panel, series, numbers, style, line=None):
-        """Markers at powers of two, the line through every n where there is a closed form."""
-        x, y_SX = sizes, floats([list(table.values()) for table in numbers])
-        drawn.curve(axes, panel, series, x, y_SX, style)
-        if line:
-            axes.plot(range(1, first["n_candidates"] + 1), floats(line).mean(0), color=style["color"], linewidth=0.8)
-
-    for i, (scorer, how) in enumerate(first["headline"].items()):
-        tables = [r["scorers"][scorer][how] for r in results]
-        name, style = title.get(scorer, scorer), line_style(i)
-        curve(left, "solved", f"{name}, best of n ({how})", [t["best_of_n"] for t in tables], style)
-        if "trace" in tables[0]:
-            curve(right, "without a wrong step", f"{name}, best of n ({how})", [t["trace"] for t in tables], style)
-        if scorer == "prm":
-            style = line_style(i) | {"linestyle": ":", "markerfacecolor": "white"}
-            curve(left, "solved", f"{name}, weighted vote", [t["weighted_vote"] for t in tables], style)
-    for rule, label, dashes in (("majority", "majority vote", "--"), ("oracle", "oracle: any of n is right", "-.")):
-        style = {"color": GREY, "linestyle": dashes, "linewidth": 1.2, "marker": ""}
-        curve(left, "solved", label, [r[rule] for r in results], style)
-    for axes, name in ((left, "share of problems solved"), (right, "solved without a wrong step")):
-        size_axis(axes, sizes, "n, solutions a problem")
-        axes.set_title(name, fontsize=9)
-    legend_above(figure, left, 2)
-    n = min(16, sizes[-1])
-    prm, orm = (f"{scorer}.{how}.best_of_n" for scorer, how in first["headline"].items())
-    drawn.says = [difference(results, prm, b, n) for b in (orm, "majority")]
-    drawn.says.append(peak(drawn, "PRM, best of n (prod)") + "; " + peak(drawn, "ORM, best of n (last)"))
-    return drawn
-
-
-def peak(drawn: Drawn, series: str, panel: str = "solved") -> str:
-    """Where the mean of a series is highest, and each run's own place."""
-    rows = [row for row in drawn.rows if row["panel"] == panel and row["series"] == series]
-    runs = floats([row["values"].split() for row in rows]).T
-    at = [f"{rows[i]['x']:g}" for i in runs.argmax(1)]
-    top = max(rows, key=lambda row: row["y"])
-    return (
-        f"{series}: highest at {top['x']:g} ({top['y']:.3f}), runs at {', '.join(at)}; {rows[-1]['y']:.3f} at the end"
-    )
-
-
-DRAWINGS = {"best_of_n": best_of_n}
-
-
 def draw(
     drawing: str, name: str, stages: dict[str, list[Stage]], overrides: dict[str, str], folder: Path
 ) -> list[Path]:
     """The figure as PNG, its numbers as CSV, and figure.json: what it says and what it rests on."""
-    expect(drawing in DRAWINGS, "draw", drawing, ", ".join(DRAWINGS))
-    drawn = DRAWINGS[drawing](stages)
+    drawn = drawing(stages)
     every = list({stage.folder: stage for line in stages.values() for stage in line}.values())
     about = provenance(every, name, overrides)
-    text = (
-        f"{drawn.text}. {about['command']}: {about['seeds']}; thin lines: runs, bands: 95 % t intervals of their mean. "
-    )
+    text = f"{drawn.text}. {about['command']}: {about['seeds']}; {drawn.spread}. "
     text += f"Cost: {about['cost']}. Commit {', '.join(about['commits'])}."
     drawn.figure.text(0, -0.02, plain(textwrap.fill(text, int(15 * WIDTH))), fontsize=7.5, color=GREY, va="top")
     folder.mkdir(parents=True, exist_ok=True)

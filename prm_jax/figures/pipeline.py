@@ -53,7 +53,7 @@ class Line:
 class Definition:
     """One file of conf/figure."""
 
-    draw: str  # a name of paper.DRAWINGS
+    draw: str  # a name of gallery.DRAWINGS
     over: dict[str, list | dict[str, str]]  # {key: its values, or {value: its text in a command line}}
     stages: dict[str, str | Line]
 
