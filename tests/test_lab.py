@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 import evaluate
 import train
 from prm_jax import InputError, lab, tasks
-from prm_jax.data.splits import data_config, task_solutions
+from prm_jax.data.splits import data_config, load_splits, task_solutions
 from prm_jax.launch.config import CONF
 from prm_jax.sampling import Policy
 
@@ -81,3 +81,15 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     assert kinds and all(0 <= x["missed"] <= 1 and x["n"] for x in kinds.values()) and "missed most often" in out
     assert (tmp_path / "runs/e/figures/errors.png").exists()
     jax.clear_caches()
+
+
+def test_an_outcome_may_be_that_all_steps_are_right():
+    """data.outcome=steps: a right answer on a wrong step is no success, and the share of such answers is reported as before."""
+    cfg = dataclasses.replace(CFG, samples="solver", solutions=300, test_solutions=300)
+    plain, strict = (load_splits(dataclasses.replace(cfg, outcome=x), 0) for x in ("answer", "steps"))
+    for a, b in zip(plain.splits["train"], strict.splits["train"], strict=True):
+        assert b == dataclasses.replace(a, outcome=float(0 not in tasks.step_labels(a.problem, a.steps)))
+    lucky = [a.outcome - b.outcome for a, b in zip(plain.splits["test"], strict.splits["test"], strict=True)]
+    right = sum(s.outcome for s in plain.splits["test"])
+    assert set(lucky) == {0, 1} and plain.counts == strict.counts
+    assert plain.counts["lucky_share_of_right_answers"] == pytest.approx(sum(lucky) / right)

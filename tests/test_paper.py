@@ -164,6 +164,40 @@ def test_a_killed_figure_goes_on_with_what_is_missing(tiny, tmp_path):
     assert (made(tiny)["prm_0"] / "DONE").read_text() == before
 
 
+@pytest.mark.slow
+def test_a_real_figure_is_killed_and_goes_on(tmp_path):
+    """Two commands as they are: training is stopped at a step, goes on from its checkpoint, and is evaluated."""
+    small = "data=chain_plain data.solutions=64 data.test_solutions=16 batch.rows=2 batch.tokens=64 eval.every=200 log_every=1"
+    shape = "init=random model.dim=16 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=8 model.ffn=16"
+    stages = {
+        "prm": f"train.py {small} {shape} steps=400 seed={{seed}}",
+        "steps": "evaluate.py task=steps checkpoint={prm} baselines=false seed={seed}",
+    }
+    write_figure(tmp_path / "conf", over={"seed": [0]}, stages=stages)
+    script = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r})\n"
+    script += "from prm_jax.figures import __main__ as figures, paper, pipeline\npaper.draw = lambda *a: []\n"
+    script += f"pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\nfigures.main()"
+    command = [sys.executable, "-c", script, "name=tiny", "cpu_devices=1"]
+    process, started = subprocess.Popen(command, cwd=tmp_path), time.time()
+    while not list(tmp_path.glob("runs/figures/stages/prm_0-*/metrics.jsonl")):
+        assert time.time() - started < 120 and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    (folder,) = (tmp_path / "runs/figures/stages").iterdir()
+    log = (folder / "log.txt").read_text()
+    stopped = int(re.search(r"stopped     by SIGTERM after step (\d+)", log)[1])
+    assert 0 < stopped < 400 and not (folder / "DONE").exists()
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True).stdout
+    assert re.search(r"^resumed     prm_0 ", out, re.MULTILINE) and re.search(
+        r"^made        steps_0 ", out, re.MULTILINE
+    )
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 401))
+    (folder,) = (tmp_path / "runs/figures/stages").glob("steps_0-*")
+    assert json.loads((folder / "results.json").read_text())["runs"][0]["recalibrated"]["platt"]["parameters"]
+
+
 def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
     with pytest.raises(InputError) as caught:
         figures.run(["name=tiny", "seed=0,13"])

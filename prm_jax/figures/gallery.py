@@ -127,12 +127,14 @@ def overoptimisation(stages: dict[str, list[Stage]]) -> Drawn:
             for row, (number, name) in enumerate((("accuracy", "gold"), ("score", "proxy"))):
                 y_SX, style = [along(law["reweighted"], number, grid) for law in laws], line_style(i)
                 series = f"{value} {unit}"
-                drawn.curve(axes[row, column], f"{name} by {unit}", series, grid, y_SX, style | {"marker": ""})
+                drawn.curve(
+                    axes[row, column], f"{name} by {unit}", series, grid, y_SX, style | {"marker": ""}, share=row == 0
+                )
                 kl, y = (np.mean([floats(law["best_of_n"][k]) for law in laws], 0) for k in ("kl", number))
                 axes[row, column].plot(kl, y, **style | {"linestyle": "none", "markerfacecolor": "white"})
         for own, name in zip(axes[:, column], ("gold: share right", "proxy: mean score (nats)"), strict=True):
             own.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-            own.set(xlim=(0, None), xticks=[0, 0.25, 1, 2, 4], title=name)
+            own.set(xlim=(0, None), xticks=[x for x in (0, 0.25, 1, 2, 4) if x <= own.get_xlim()[1]], title=name)
             own.title.set_fontsize(9)
         axes[1, column].set_xlabel("KL from the policy (nats, square-root axis)")
         axes[0, column].legend(fontsize=7.5, loc="lower left")
@@ -174,7 +176,7 @@ def search(stages: dict[str, list[Stage]]) -> Drawn:
             part = lambda s, k=k: s[rule]["share"] if k == 0 else s[rule]["by_difficulty"][k - 1]["share"]
             x = np.mean([[s["policy_tokens"] for s in run] for run in found], 0)
             y_SX = [[part(s) for s in run] for run in found]
-            drawn.curve(own, title, names.get(method, method), x, y_SX, line_style(i), band=k == 0)
+            drawn.curve(own, title, names.get(method, method), x, y_SX, line_style(i))
         own.axhline(np.mean(alone), color=GREY, linewidth=0.8, linestyle=":")
         size_axis(own, budgets, "policy tokens a problem" if k >= groups - 1 else "")
         own.set_title(f"{title} (pass@1 {np.mean(alone):.2f})", fontsize=9)
@@ -206,7 +208,7 @@ def shift(stages: dict[str, list[Stage]]) -> Drawn:
     tables = [run["recalibrated"]["platt"]["reliability"] for run in runs["shifted"]]
     reliability(left, [(pooled(tables), 3, "the last, Platt-scaled on itself")])
     left.set(xlabel="P(step good)", ylabel="share of good steps")
-    left.legend(fontsize=7, loc="upper left")
+    left.legend(fontsize=7, loc="lower right")
     ways = list(runs["shifted"][0]["recalibrated"])
     names = {"none": "as they are", "temperature": "temperature, here", "platt": "Platt, here"}
     names |= {f"{way}, elsewhere": f"{names[way].split(',')[0]}, at home" for way in ("temperature", "platt")}

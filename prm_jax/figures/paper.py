@@ -31,14 +31,15 @@ class Drawn:
     says: list[str] = dataclasses.field(default_factory=list)
     spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
 
-    def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, band: bool = True):
-        """The runs of one setting, a row of y_SX each, and a row of the table for each x."""
+    def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, share: bool = True):
+        """The runs of one setting, a row of y_SX each, and a row of the table for each x; the band of a share ends at 0 and 1."""
         mean_X, low_X, high_X = over_seeds(y_SX)
         x = np.asarray(x, float)
         for y_X in y_SX if len(y_SX) > 1 else ():
             axes.plot(x, y_X, color=style["color"], linewidth=0.5, alpha=0.35)
-        if band and len(y_SX) > 1:
-            axes.fill_between(x, low_X, high_X, color=style["color"], alpha=0.12, linewidth=0)
+        if len(y_SX) > 1:
+            drawn = np.clip((low_X, high_X), 0, 1) if share else (low_X, high_X)
+            axes.fill_between(x, *drawn, color=style["color"], alpha=0.12, linewidth=0)
         axes.plot(x, mean_X, **style, label=plain(series))
         values = zip(x.tolist(), mean_X, low_X, high_X, np.transpose(y_SX).tolist(), strict=True)
         for at, mean, low, high, runs in values:
@@ -110,7 +111,7 @@ def draw(
     about = provenance(every, name, overrides)
     text = f"{drawn.text}. {about['command']}: {about['seeds']}; {drawn.spread}. "
     text += f"Cost: {about['cost']}. Commit {', '.join(about['commits'])}."
-    drawn.figure.text(0, -0.02, plain(textwrap.fill(text, int(15 * WIDTH))), fontsize=7.5, color=GREY, va="top")
+    drawn.figure.text(0, -0.02, plain(textwrap.fill(text, int(16.5 * WIDTH))), fontsize=7.5, color=GREY, va="top")
     folder.mkdir(parents=True, exist_ok=True)
     drawn.figure.savefig(folder / f"{name}.pdf")
     paths = [save(drawn.figure, folder / f"{name}.png")]

@@ -225,8 +225,8 @@ def argv(stage: Stage, jobs: int, launcher: str | None) -> list[str]:
         overrides, place = [f"resume={stage.folder}", *own], stage.folder / "resumed"
     where = [f"hydra.run.dir={place}"]
     if launcher:  # a sweep of one job, which Hydra's launcher takes elsewhere and waits for
-        where = ["-m", f"hydra/launcher={launcher}", f"hydra.sweep.dir={place.parent}"]
-        where += [f"hydra.sweep.subdir={place.name}"]
+        where = [f"hydra/launcher={launcher}", f"hydra.sweep.dir={place.parent}", f"hydra.sweep.subdir={place.name}"]
+        script = [*script, "-m"]
     return [sys.executable, *script, *overrides, *more, *where]
 
 
