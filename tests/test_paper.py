@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -72,9 +73,9 @@ def told(folder):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_composes_and_says_what_to_expect(name, tmp_path):
     figure = pipeline.read_definition(name)
-    stages = pipeline.make_stages(figure, {"seed": "3"}, tmp_path)
+    stages, unused = pipeline.make_stages(figure, {"seed": "3"}, tmp_path, {})
     assert figure.draw in gallery.DRAWINGS and len(set(figure.over["seed"])) >= 3
-    assert all(line for line in stages.values())
+    assert all(line for line in stages.values()) and not unused
     header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
     assert header.startswith(f"# python -m prm_jax.figures name={name}\n")
     assert all(word in header for word in ("Expected: ", "Seeds: ", "Cost: ", "Commit: "))
@@ -124,16 +125,29 @@ def test_keys_and_named_texts_make_a_product(tiny, tmp_path):
             "pool": {"run": "evaluate.py task=best_of_n checkpoint=[{verifier}]", "over": ["seed"]},
         },
     )
-    stages = pipeline.make_stages(pipeline.read_definition("tiny"), {}, tiny)
+    stages, _ = pipeline.make_stages(pipeline.read_definition("tiny"), {}, tiny, {})
     at = [(stage.at["seed"], stage.at["kind"]) for stage in stages["verifier"]]
     assert at == [(0, "process"), (0, "outcome"), (1, "process"), (1, "outcome")]
     assert stages["verifier"][3].overrides == ("objective=orm", "outcome_at=tokens", "seed=1")
     assert [stage.needs for stage in stages["pool"]] == [tuple(stages["verifier"][:2]), tuple(stages["verifier"][2:])]
-    few = pipeline.make_stages(pipeline.read_definition("tiny"), {"kind": "[outcome]", "seed": "5"}, tiny)
+    few, _ = pipeline.make_stages(pipeline.read_definition("tiny"), {"kind": "[outcome]", "seed": "5"}, tiny, {})
     assert [stage.name for stage in few["verifier"]] == ["verifier_5_outcome"]
-    for override in ({"kind": "best"}, {"objective": "lm"}):  # what the figure compares is chosen, not replaced
+    for override in ("kind=best", "objective=lm"):  # what the figure compares is chosen, not replaced
         with pytest.raises(InputError, match="^(kind: got 'best'|objective: no stage takes this key)"):
-            pipeline.make_stages(pipeline.read_definition("tiny"), override, tiny)
+            figures.run(["name=tiny", override])
+
+
+def test_what_two_lines_or_figures_have_in_common_is_made_once(tiny, tmp_path, capsys):
+    """seed=0 is the default, so both lines are one command; the folder has the first one's name, and others find it there."""
+    stages = {"first": "train.py seed={seed}", "second": "train.py", "pool": "evaluate.py checkpoint={second}"}
+    write_figure(tmp_path / "conf", over={"seed": [0]}, stages=stages)
+    figures.run(["name=tiny"])
+    first, pool = made(tiny)["first_0"], made(tiny)["pool"]
+    assert len(made(tiny)) == 2 and f"checkpoint=runs/figures/stages/{first.name}" in told(pool)
+    write_figure(tmp_path / "conf", stages={name: stages[name] for name in ("second", "pool")})
+    capsys.readouterr()
+    figures.run(["name=tiny"])  # alone, the second has the same folder, and so has what rests on it
+    assert len(made(tiny)) == 2 and capsys.readouterr().out.count("read        ") == 2
 
 
 def test_a_killed_figure_goes_on_with_what_is_missing(tiny, tmp_path):
@@ -250,7 +264,8 @@ class Made:
     def __init__(self, line, results, **at):
         self.line, self.at, self._results = line, at, results
         self.name = pipeline.label(line, at)
-        self.folder = pipeline.Path(f"stages/{self.name}-00000000")
+        self.digest = f"{zlib.crc32(self.name.encode()):08x}"
+        self.folder = pipeline.Path(f"stages/{self.name}-{self.digest}")
 
     def results(self):
         return self._results

@@ -55,10 +55,17 @@ def print_help():
 def run(args: list[str]):
     cfg, overrides = read_arguments(args)
     root = Path(cfg.folder)
+    figures, unused, folders = {}, [], {}
     for name in names() if cfg.name == "all" else [cfg.name]:
         figure = pipeline.read_definition(name)
         expect(figure.draw in DRAWINGS, f"{name}: draw", figure.draw, ", ".join(DRAWINGS))
-        stages = pipeline.make_stages(figure, overrides, root / "stages")
+        stages, left = pipeline.make_stages(figure, overrides, root / "stages", folders)
+        figures[name] = figure, stages
+        unused.append(left)
+    for key in sorted(set.intersection(*unused)):
+        own = ", ".join(dict.fromkeys(key for figure, _ in figures.values() for key in figure.over))
+        raise InputError(f"{key}: no stage takes this key; of the figure itself: {own or 'none'}")
+    for name, (figure, stages) in figures.items():
         every = [stage for line in stages.values() for stage in line]
         if cfg.why:
             print("\n".join(pipeline.why(stage) for stage in every))

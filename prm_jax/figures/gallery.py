@@ -126,7 +126,7 @@ def overoptimisation(stages: dict[str, list[Stage]]) -> Drawn:
             )
             for row, (number, name) in enumerate((("accuracy", "gold"), ("score", "proxy"))):
                 y_SX, style = [along(law["reweighted"], number, grid) for law in laws], line_style(i)
-                series = f"{value} {unit}"
+                series = f"{value} {unit if value != 1 else unit[:-1]}"
                 drawn.curve(
                     axes[row, column], f"{name} by {unit}", series, grid, y_SX, style | {"marker": ""}, share=row == 0
                 )

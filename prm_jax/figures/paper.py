@@ -68,8 +68,8 @@ def values_of(stages: list[Stage], key: str) -> list:
 
 def scorer_of(results: dict, stage: Stage) -> str:
     """The name that a verifier's scores have in the results of a pool: prm_2."""
-    folder = lambda about: Path(about["verifier"].rsplit(" step ", 1)[0]).name
-    return next(name for name, about in results["verifiers"].items() if folder(about) == stage.folder.name)
+    folder = lambda about: about["verifier"].rsplit(" step ", 1)[0]
+    return next(name for name, about in results["verifiers"].items() if folder(about).endswith(f"-{stage.digest}"))
 
 
 def selection(results: dict, scorer: str) -> str:

@@ -69,11 +69,17 @@ class Stage:
     needs: tuple["Stage", ...]
     config: dict  # every leaf of its configuration that its numbers depend on, other stages by their folders' names
     keys: frozenset[str]  # on top of its configuration
+    digest: str
     folder: Path
 
     @property
     def name(self) -> str:
         return label(self.line, self.at)
+
+    @property
+    def identity(self) -> str:
+        """What it is called in the configurations of others, whoever has made its folder."""
+        return f"{self.name}-{self.digest}"
 
     @property
     def done(self) -> bool:
@@ -119,10 +125,14 @@ def key_values(over: dict, overrides: dict[str, str]) -> dict[str, dict]:
     return table
 
 
-def make_stages(figure: Definition, overrides: dict[str, str], root: Path) -> dict[str, list[Stage]]:
-    """{line: its stages} of a figure with the user's overrides; InputError where a stage, a key or an override is unknown.
+def make_stages(
+    figure: Definition, overrides: dict[str, str], root: Path, folders: dict[str, Path]
+) -> tuple[dict[str, list[Stage]], set[str]]:
+    """({line: its stages} of a figure with the user's overrides, the overrides that nobody took); InputError where a stage or
+    a key is unknown.
 
-    An override goes to every line whose command has that key, but for lines that set it by a key of `over`.
+    An override goes to every line whose command has that key, but for lines that set it by a key of `over`. `folders`, by
+    hash, is filled: what two stages, or two figures, have in common is made once, under the first one's name.
     """
     table = key_values(figure.over, overrides)
     rest = {key: value for key, value in overrides.items() if key not in table}
@@ -143,16 +153,13 @@ def make_stages(figure: Definition, overrides: dict[str, str], root: Path) -> di
         own = known_overrides(text, {word: list(table[word].values()) for word in words if word in table}, rest)
         used.update(own)
         made[name] = [
-            make_stage(name, dict(zip(keys, values, strict=True)), text, table, below, own, root)
+            make_stage(name, dict(zip(keys, values, strict=True)), text, table, below, own, root, folders)
             for values in itertools.product(*(table[key] for key in keys))
         ]
         open_lines.pop()
         return made[name]
 
-    stages = {name: make(name) for name in lines}
-    for key in rest.keys() - used:
-        raise InputError(f"{key}: no stage takes this key; of the figure itself: {', '.join(table) or 'none'}")
-    return stages
+    return {name: make(name) for name in lines}, rest.keys() - used
 
 
 def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str, str]) -> dict[str, str]:
@@ -171,7 +178,9 @@ def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str,
     return {k: x for k, x in overrides.items() if k not in taken and (k.startswith(free) or knows(k))}
 
 
-def make_stage(line: str, at: dict, text: str, table: dict, below: dict, overrides: dict, root: Path) -> Stage:
+def make_stage(
+    line: str, at: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders: dict[str, Path]
+) -> Stage:
     agree = lambda other: all(other.at[key] == at[key] for key in other.at.keys() & at.keys())
     own = {name: [stage for stage in stages if agree(stage)] for name, stages in below.items()}
     text = REFERENCE.sub(lambda m: table[m[1]][at[m[1]]] if m[1] in at else m[0], text)
@@ -183,14 +192,14 @@ def make_stage(line: str, at: dict, text: str, table: dict, below: dict, overrid
         joined = lambda m: ",".join(of(stage) for stage in own[m[1]]) if m[1] in own else m[0]
         return [REFERENCE.sub(joined, word) for word in words]
 
-    cfg = compose(command, written(lambda stage: stage.folder.name))
+    cfg = compose(command, written(lambda stage: stage.identity))
     config = {key: x for key, x in leaves(cfg) if key.split(".")[0] not in run_folder.HARMLESS}
     digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
     needs = tuple({stage.folder: stage for stages in own.values() for stage in stages}.values())
-    folder = root / f"{label(line, at)}-{digest}"
-    folder = next(root.glob(f"*-{digest}"), folder)  # another figure may have made it under another name
+    if digest not in folders:
+        folders[digest] = next(root.glob(f"*-{digest}"), root / f"{label(line, at)}-{digest}")
     overrides = tuple(written(lambda stage: str(stage.folder)))
-    return Stage(line, at, command, overrides, needs, config, frozenset(cfg), folder)
+    return Stage(line, at, command, overrides, needs, config, frozenset(cfg), digest, folders[digest])
 
 
 def config_name(command: str) -> str:
