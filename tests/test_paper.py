@@ -13,11 +13,12 @@ import zlib
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, call
+from conftest import ROOT, call, printed
 
 from prm_jax import InputError
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import gallery, paper, pipeline
+from prm_jax.launch.config import CONF
 
 NAMES = figures.names()
 # A command in 20 ms: writes its arguments as results; of training seed 7 waits for a signal, 13 fails.
@@ -77,7 +78,7 @@ def test_every_figure_composes_and_says_what_to_expect(name, tmp_path):
     assert figure.draw in gallery.DRAWINGS and len(set(figure.over["seed"])) >= 3
     assert all(line for line in stages.values()) and not unused
     header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
-    assert header.startswith(f"# python -m prm_jax.figures name={name}\n")
+    assert re.match(rf"# python -m prm_jax.figures name={name}( jobs=2)?\n", header)
     assert all(word in header for word in ("Expected: ", "Seeds: ", "Cost: ", "Commit: "))
 
 
@@ -358,3 +359,9 @@ def test_a_drawing_has_the_mean_of_the_runs_and_its_t_interval(tmp_path):
     assert paper.over_seeds([[1.0], [2.0]]) == ([1.5], [1.0], [2.0])
     fit = gallery.gao_fit({"kl": [0.0, 0.25, 1.0, 4.0], "accuracy": [0.5, 0.5 + 0.5 * 0.2, 0.5 + 0.1, 0.5 - 2 * 0.1]})
     assert fit == pytest.approx([0.3, 0.2])
+
+
+def test_help_shows_every_key_and_every_figure(monkeypatch, tmp_path):
+    out = printed(figures.main, monkeypatch, "--help", cwd=tmp_path)
+    keys = yaml.safe_load((CONF / "figures.yaml").read_text())
+    assert all(f"\n{key}: " in out for key in keys) and all(f"# ----- name={name} -----\n#" in out for name in NAMES)

@@ -184,7 +184,7 @@ def search(stages: dict[str, list[Stage]]) -> Drawn:
         own.axis("off")
     legend_above(figure, axes[0, 0], len(methods))
     for method in methods[1:]:
-        for budget in (budgets[0], budgets[len(budgets) // 2], budgets[-1]):
+        for budget in dict.fromkeys([budgets[0], budgets[len(budgets) // 2], budgets[-1]]):
             pairs = [s["minus_best_of_n"] for v in verifiers for s in v["searches"]
                      if s["method"] == method and s["budget"] == budget and "minus_best_of_n" in s]  # fmt: skip
             runs = [f"{d['difference']:+.3f} [{d['interval'][0]:+.3f}, {d['interval'][1]:+.3f}]" for d in pairs]
