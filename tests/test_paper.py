@@ -17,7 +17,7 @@ from conftest import ROOT, call, printed
 
 from prm_jax import InputError
 from prm_jax.figures import __main__ as figures
-from prm_jax.figures import gallery, paper, pipeline
+from prm_jax.figures import gallery, paper, pipeline, running
 from prm_jax.launch.config import CONF
 
 NAMES = figures.names()
@@ -41,12 +41,12 @@ def write_figure(folder, **figure):
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
     """Writes the figure `tiny`, whose commands only write what they were told; returns the folder of its stages."""
-    real = pipeline.argv
+    real = running.argv
 
     def argv(*args):
         return [sys.executable, "-c", FAKE, *real(*args)[1:]]
 
-    monkeypatch.setattr(pipeline, "argv", argv)
+    monkeypatch.setattr(running, "argv", argv)
     monkeypatch.setattr(pipeline, "FIGURES", tmp_path / "conf")
     monkeypatch.setattr(paper, "draw", lambda *args: [])
     monkeypatch.chdir(tmp_path)
@@ -153,13 +153,10 @@ def test_what_two_lines_or_figures_have_in_common_is_made_once(tiny, tmp_path, c
 
 def test_a_killed_figure_goes_on_with_what_is_missing(tiny, tmp_path):
     """seed=7 waits: SIGTERM stops it and us, leaves no DONE, and the next call resumes it and runs what waited for it."""
-    script = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'tests')!r}]\n"
-    script += "from prm_jax.figures import __main__ as figures, paper, pipeline\nimport test_paper\n"
-    script += (
-        "real = pipeline.argv; pipeline.argv = lambda *a: [sys.executable, '-c', test_paper.FAKE, *real(*a)[1:]]\n"
-    )
-    script += f"import pathlib; pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\n"
-    script += "figures.run(['name=tiny', 'seed=0,7'])"
+    script = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r}); FAKE = {FAKE!r}\n"
+    script += "from prm_jax.figures import __main__ as figures, paper, pipeline, running\n"
+    script += "real = running.argv; running.argv = lambda *a: [sys.executable, '-c', FAKE, *real(*a)[1:]]\n"
+    script += f"pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\nfigures.run(['name=tiny', 'seed=0,7'])"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, env=os.environ)
     started = time.time()
     while not list(tiny.glob("prm_7-*/summary.json")):
@@ -233,7 +230,7 @@ def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
             "stages: got 'a -> b -> a', expected no circle",
         ),
         ({"a": "paint.py"}, "stages: got 'paint.py', expected a command: evaluate"),
-        ({"a": "train.py stepz=3"}, "train.py stepz=3: error: stepz: no such key .*did you mean steps"),
+        ({"a": "train.py stepz=3"}, "^train.py stepz=3: stepz: no such key .*did you mean steps"),
         ({"a": {"ran": "train.py"}}, "stages.a.ran: unknown key; did you mean stages.a.run"),
     ],
 )
@@ -250,6 +247,8 @@ def test_a_definition_that_is_wrong_is_one_line(stages, message, tiny, tmp_path)
         (["name=tinny"], "error: name: got 'tinny', expected all, tiny"),
         (["name=tiny", "stepps=3"], "error: stepps: no stage takes this key; of the figure itself: seed"),
         (["name=tiny", "steps"], "error: steps: expected key=value"),
+        (["name=tiny", "seed=[0"], "error: seed: got '[0', expected a value or a list of them"),
+        (["name=tiny", "seed="], "error: seed: got '', expected one value at least"),
         (["name=tiny", "jobs=0"], "error: jobs: got 0, expected at least 1"),
         (["name=tiny", "resume=x"], "error: resume: the same command goes on with a stopped figure"),
         (["jobs=1"], "error: name: missing, expected all, tiny"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from prm_jax import InputError
-from prm_jax.figures import paper, pipeline
+from prm_jax.figures import paper, pipeline, running
 from prm_jax.figures.gallery import DRAWINGS
 from prm_jax.launch import cli
 from prm_jax.launch.config import CONF, Count, expect, parse
@@ -34,7 +34,7 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
     if "resume" in given:
         raise InputError("resume: the same command goes on with a stopped figure")
     keys = yaml.safe_load((CONF / "figures.yaml").read_text())
-    own = keys | {key: yaml.safe_load(given.pop(key)) for key in list(given) if key in keys}
+    own = keys | {key: pipeline.read_value(key, given.pop(key)) for key in list(given) if key in keys}
     if own["name"] is None:
         raise InputError(f"name: missing, expected all, {', '.join(names())}")
     return parse(own, FiguresConfig), given
@@ -67,11 +67,11 @@ def run(args: list[str]):
         raise InputError(f"{key}: no stage takes this key; of the figure itself: {own or 'none'}")
     for name, (figure, stages) in figures.items():
         every = [stage for line in stages.values() for stage in line]
+        print(f"figure      {name}: {len({stage.folder for stage in every})} stages")
         if cfg.why:
             print("\n".join(pipeline.why(stage) for stage in every))
             continue
-        print(f"figure      {name}: {len({stage.folder for stage in every})} stages")
-        pipeline.make_all(every, cfg.jobs, cfg.launcher)
+        running.make_all(every, cfg.jobs, cfg.launcher)
         for path in paper.draw(DRAWINGS[figure.draw], name, stages, overrides, root / name):
             print(f"figure      {path}")
 

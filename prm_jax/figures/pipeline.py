@@ -8,21 +8,12 @@ A stage's folder is its name and a hash of its resolved configuration, in which 
 changes a stage changes all that rest on it. `DONE` is written last, and a folder that holds it is read, never run again.
 """
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
-import os
 import re
 import shlex
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import hydra
@@ -85,6 +76,11 @@ class Stage:
     def done(self) -> bool:
         return (self.folder / "DONE").exists()
 
+    @property
+    def stopped(self) -> bool:
+        """A kill has left something that its command may go on with."""
+        return (self.folder / ".hydra").is_dir() and not self.done
+
     def record(self) -> dict:
         """What DONE says: seconds, commit."""
         return run_folder.read_json(self.folder / "DONE")
@@ -110,13 +106,22 @@ def read_definition(name: str) -> Definition:
         raise InputError(f"{path}: {error}") from None
 
 
+def read_value(key: str, text: str):
+    """A value of a command line, as YAML reads it."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise InputError(f"{key}: got {text!r}, expected a value or a list of them") from None
+
+
 def key_values(over: dict, overrides: dict[str, str]) -> dict[str, dict]:
     """{key: {value: its text in a command line}}, as the figure or, where it is overridden, the user has them."""
     table = {}
     for key, values in over.items():
         values = values if isinstance(values, dict) else {value: str(value) for value in values}
         if (asked := overrides.get(key)) is not None:
-            listed = yaml.safe_load(asked if asked.startswith("[") else f"[{asked}]")
+            listed = read_value(key, asked if asked.startswith("[") else f"[{asked}]")
+            expect(bool(listed), key, asked, "one value at least")
             named = isinstance(over[key], dict)
             for value in listed if named else ():
                 expect(value in values, key, value, ", ".join(map(str, values)))
@@ -218,116 +223,15 @@ def compose(command: str, overrides: list[str]):
             OmegaConf.resolve(cfg)
             return cfg
     except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(f"{command} {' '.join(overrides)}: {cli.one_line(error, name)}") from None
-
-
-def argv(stage: Stage, jobs: int, launcher: str | None) -> list[str]:
-    """The process of a stage: a new folder, or what a kill has left of it."""
-    name = config_name(stage.command)
-    script = [str(CONF.parent / f"{name}.py")] if name in ("train", "evaluate") else ["-m", f"prm_jax.{name}"]
-    # Stages side by side have one core each. No number depends on it.
-    devices = jobs > 1 and "cpu_devices" in stage.keys and not any(x.startswith("cpu_dev") for x in stage.overrides)
-    more = ["cpu_devices=1"] if devices else []
-    overrides, place = stage.overrides, stage.folder
-    if is_stopped(stage) and "resume" in stage.keys:
-        own = [x for x in stage.overrides if x.startswith("hydra")]
-        overrides, place = [f"resume={stage.folder}", *own], stage.folder / "resumed"
-    where = [f"hydra.run.dir={place}"]
-    if launcher:  # a sweep of one job, which Hydra's launcher takes elsewhere and waits for
-        where = [f"hydra/launcher={launcher}", f"hydra.sweep.dir={place.parent}", f"hydra.sweep.subdir={place.name}"]
-        script = [*script, "-m"]
-    return [sys.executable, *script, *overrides, *more, *where]
-
-
-def is_stopped(stage: Stage) -> bool:
-    return (stage.folder / ".hydra").is_dir() and not stage.done
-
-
-def start(stage: Stage, jobs: int, launcher: str | None) -> subprocess.Popen:
-    """The running stage, its output in log.txt, which it keeps locked as long as it lives."""
-    if is_stopped(stage) and "resume" not in stage.keys:
-        shutil.rmtree(stage.folder)
-    stage.folder.mkdir(parents=True, exist_ok=True)
-    command = argv(stage, jobs, launcher)
-    path = os.pathsep.join(filter(None, [str(CONF.parent), os.environ.get("PYTHONPATH")]))
-    with open(stage.folder / "log.txt", "ab") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"stage {stage.name}: another process is making {stage.folder}") from None
-        run_folder.write_json(stage.folder / "stage.json", {"name": stage.name, "config": stage.config})
-        log.write(f"$ {shlex.join(command)}\n".encode())
-        log.flush()
-        environment = os.environ | {"PYTHONPATH": path}
-        # In a session of its own, so that an interrupt reaches it once, through us.
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-
-
-def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
-    """Runs what is not done, as many as `jobs` at a time, each after what it needs; one line a stage.
-
-    The first that fails ends all: the others are told to stop, as they are when we are, and the next call goes on with them.
-    """
-    waiting = list({stage.folder: stage for stage in stages}.values())
-    running: dict[subprocess.Popen, tuple[Stage, float, bool]] = {}
-    with terminated_by_signal(), stopped_at_the_end(running):
-        while waiting or running:
-            for stage in [stage for stage in waiting if stage.done]:
-                waiting.remove(stage)
-                print(f"read        {stage.name:<28} {stage.record()['seconds']:>7.1f} s  {stage.folder}", flush=True)
-            for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][: jobs - len(running)]:
-                waiting.remove(stage)
-                resumed = is_stopped(stage) and "resume" in stage.keys
-                running[start(stage, jobs, launcher)] = stage, time.time(), resumed
-            time.sleep(0.05)
-            for process in [process for process in running if process.poll() is not None]:
-                finish(process.returncode, *running.pop(process))
-
-
-def finish(code: int, stage: Stage, began: float, resumed: bool):
-    """DONE, where the stage has ended well."""
-    seconds, log = time.time() - began, stage.folder / "log.txt"
-    if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-1].strip()
-        raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {last[:300]}; see {log}")
-    about = {"seconds": seconds, "resumed": resumed, "commit": run_folder.versions()["commit"]}
-    run_folder.write_json(stage.folder / "DONE", about)
-    print(f"{'resumed' if resumed else 'made':<12}{stage.name:<28} {seconds:>7.1f} s  {stage.folder}", flush=True)
-
-
-@contextlib.contextmanager
-def terminated_by_signal() -> Iterator[None]:
-    """SIGTERM ends us as an exception, so that stages that run are stopped."""
-
-    def stop(number, _):
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def stopped_at_the_end(running: dict[subprocess.Popen, tuple]) -> Iterator[None]:
-    """Processes that still run are told to stop, and have a minute to write a checkpoint."""
-    try:
-        yield
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60)
-            process.kill()
+        told = cli.one_line(error, name).removeprefix("error: ")
+        raise InputError(f"{command} {' '.join(overrides)}: {told}") from None
 
 
 def why(stage: Stage) -> str:
     """Whether a stage is done and, where it has yet to be made, what sets it apart from the nearest older folder of its name."""
     if stage.done:
         return f"done        {stage.name:<28} {stage.folder}"
-    state = "stopped" if is_stopped(stage) else "to make"
+    state = "stopped" if stage.stopped else "to make"
     return f"{state:<12}{stage.name:<28} {stage.folder}{difference(stage)}"
 
 
@@ -339,8 +243,14 @@ def difference(stage: Stage) -> str:
         if folder != stage.folder and before["name"] == stage.name:
             now, before = json.loads(json.dumps(stage.config, default=str)), before["config"]
             keys = sorted(k for k in now.keys() | before.keys() if now.get(k, MISSING) != before.get(k, MISSING))
-            changed[folder.name] = [f"{k}: {before.get(k, MISSING)} -> {now.get(k, MISSING)}" for k in keys]
+            changed[folder.name] = [
+                f"{k}: {short(before.get(k, MISSING))} -> {short(now.get(k, MISSING))}" for k in keys
+            ]
     if not changed:
         return ""
     nearest = min(changed, key=lambda name: len(changed[name]))
     return f"\n{'':<12}against {nearest}: {', '.join(changed[nearest])}"
+
+
+def short(value) -> str:
+    return text if len(text := str(value)) <= 60 else f"{text[:60]}..."
