@@ -23,7 +23,7 @@ from prm_jax.scoring import ModelScorer
 from prm_jax.stats import bootstrap_interval, problem_numbers, ratio_interval
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """conf/task/steps.yaml says what each key means."""
 
@@ -214,6 +214,9 @@ def show(results: dict):
         standing.show_length(found, "whether a step is right")
     if "value_depth" in first:
         show_exact(results["runs"])
+    if ways := first.get("recalibrated"):
+        eces = ", ".join(f"{way} {x['ece']:.4f}" for way, x in ways.items())
+        print(f"ECE         after scaling the log-odds, first run: {eces}")
     if "errors" in first:
         which = " (first run)" * (n > 1)
         print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
