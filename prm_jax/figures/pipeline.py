@@ -210,7 +210,8 @@ def make_stage(
 def config_name(command: str) -> str:
     """The file of conf/ that a command reads."""
     name = command.removesuffix(".py")
-    commands = sorted(path.stem for path in CONF.glob("*.yaml") if path.stem not in ("runs", "bench", "figures"))
+    is_command = lambda stem: any((CONF.parent / place / f"{stem}.py").exists() for place in ("", "prm_jax"))
+    commands = sorted(path.stem for path in CONF.glob("*.yaml") if is_command(path.stem))
     expect(name in commands, "stages", command, f"a command: {', '.join(commands)}")
     return name
 
