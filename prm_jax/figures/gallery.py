@@ -197,9 +197,8 @@ def shift(stages: dict[str, list[Stage]]) -> Drawn:
     lines = {"home": "its own task", "solver": "the solver's samples", "shifted": "longer, more hidden work"}
     runs = {name: [r["runs"][0] for r in of(stages[name])] for name in lines}
     figure, ((left, right),) = panels(1, 2, 3.9, gridspec_kw={"width_ratios": [1, 1.15]})
-    drawn = Drawn(
-        figure, f"{len(runs['home'])} runs of the default PRM; dashed: perfect calibration; dots: runs, bars: means"
-    )
+    drawn = Drawn(figure, f"{len(runs['home'])} runs of the default PRM; dashed: perfect calibration")
+    drawn.spread = "left: the steps of all runs together; right, dots: runs, bars: their means"
     for i, (name, label) in enumerate(lines.items()):
         tables = [run["reliability"] for run in runs[name]]
         reliability(left, [(pooled(tables), i, label)])
