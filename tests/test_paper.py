@@ -319,11 +319,11 @@ def made_up(name):
         models = lambda seed: [Made(line, {}, seed=seed) for line in ("prm", "orm")]
         return {"pool": [Made("pool", pool_of(models(seed), 0.1 * seed), seed=seed) for seed in seeds]}
     if name == "supervision":
-        cells = [(t, k, n, s) for t in ("chain", "injective") for k in "abc" for n in (500, 2000) for s in seeds]
-        models = [Made("verifier", counts, task=t, supervision=k, samples=n, seed=s) for t, k, n, s in cells]
-        of_task = lambda t: [model for model in models if model.at["task"] == t]
-        pools = [Made("pool", pool_of(of_task(task)), task=task) for task in ("chain", "injective")]
-        return {"verifier": models, "pool": pools}
+        cells = [(k, n, s) for k in "abc" for n in (500, 2000) for s in seeds]
+        models = [Made("verifier", counts, supervision=k, samples=n, seed=s) for k, n, s in cells]
+        control = [Made("control", counts, supervision=k, control_samples=n, seed=s) for k, n, s in cells if n == 2000]
+        pools = {"pool": [Made("pool", pool_of(models))], "control_pool": [Made("control_pool", pool_of(control))]}
+        return {"verifier": models, "control": control} | pools
     if name == "overoptimisation":
         layers = [Made("by_layers", {}, layers=n, seed=s) for n in (1, 2) for s in seeds]
         steps = [Made("by_steps", {}, training=n, seed=s) for n in (50, 700) for s in seeds]
