@@ -31,19 +31,20 @@ def models_share(profile: cProfile.Profile) -> float:
 def bench_search(cfg: BenchConfig) -> list[Row]:
     s, data = cfg.search, data_config(OmegaConf.load(CONF / "data" / "chain.yaml"))
     policy = open_lab_policy(data.policy, data.temperature, data.max_tokens)
-    verifier = open_checkpoint("embedded_orm", "best", read_format("auto"), "float32")
+    verifier = open_checkpoint("embedded_orm", "best", read_format("auto"), "float32").scorer(4, 128)
     problems = tasks.make_problems(tasks.chain, data.task, s.problems, "test", cfg.seed)
     rows = []
     for method, arguments in (
         ("beam", {"width": s.width, "branch": 4}),
-        ("mcts", {"simulations": s.width, "branch": 4}),
+        ("mcts", {"simulations": 4 * s.width, "branch": 4}),
     ):
         key = itertools.count()  # other draws in each run
 
         def seconds(batch, key=key, method=method, arguments=arguments):
-            explorer = search.Explorer(policy, verifier.scorer(4), problems, "last", 40, jax.random.key(next(key)))
-            explorer.budget, start = math.inf, time.perf_counter()
-            search.METHODS[method](explorer, batch, **arguments)
+            start, texts = time.perf_counter(), [problems[p] for p in batch]
+            explorer = search.Explorer(policy, verifier, texts, "last", 40, jax.random.key(next(key)))
+            explorer.budget = math.inf
+            search.METHODS[method](explorer, range(len(texts)), **arguments)
             return time.perf_counter() - start
 
         every, some = range(len(problems)), range(s.singles)
