@@ -43,9 +43,9 @@ from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
 
 SHORTEST = 16  # tokens that prompts are padded to at least, else to a power of two: a few shapes serve all
-STAGE = (
-    64  # tokens after which the loop first stops for more slots; then 128, 256, ..: attention reads all slots there are
-)
+# Tokens after which the loop first stops for more slots; then twice as many, and so on: attention reads all slots there are,
+# and a step seldom has many tokens.
+STAGES = {"end": 64, "step": 16}
 
 
 def draw(logit_BV, uniform_B, sampling: Sampling):
@@ -177,7 +177,9 @@ class Policy:
         for L, prompts in itertools.groupby(sorted(requests, key=width), width):  # sorted keeps the order
             for group in self.groups(prompts, lambda ids: n * len(requests[ids])):
                 rows = [(p, i, j) for p, ids in enumerate(group) for i in requests[ids] for j in range(n)]
-                for (_, i, j), sample in zip(rows, self.decode(group, rows, L, stop_V, key, number), strict=True):
+                for (_, i, j), sample in zip(
+                    rows, self.decode(group, rows, L, stop_V, key, number, STAGES[stop]), strict=True
+                ):
                     found[i][j] = self.continuation(*sample, stop_V)
         self.stats.seconds += time.perf_counter() - start
         self.stats.prompts += len(requests)
@@ -205,7 +207,7 @@ class Policy:
             rows *= more
         return min(self.batch_rows, -(-rows // row_shards()) * row_shards())
 
-    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number):
+    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number, stage: int = STAGES["end"]):
         """(ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it stopped."""
         P = self.few(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
@@ -223,15 +225,15 @@ class Policy:
             batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, number[filled[:, 1]], filled[:, 2])))
             batch = shard_batch(batch, B)
             batch["key"] = jax.random.wrap_key_data(batch["key"])
-            yield from self.decode_rows(x_PD, cache, batch, len(here), L, stop_V)
+            yield from self.decode_rows(x_PD, cache, batch, len(here), L, stop_V, stage)
 
-    def decode_rows(self, x_PD, cache, batch, n_rows: int, L: int, stop_V):
+    def decode_rows(self, x_PD, cache, batch, n_rows: int, L: int, stop_V, stage: int):
         s, B = self.sampling, len(batch["first"])
         state, (id_B, logp_B) = begin(self.model, x_PD, cache, batch, stop_V, s)
         ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
         self.stats.shapes.add(("first", len(x_PD), B, L))
         while t < s.max_tokens and not all_done:
-            slots = min(max(t, STAGE - 1), s.max_tokens - t)
+            slots = min(max(t, stage - 1), s.max_tokens - t)
             self.stats.shapes.add(("next", B, L + t, slots))
             state, (id_tB, logp_tB, all_done) = go_on(self.model, state, batch, t, stop_V, slots, s)
             ids.append(id_tB), logps.append(logp_tB)
