@@ -1,7 +1,7 @@
 """Search at test time: spend policy tokens on a problem where a verifier's scores of what is written so far say so.
 
 Every method is written against two functions, `policy.extend` (sampling.py) and `scorer.score` (scoring.py), and goes through
-all problems at once: one call of each a round. `budget` is the policy tokens of a problem; PLANS says what each method makes
+all problems at once: one call of each a round. `budget` is the policy tokens of a problem; `plan` says what each method makes
 of it, so that methods compare at equal cost. What is found is a pool, from which the final choice is made: the best score, or a
 weighted vote (rerank.py, votes.py).
 
