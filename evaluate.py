@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from prm_jax.evals.common import EvaluateConfig, Setup, check_data, checkpoints, trained
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
-from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_folder, writable_folder
+from prm_jax.launch.hosts import start_command, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 
@@ -23,10 +23,7 @@ ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read here, or by t
 @cli.command("evaluate")
 def main(cfg):
     """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
-    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
-    init_distributed(cfg)
-    resumes = cfg.resume is not None
-    folder, cfg = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    folder, cfg, resumes = start_command(cfg)
     folder = writable_folder(folder)
     check_data(cfg)
     task = importlib.import_module(f"prm_jax.evals.{cfg.task}")

@@ -37,7 +37,7 @@ from prm_jax.data.units import probability
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, expect, parse
-from prm_jax.launch.hosts import init_distributed, max_over_processes, set_cpu_devices, share_folder, writable_folder
+from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
 from prm_jax.lora import LoraConfig, attach
@@ -134,10 +134,7 @@ def end_of_sweep(folder: Path):
 @cli.command("train", end_of_sweep)
 def main(cfg):
     """Train a process reward model into a run folder."""
-    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
-    init_distributed(cfg)
-    resumes = cfg.resume is not None
-    run, raw_cfg = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
     if isinstance(data_cfg, Mixture) and (cfg.batch.share_prefixes or cfg.loss.step == "pairwise"):

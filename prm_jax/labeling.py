@@ -34,7 +34,7 @@ from prm_jax.data.rows import append_rows, field_error, read_rows, write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
-from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
+from prm_jax.launch.hosts import share_file, start_command, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.omegaprm import MC, Prefix, RollOut, Tree, estimate, find_first_error, grow, in_rounds
 from prm_jax.sampling import Policy, PolicyConfig, fingerprint, open_policy
@@ -325,10 +325,7 @@ def _number(correct: bool | None) -> float | None:
 @cli.command("labeling")
 def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
-    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
-    init_distributed(cfg)
-    resumes = cfg.resume is not None
-    folder, given = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    folder, given, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(given, LabelingConfig)
     by_task = cfg.checker == "task"
     solutions, golds = read_input(cfg.input, cfg.checker)

@@ -31,7 +31,7 @@ from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.labeling import read_input
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
-from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_folder, writable_folder
+from prm_jax.launch.hosts import start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.sampling import fingerprint
@@ -218,10 +218,7 @@ def label_file(
 @cli.command("relabeling")
 def main(cfg):
     """Label the steps of solutions by what exists already: another verifier, outcomes, equations, two label files."""
-    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
-    init_distributed(cfg)
-    resumes = cfg.resume is not None
-    folder, given = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    folder, given, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(given, RelabelingConfig)
     solutions, beside = read(cfg)
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)):

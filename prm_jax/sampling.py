@@ -37,7 +37,7 @@ from prm_jax.data.rows import append_rows
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, expect, parse
-from prm_jax.launch.hosts import init_distributed, set_cpu_devices, share_file, share_folder, writable_folder
+from prm_jax.launch.hosts import share_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
@@ -360,10 +360,7 @@ class SamplingConfig(PolicyConfig):
 @cli.command("sampling")
 def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
-    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
-    init_distributed(cfg)
-    resumes = cfg.resume is not None
-    folder, given = run_folder.resumed(cfg) if resumes else (share_folder(run_folder.output_dir()), cfg)
+    folder, given, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(given, SamplingConfig)
     total = sum(1 for _ in read_questions(cfg.problems))  # reads every row once, before anything is drawn
     by_task = cfg.checker == "task"

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
 
 
@@ -48,6 +49,18 @@ def init_distributed(cfg):
         raise InputError(f"distributed: {how}: {str(error).splitlines()[0]}") from error
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
+
+
+def start_command(cfg) -> tuple:
+    """How a command that can be resumed starts: (its folder, its configuration, whether it goes on with a stopped one).
+
+    Devices and processes come first, before anything looks for devices.
+    """
+    set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
+    init_distributed(cfg)
+    if cfg.resume is not None:
+        return *run_folder.resumed(cfg), True
+    return share_folder(run_folder.output_dir()), cfg, False
 
 
 def share_folder(folder: Path) -> Path:
