@@ -9,9 +9,9 @@ import yaml
 
 from prm_jax import InputError
 from prm_jax.figures import paper, pipeline, running
-from prm_jax.figures.gallery import DRAWINGS
+from prm_jax.figures.gallery import drawing
 from prm_jax.launch import cli
-from prm_jax.launch.config import CONF, Count, expect, parse
+from prm_jax.launch.config import CONF, Count, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +58,20 @@ def run(args: list[str]):
     figures, unused, folders = {}, [], {}
     for name in names() if cfg.name == "all" else [cfg.name]:
         figure = pipeline.read_definition(name)
-        expect(figure.draw in DRAWINGS, f"{name}: draw", figure.draw, ", ".join(DRAWINGS))
         stages, left = pipeline.make_stages(figure, overrides, root / "stages", folders)
-        figures[name] = figure, stages
+        figures[name] = figure, drawing(figure.draw), stages
         unused.append(left)
     for key in sorted(set.intersection(*unused)):
-        own = ", ".join(dict.fromkeys(key for figure, _ in figures.values() for key in figure.over))
+        own = ", ".join(dict.fromkeys(key for figure, *_ in figures.values() for key in figure.over))
         raise InputError(f"{key}: no stage takes this key; of the figure itself: {own or 'none'}")
-    for name, (figure, stages) in figures.items():
+    for name, (_, draw, stages) in figures.items():
         every = [stage for line in stages.values() for stage in line]
         print(f"figure      {name}: {len({stage.folder for stage in every})} stages")
         if cfg.why:
             print("\n".join(pipeline.why(stage) for stage in every))
             continue
         running.make_all(every, cfg.jobs, cfg.launcher)
-        for path in paper.draw(DRAWINGS[figure.draw], name, stages, overrides, root / name):
+        for path in paper.draw(draw, name, stages, overrides, root / name):
             print(f"figure      {path}")
 
 

@@ -129,10 +129,13 @@ def provenance(every: list[Stage], name: str, overrides: dict[str, str]) -> dict
     """Command, seeds, cost and commits of the stages."""
     records = [stage.record() for stage in every]
     seeds = list(dict.fromkeys(stage.at["seed"] for stage in every if "seed" in stage.at))
-    seconds, cut = sum(r["seconds"] for r in records), sum(r["resumed"] for r in records)
-    cost = f"{len(every)} commands, {seconds:,.0f} s in all"
+    total = {key: sum(r[key] for r in records) for key in ("seconds", "cpu_seconds")}
+    cut = sum(r["resumed"] for r in records)
+    cost = (
+        f"{len(every)} commands, {total['seconds'] / 60:.1f} minutes one by one, {total['cpu_seconds'] / 60:.1f} of CPU"
+    )
     cost += f", more before {cut} of them were stopped" if cut else ""
     commits = dict.fromkeys(r["commit"][:10] + "+" * r["commit"].endswith("+") for r in records)
     command = " ".join([f"name={name}", *(f"{key}={value}" for key, value in overrides.items())])
     listed = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {', '.join(map(str, seeds)) or 0}"
-    return {"command": command, "seeds": listed, "seconds": seconds, "cost": cost, "commits": list(commits)}
+    return total | {"command": command, "seeds": listed, "cost": cost, "commits": list(commits)}

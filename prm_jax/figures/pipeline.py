@@ -44,7 +44,7 @@ class Line:
 class Definition:
     """One file of conf/figure."""
 
-    draw: str  # a name of gallery.DRAWINGS
+    draw: str  # a file of figures/gallery
     over: dict[str, list | dict[str, str]]  # {key: its values, or {value: its text in a command line}}
     stages: dict[str, str | Line]
 

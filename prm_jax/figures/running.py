@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -72,17 +73,26 @@ def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
                 resumed = stage.stopped and "resume" in stage.keys
                 running[start(stage, jobs, launcher)] = stage, time.time(), resumed
             time.sleep(0.05)
-            for process in [process for process in running if process.poll() is not None]:
-                finish(process.returncode, *running.pop(process))
+            for process in list(running):
+                before = cpu_seconds()
+                if process.poll() is not None:
+                    finish(process.returncode, cpu_seconds() - before, *running.pop(process))
 
 
-def finish(code: int, stage: Stage, began: float, resumed: bool):
+def cpu_seconds() -> float:
+    """Of all processes that have ended and were waited for: what it grows by at a `poll` is the ended one's."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def finish(code: int, cpu: float, stage: Stage, began: float, resumed: bool):
     """DONE, where the stage has ended well."""
     seconds, log = time.time() - began, stage.folder / "log.txt"
     if code:
         last = log.read_text(errors="replace").strip().splitlines()[-1].strip()
         raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {last[:300]}; see {log}")
-    about = {"seconds": seconds, "resumed": resumed, "commit": run_folder.versions()["commit"]}
+    commit = run_folder.versions()["commit"]
+    about = {"seconds": seconds, "cpu_seconds": cpu, "resumed": resumed, "commit": commit}
     run_folder.write_json(stage.folder / "DONE", about)
     print(f"{'resumed' if resumed else 'made':<12}{stage.name:<28} {seconds:>7.1f} s  {stage.folder}", flush=True)
 

@@ -1,0 +1,129 @@
+"""The drawings of the gallery, from results made up: each states seeds, cost and commit, and keeps its numbers in a table."""
+
+import csv
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+from prm_jax.figures import __main__ as figures
+from prm_jax.figures import gallery, paper, pipeline
+from prm_jax.figures.gallery import overoptimisation
+
+NAMES = figures.names()
+
+
+class Made:
+    """A stage that is done, with results made up."""
+
+    def __init__(self, line, results, **at):
+        self.line, self.at, self._results = line, at, results
+        self.name = pipeline.label(line, at)
+        self.digest = f"{zlib.crc32(self.name.encode()):08x}"
+        self.folder = pipeline.Path(f"stages/{self.name}-{self.digest}")
+
+    def results(self):
+        return self._results
+
+    def record(self):
+        return {"seconds": 10.0, "cpu_seconds": 15.0, "resumed": False, "commit": "0123456789abcdef+"}
+
+
+SEEDS, SIZES = (0, 1, 2), [1, 2, 4]
+
+
+def pool_of(stages, level=0.0):
+    """The results of a pool that these verifiers score: the i-th solves (i + n) % 5 / 10 + level at n."""
+    names = ["prm", *(f"prm_{i}" for i in range(1, len(stages)))]
+    table = lambda i: {str(n): (i + n) % 5 / 10 + level for n in SIZES}
+    kl = np.linspace(0, 2, 5).tolist()
+    law = {"kl": kl, "accuracy": [0.5, 0.6, 0.65, 0.6, 0.5], "score": kl}
+    best = {"kl": [0.0, 0.3, 1.0], "accuracy": [0.5, 0.5 + 0.3**0.5 * 0.2 - 0.03, 0.6], "score": [0, 1, 2], "n": SIZES}
+    pairs = [(f"{a}.prod.best_of_n", b) for a in names for b in ["majority", *(f"{x}.prod.best_of_n" for x in names)]]
+    numbers = {"difference": 0.25, "interval": [0.1, 0.3]}
+    rules = ("best_of_n", "trace", "weighted_vote")
+    return {
+        "n_problems": 9, "n_candidates": 4, "mean": 0.4, "headline": dict.fromkeys(names, "prod"),
+        "oracle": table(4), "majority": table(1),
+        "verifiers": {a: {"verifier": f"{s.folder} step 5"} for a, s in zip(names, stages, strict=True)},
+        "scorers": {a: {"prod": {rule: table(i) for rule in rules}} for i, a in enumerate(names)},
+        "reward_kl": {a: {"reweighted": law, "best_of_n": best} for a in names},
+        "differences": [{"a": a, "b": b, "n": n} | numbers for a, b in pairs for n in SIZES],
+    }  # fmt: skip
+
+
+def steps_of(ece):
+    table = {"mean_score": [0.2, 0.8, None], "mean_label": [0.3, 0.7, None], "n": [5, 5, 0]}
+    ways = {way: {"ece": ece, "reliability": table} for way in ("none", "temperature", "platt")}
+    return {"runs": [{"reliability": table, "step_auroc": 0.9, "recalibrated": ways}]}
+
+
+def search_of(seed):
+    share = {"share": 0.5 + seed / 10, "interval": [0.4, 0.6]}
+    best = share | {"by_difficulty": [share] * 3}
+    minus = {"difference": 0.1, "interval": [0.0, 0.2]}
+    rows = [{"method": m, "budget": b, "policy_tokens": b - 1, "best": best, "minus_best_of_n": minus}
+            for b in (60, 120) for m in ("best_of_n", "beam")]  # fmt: skip
+    about = {"problems": 9, "pass_at_1": 0.4, "difficulty_pass_at_1": [0.8, 0.4, 0.1], "searches": rows}
+    return {"choice": "best", "verifiers": [about]}
+
+
+def made_up_best_of_n():
+    models = lambda seed: [Made(line, {}, seed=seed) for line in ("prm", "orm")]
+    return {"pool": [Made("pool", pool_of(models(seed), 0.1 * seed), seed=seed) for seed in SEEDS]}
+
+
+def made_up_supervision():
+    counts = {"counts": {"lucky_share_of_right_answers": 0.25}}
+    cells = [(k, n, s) for k in "abc" for n in (500, 2000) for s in SEEDS]
+    models = [Made("verifier", counts, supervision=k, samples=n, seed=s) for k, n, s in cells]
+    control = [Made("control", counts, supervision=k, control_samples=n, seed=s) for k, n, s in cells if n == 2000]
+    pools = {"pool": [Made("pool", pool_of(models))], "control_pool": [Made("control_pool", pool_of(control))]}
+    return {"verifier": models, "control": control} | pools
+
+
+def made_up_overoptimisation():
+    layers = [Made("by_layers", {}, layers=n, seed=s) for n in (1, 2) for s in SEEDS]
+    steps = [Made("by_steps", {}, training=n, seed=s) for n in (50, 700) for s in SEEDS]
+    own = lambda seed: [model for model in layers + steps if model.at["seed"] == seed]
+    pools = [Made("pool", pool_of(own(seed)), seed=seed) for seed in SEEDS]
+    return {"by_layers": layers, "by_steps": steps, "pool": pools}
+
+
+def made_up_search():
+    return {"search": [Made("search", search_of(seed), seed=seed) for seed in SEEDS]}
+
+
+def made_up_shift():
+    return {line: [Made(line, steps_of(0.1 + seed / 100), seed=seed) for seed in SEEDS]
+            for line in ("home", "solver", "shifted")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
+    png, table = paper.draw(
+        gallery.drawing(name), name, globals()[f"made_up_{name}"](), {"steps": "3"}, tmp_path / name
+    )
+    assert png.stat().st_size < 150_000 and (tmp_path / name / f"{name}.pdf").exists()
+    rows = list(csv.DictReader(table.open()))
+    assert rows and {row["runs"] for row in rows} == {"3"}
+    about = json.loads((tmp_path / name / "figure.json").read_text())
+    assert about["commits"] == ["0123456789+"] and about["seeds"] == "seeds 0, 1, 2"
+    assert about["command"] == f"name={name} steps=3" and about["seconds"] == 10 * len(about["stages"])
+    assert about["cpu_seconds"] == 15 * len(about["stages"])
+    assert about["says"] and all(f"says        {line}" in capsys.readouterr().out for line in about["says"][:1])
+
+
+def test_a_drawing_has_the_mean_of_the_runs_and_its_t_interval(tmp_path):
+    _, table = paper.draw(gallery.drawing("best_of_n"), "x", made_up_best_of_n(), {}, tmp_path)
+    row = next(r for r in csv.DictReader(table.open()) if r["series"] == "PRM, best of n (prod)" and r["x"] == "2.0")
+    # .2, .3, .4: sd .1, t of 2 degrees of freedom 4.3027
+    assert [float(row[key]) for key in ("y", "low", "high")] == pytest.approx(
+        [0.3, 0.3 - 0.24841, 0.3 + 0.24841], abs=1e-4
+    )
+    assert paper.over_seeds([[1.0], [2.0]]) == ([1.5], [1.0], [2.0])
+    fit = overoptimisation.gao_fit(
+        {"kl": [0.0, 0.25, 1.0, 4.0], "accuracy": [0.5, 0.5 + 0.5 * 0.2, 0.5 + 0.1, 0.5 - 2 * 0.1]}
+    )
+    assert fit == pytest.approx([0.3, 0.2])
