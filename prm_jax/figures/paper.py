@@ -31,13 +31,13 @@ class Drawn:
     says: list[str] = dataclasses.field(default_factory=list)
     spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
 
-    def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, share: bool = True):
+    def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, share: bool = True, band: bool = True):
         """The runs of one setting, a row of y_SX each, and a row of the table for each x; the band of a share ends at 0 and 1."""
         mean_X, low_X, high_X = over_seeds(y_SX)
         x = np.asarray(x, float)
         for y_X in y_SX if len(y_SX) > 1 else ():
             axes.plot(x, y_X, color=style["color"], linewidth=0.5, alpha=0.35)
-        if len(y_SX) > 1:
+        if len(y_SX) > 1 and band:
             drawn = np.clip((low_X, high_X), 0, 1) if share else (low_X, high_X)
             axes.fill_between(x, *drawn, color=style["color"], alpha=0.12, linewidth=0)
         axes.plot(x, mean_X, **style, label=plain(series))

@@ -14,6 +14,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     figure, axes = panels(-(-(1 + groups) // 2), 2, 5.6, sharex=True)
     names = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
     drawn = Drawn(figure, f"{verifiers[0]['problems']} problems, final choice: {rule} score; dotted: the policy alone")
+    drawn.spread = "thin lines: runs, whose intervals are in the table and in figure.json"
     methods = list(dict.fromkeys(s["method"] for s in verifiers[0]["searches"]))
     budgets = list(dict.fromkeys(s["budget"] for s in verifiers[0]["searches"]))
     for k, own in enumerate(axes.flat[: 1 + groups]):
@@ -26,7 +27,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             part = lambda s, k=k: s[rule]["share"] if k == 0 else s[rule]["by_difficulty"][k - 1]["share"]
             x = np.mean([[s["policy_tokens"] for s in run] for run in found], 0)
             y_SX = [[part(s) for s in run] for run in found]
-            drawn.curve(own, title, names.get(method, method), x, y_SX, line_style(i))
+            drawn.curve(own, title, names.get(method, method), x, y_SX, line_style(i), band=False)
         own.axhline(np.mean(alone), color=GREY, linewidth=0.8, linestyle=":")
         size_axis(own, budgets, "policy tokens a problem" if k >= groups - 1 else "")
         own.set_title(f"{title} (pass@1 {np.mean(alone):.2f})", fontsize=9)
