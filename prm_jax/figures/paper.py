@@ -6,16 +6,15 @@ A drawing is a function of {line: stages} that returns Drawn. Seeds: thin lines 
 
 import csv
 import dataclasses
-import math
 import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
-from scipy import stats
 
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, plain, save
+from prm_jax.figures.sweep_table import over_seeds
 from prm_jax.launch import run_folder
 
 WIDTH = 6.4  # inches: legible at 600 pixels
@@ -43,18 +42,8 @@ class Drawn:
         axes.plot(x, mean_X, **style, label=plain(series))
         values = zip(x.tolist(), mean_X, low_X, high_X, np.transpose(y_SX).tolist(), strict=True)
         for at, mean, low, high, runs in values:
-            row = {"panel": panel, "series": series, "x": at, "y": mean, "low": low, "high": high, "runs": len(y_SX)}
-            self.rows.append(row | {"values": " ".join(f"{y:.6g}" for y in runs)})
-
-
-def over_seeds(y_SX) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) over runs; the interval of one run is nan."""
-    y_SX = np.asarray(y_SX, float)
-    mean_X, S = y_SX.mean(0), len(y_SX)
-    if S < 3:
-        return mean_X, *((y_SX.min(0), y_SX.max(0)) if S == 2 else np.full((2, *mean_X.shape), np.nan))
-    half_X = stats.t.ppf(0.975, S - 1) * y_SX.std(0, ddof=1) / math.sqrt(S)
-    return mean_X, mean_X - half_X, mean_X + half_X
+            row = {"panel": panel, "series": series, "x": at, "y": mean, "low": low, "high": high}
+            self.rows.append(row | {"runs": int(np.isfinite(runs).sum()), "values": " ".join(f"{y:.6g}" for y in runs)})
 
 
 def of(stages: list[Stage], **at) -> list[dict]:

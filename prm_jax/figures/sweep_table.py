@@ -148,14 +148,22 @@ def interval_kind(asked: str, groups: list) -> str:
     return asked if asked != "auto" else "t" if sizes and min(sizes) > 2 else "range"
 
 
+def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean_X, low_X, high_X) of the defined values over runs, the one interval over seeds; nan of fewer than two (mean: than one).
+
+    kind "t": 95 % t interval; "range": from the lowest to the highest; "auto": t, but the range of two runs, where t would be
+    thirteen times their distance.
+    """
+    y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
+    n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
+    half_X = stats.t.ppf(0.975, n_X - 1) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
+    is_t_X = (kind == "t") | ((kind == "auto") & (n_X > 2))
+    ends = (np.ma.where(is_t_X, *x) for x in ((mean_X - half_X, low_X), (mean_X + half_X, high_X)))
+    filled = lambda x: np.ma.filled(np.ma.asarray(x), np.nan)
+    return filled(mean_X), *(np.where(n_X > 1, filled(end_X), np.nan) for end_X in ends)
+
+
 def spread(values: list[float], kind: str) -> dict:
-    """Mean of the defined values and their interval (nan of fewer than two)."""
-    x = np.array([v for v in values if not math.isnan(v)])
-    low = high = math.nan
-    if len(x) > 1 and kind == "range":
-        low, high = x.min(), x.max()
-    elif len(x) > 1:
-        half = stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x))
-        low, high = x.mean() - half, x.mean() + half
-    mean = float(x.mean()) if len(x) else math.nan
-    return {"n": len(x), "mean": mean, "low": float(low), "high": float(high), "values": values}
+    """A row's mean, interval and how many runs have the number."""
+    mean, low, high = map(float, over_seeds(values, kind))
+    return {"n": int(np.isfinite(values).sum()), "mean": mean, "low": low, "high": high, "values": values}
