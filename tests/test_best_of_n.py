@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from conftest import call, printed, real_data
 import evaluate
 from prm_jax import InputError, rerank, witness
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
+from prm_jax.evals import best_of_n as best_of_n_task
 from prm_jax.evals import pool_metrics as best_of_n
+from prm_jax.figures import best_of_n as best_of_n_figure
 from prm_jax.figures import style
 from prm_jax.figures.best_of_n import best_of_n_figures
 from prm_jax.figures.witness import witness_phases
@@ -265,6 +268,42 @@ def drawable(result):
     return json.loads(json.dumps(result | about), parse_constant=lambda _: None)
 
 
+def test_two_scorers_are_compared_on_the_screen(capsys):
+    two = lambda c: Candidate(c.steps, c.answer, c.correct, True, {"a": c.step_scores["a"], "b": c.step_scores["a"]})
+    pool = [Problem(p.id, p.problem, "1", tuple(map(two, p.candidates))) for p in POOL]
+    best_of_n_task.show(drawable(measured(pool, scorers=("a", "b"))))
+    out = capsys.readouterr().out
+    assert "  a.prod.best_of_n - b.prod.best_of_n: +0.0000 [0.0000, 0.0000] p=1.000" in out
+    assert "a, weighted vote" in out and "majority:" not in out
+
+
+def test_intervals_of_the_curves_are_those_of_the_numbers():
+    result = measured()
+    for numbers, before in ((result["scorers"]["a"]["prod"], ""), (result, "oracle_"), (result, "majority_")):
+        low, high = numbers[f"{before}curve_interval"]
+        assert len(low) == len(high) == 4
+        for n, interval in numbers[f"{before}interval"].items():
+            assert (low[int(n) - 1], high[int(n) - 1]) == pytest.approx(interval)
+    assert "curve_interval" not in result["scorers"]["a"]["min"]  # drawn of headlines alone
+
+
+def test_more_than_two_scorers_have_whiskers_and_a_panel_of_votes(monkeypatch, tmp_path):
+    """Bands of two scorers at every n; of three an interval each beside the curves, and their weighted votes drawn."""
+    kept = []
+    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path: kept.append(figure) or path)
+    for names in ("ab", "abc"):
+        as_many = lambda c, names=names: Candidate(
+            c.steps, c.answer, c.correct, True, dict.fromkeys(names, (0.5,) * len(c.steps))
+        )
+        pool = [Problem(p.id, p.problem, "1", tuple(map(as_many, p.candidates))) for p in POOL]
+        best_of_n_figure.best_of_n_curves(drawable(measured(pool, scorers=names)), tmp_path)
+    (two,), (best, votes) = (figure.axes for figure in kept)
+    assert len(two.collections) == 6 and len(two.collections[0].get_paths()[0].vertices) == 2 * 4 + 3  # n = 1..4
+    assert [len(axes.collections) for axes in (best, votes)] == [5, 5]  # a line of three scorers, majority, oracle
+    y = drawable(measured())["scorers"]["a"]["prod"]["weighted_vote"]
+    assert votes.lines[1].get_xdata().tolist() == list(map(int, y)) == [1, 2, 4]
+
+
 @pytest.mark.parametrize("n", [1, 7])
 def test_figures_of_one_and_of_seven_scorers_of_a_ragged_pool(n, tmp_path):
     names = [f"s{i}" for i in range(n)]
@@ -382,7 +421,13 @@ def test_the_reference_counts_of_all_scorers_in_one_run(monkeypatch, tmp_path):
         table = result["scorers"][scorer]
         for how, expected in zip(("min", "last", "prod", "mean"), right, strict=True):
             assert count(table[how]["best_of_n"]["32"]) == expected, (scorer, how)
-    assert "rlhflow_prm.prod.best_of_n - skywork_prm.prod.best_of_n: -0.0077 [" in out
+    names = "rlhflow_prm.prod.best_of_n", "skywork_prm.prod.best_of_n"
+    (pair,) = [d for d in result["differences"] if (d["a"], d["b"]) == names and d["n"] == 32]
+    assert pair["difference"] == pytest.approx(-2 / 259) and pair["n_differ"] == 8
+    # Seven scorers fit a screen: a line each of headlines and of aggregators, and where the differences are.
+    assert len(out.splitlines()) <= 40 and "differences of scorers and aggregators, paired, by n: results.json" in out
+    assert re.search(r"^  qwen_prm \(prod\) +0\.9730 \[0\.9\d+, 0\.9\d+\] \+0\.0270 \[.*\] p=0\.016", out, re.MULTILINE)
+    assert re.search(r"^  qwen_prm +0\.9653 +0\.9730 +0\.9730 +0\.9730 +0\.9537", out, re.MULTILINE)
     for name in ("best_of_n", "aggregators", "reward_kl", "calibration"):
         assert (tmp_path / f"out/figures/{name}.png").stat().st_size > 20_000
 

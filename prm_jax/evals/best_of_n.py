@@ -11,6 +11,9 @@ from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, ope
 from prm_jax.lab import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 
+FEW_SCORERS = 2  # more are not compared in pairs on the screen
+ABOUT_TESTS = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
+
 
 @dataclasses.dataclass(frozen=True)
 class FreshPool:
@@ -129,39 +132,57 @@ def show(results: dict):
     ece = {scorer: x["steps"]["ece"] for scorer, x in results["calibration"].items()}
     found = {scorer: x | {"ece": ece[scorer]} for scorer, x in results["length_correlation"].items()}
     standing.show_length(found, "problem and correctness")
-    against = {(d["a"], d["b"]): difference(d) for d in results["differences"] if str(d["n"]) == N}
-    for scorer, table in results["scorers"].items():
-        print(f"scorer      {scorer}: {results['verifiers'].get(scorer, {}).get('verifier', 'stored scores')}")
+    show_selections(results, N)
+    show_aggregators(results, N)
+    if len(results["scorers"]) > FEW_SCORERS:
+        print(f"differences of scorers and aggregators, paired, by n: results.json, `differences`; {ABOUT_TESTS}")
+        return
+    print(f"differences at n = {N}, paired over problems, {ABOUT_TESTS}; of other aggregators in results.json:")
+    own = {f"{scorer}.{how}" for scorer, how in results["headline"].items()}
+    for d in results["differences"]:
+        if str(d["n"]) == N and {d["a"].rsplit(".", 1)[0], d["b"].rsplit(".", 1)[0]} <= own:
+            print(f"  {d['a']} - {d['b']}: {difference(d)}")
+
+
+def show_selections(results: dict, N: str):
+    """A line a scorer: its headline selection, what that has over the majority vote, and its weighted vote."""
+    for scorer in results["scorers"]:
         if n := results["zero_scores"][scorer]:
-            print(
-                f"  {n} problems have a candidate with a step of probability 0: its product and minimum tie with all such"
-            )
-        print(f"  {'':<10} best-of-{N:<27} minus majority vote{'':<24} weighted vote")
-        for how, numbers in table.items():
-            line = f"  {how:<10} {numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N]):<28}"
-            if "weighted_vote" in numbers:
-                line += f" {against[f'{scorer}.{how}.best_of_n', 'majority']:<43}"
-                line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
-            print(line)
-    tests = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
-    print(f"differences at n = {N}, paired over problems, {tests}; of other aggregators in results.json:")
-    for (a, b), text in against.items():
-        how = results["headline"][a.rsplit(".", 2)[0]]
-        if b != "majority" and a.endswith((".weighted_vote", f".{how}.best_of_n")):
-            print(f"  {a} - {b}: {text}")
+            tie = "its product and minimum tie with all such"
+            print(f"scorer      {scorer}: {n} problems have a candidate with a step of probability 0: {tie}")
+        if scorer in results["verifiers"]:
+            print(f"scorer      {scorer}: {results['verifiers'][scorer]['verifier']}")
+    against = {d["a"]: d for d in results["differences"] if d["b"] == "majority" and str(d["n"]) == N}
+    print(f"best of {N:<32} {'interval':<17} {'minus majority vote':<36} weighted vote")
+    for scorer, how in results["headline"].items():
+        numbers = results["scorers"][scorer][how]
+        line = f"  {f'{scorer} ({how})':<31}{numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N])}"
+        if "weighted_vote" in numbers:
+            line += f" {difference(against[f'{scorer}.{how}.best_of_n']):<36}"
+            line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
+        print(line)
+
+
+def show_aggregators(results: dict, N: str):
+    hows = list(next(iter(results["scorers"].values())))
+    print(f"best of {N}, by aggregator (intervals: results.json, aggregators.png)")
+    print(" " * 27 + "".join(f"{how:>10}" for how in hows))
+    for scorer, table in results["scorers"].items():
+        print(f"  {scorer:<25}" + "".join(f"{table[how]['best_of_n'][N]:>10.4f}" for how in hows))
 
 
 def show_curves(results: dict):
-    """Share solved at sizes n: the headline selection and weighted vote of each scorer, majority, oracle."""
+    """Share solved at sizes n: the headline selection of each scorer, of few its weighted vote too, majority, oracle."""
     sizes, curves = list(results["oracle"]), {}
+    shown = ("weighted_vote",) if len(results["scorers"]) <= FEW_SCORERS else ()
     for scorer, how in results["headline"].items():
         numbers = results["scorers"][scorer][how]
         curves[f"{scorer}, best of n ({how})"] = numbers["best_of_n"]
-        curves |= {f"{scorer}, weighted vote": numbers[rule] for rule in ("weighted_vote",) if rule in numbers}
+        curves |= {f"{scorer}, weighted vote": numbers[rule] for rule in shown if rule in numbers}
     curves |= {name: results[name] for name in ("majority", "oracle") if name in results}
-    print(f"solved at n {'':<28}" + "".join(f"{n:>8}" for n in sizes))
+    print(f"solved at n {'':<30}" + "".join(f"{n:>8}" for n in sizes))
     for name, by_size in curves.items():
-        print(f"  {name:<38}" + "".join(f"{by_size[n]:>8.3f}" for n in sizes))
+        print(f"  {name:<40}" + "".join(f"{by_size[n]:>8.3f}" for n in sizes))
 
 
 FEW = 6  # problems that differ: below, a sign test cannot reach .05, whatever an interval says

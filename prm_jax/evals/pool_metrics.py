@@ -118,12 +118,17 @@ def measure(
     golds = {"best_of_n": pool.right_PN} | ({"trace": right_traces(problems, pool, step_labels)} if step_labels else {})
     mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
     sizes, k_vote = sorted({2**k for k in range(N.bit_length())} | {N}), jax.random.key(seed)
-    value, curve = {}, {}  # a number's path in the results -> {n: its value_P}, its mean for every n = 1..N
+    value, curve = (
+        {},
+        {},
+    )  # a number's path in the results -> {n: its value_P}, its mean (and interval) for every n = 1..N
 
-    def exact(name, x_Pn):
+    def exact(name, x_Pn, is_headline=True):
         x_Pn = np.asarray(x_Pn, float)
         value[name] = {n: x_Pn[:, n - 1] for n in sizes}
-        curve[name] = x_Pn.mean(0).tolist()
+        curve[name] = {"curve": x_Pn.mean(0).tolist()}
+        if is_headline:
+            curve[name]["curve_interval"] = stats.mean_interval(x_Pn, seed).tolist()
 
     def drawn(name, log_weight_PN=None):  # the votes without a closed form
         args = pool.answer_PN, pool.right_PN, log_weight_PN, mask_PN, np.array(sizes)
@@ -168,7 +173,7 @@ def measure(
             x_PN, name = score_PN[how], ("scorers", scorer, how)
             for rule, gold_PN in golds.items():
                 best_Pn = rerank.best_of_n(x_PN, gold_PN, pool.eligible_PN, mask_PN, ties=rules.ties)
-                exact((*name, rule), best_Pn)
+                exact((*name, rule), best_Pn, how == headline[scorer])
             if pool.answer_PN is not None and how == headline[scorer]:
                 drawn((*name, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
@@ -193,13 +198,14 @@ def measure(
     for name, by_size in value.items():
         *path, rule = name
         place = functools.reduce(lambda table, part: table.setdefault(part, {}), path, result)
-        # Beside best_of_n its siblings are `band`, `interval`, `curve`; beside other rules `RULE_band` and so on.
+        # Beside best_of_n its siblings are `band`, `interval`, `curve`, of headlines `curve_interval` [lows, highs]; beside other
+        # rules `RULE_band` and so on.
         before = "" if rule == "best_of_n" else f"{rule}_"
         mean, low, high, band = zip(*[next(rows) for _ in by_size])
         for key, numbers in ((rule, mean), (f"{before}interval", zip(low, high)), (f"{before}band", band)):
             place[key] = dict(zip(map(str, by_size), numbers, strict=True))
-        if name in curve:
-            place[f"{before}curve"] = curve[name]
+        for key, numbers in curve.get(name, {}).items():
+            place[f"{before}{key}"] = numbers
     written = lambda name: ".".join(part for part in name if part != "scorers")
     pairs = [(a, b, n) for a, b, at_all in comparisons(list(value), headline) for n in (sizes if at_all else [N])]
     a_PX, b_PX = (

@@ -28,51 +28,69 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def best_of_n_curves(results: dict, folder: Path) -> Path:
-    """Problems solved against n, as in Lightman et al. 2023, figure 3, but the bands are bootstrap intervals over problems.
+    """Problems solved against n, as in Lightman et al. 2023, figure 3, with bootstrap intervals over problems, all at every n.
 
-    Where exact step labels are known a second panel counts only winners without a wrong step.
+    Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and weighted votes
+    have a panel of their own. Where exact step labels are known a last panel counts only winners without a wrong step.
     """
     sizes, scorers = [int(n) for n in results["oracle"]], results["scorers"]
     headline = {scorer: (how, scorers[scorer][how]) for scorer, how in results["headline"].items()}
-    many, has_traces = len(scorers) > 2, all("trace" in numbers for _, numbers in headline.values())
-    size = (7.2 + 3.6 * has_traces, 4)
-    figure, ((first, *rest),) = plt.subplots(1, 1 + has_traces, figsize=size, sharey=True, squeeze=False)
-    handles = []
+    many, votes = len(scorers) > 2, "majority" in results
+    titles = {"best_of_n": "share of problems solved"}
+    titles |= {"weighted_vote": "by the vote weighted by the scores"} if many and votes else {}
+    if all("trace" in numbers for _, numbers in headline.values()):
+        titles["trace"] = "by a solution without a wrong step"
+    size = (3.6 + 3.6 * len(titles), 4)
+    figure, all_axes = plt.subplots(1, len(titles), figsize=size, sharey=True, squeeze=False)
+    panel, handles = dict(zip(titles, all_axes[0], strict=True)), []
 
-    def curve(axes, numbers, rule, style, label=None):
+    def curve(axes, numbers, rule, style, place=0):
+        """place: 1, 2, ... beside the curves, of the interval at the last n; 0: a band."""
         before = "" if rule == "best_of_n" else f"{rule}_"
-        low, high = floats(list(numbers[f"{before}interval"].values())).T
         y, line = floats(list(numbers[rule].values())), floats(numbers.get(f"{before}curve", []))
-        x, line = (range(1, len(line) + 1), line) if len(line) else (sizes, y)
-        axes.fill_between(sizes, low, high, color=style["color"], alpha=0.05 if many else 0.12, linewidth=0)
-        axes.plot(x, line, **style | {"marker": ""})
+        ends = numbers.get(f"{before}curve_interval") or np.transpose(list(numbers[f"{before}interval"].values()))
+        every = range(1, len(line) + 1)
+        low, high = floats(ends)
+        if place:
+            axes.vlines(
+                sizes[-1] * 2 ** (0.13 * place), low[-1], high[-1], color=style["color"], linewidth=1.4, alpha=0.7
+            )
+        else:
+            at = every if len(low) == len(line) else sizes
+            axes.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        axes.plot(*((every, line) if len(line) else (sizes, y)), **style | {"marker": ""})
         axes.plot(sizes, y, **style | NO_LINE)
-        if label:
-            handles.append(plt.Line2D([], [], **style, label=plain(label)))
+
+    def key(style, label):
+        handles.append(plt.Line2D([], [], **style, label=plain(label)))
 
     for i, (scorer, (how, numbers)) in enumerate(headline.items()):
-        style = line_style(i)
-        curve(first, numbers, "best_of_n", style, f"{scorer}, best of n ({how})")
-        for axes in rest:
-            curve(axes, numbers, "trace", style)
-        if "weighted_vote" in numbers and not many:
+        style, place = line_style(i), many * (i + 1)
+        key(style, f"{scorer} ({how})" if many else f"{scorer}, best of n ({how})")
+        for rule, axes in panel.items():
+            curve(axes, numbers, rule, style, place)
+        if votes and not many:
             style |= {"linestyle": ":", "markerfacecolor": "white"}
-            curve(first, numbers, "weighted_vote", style, f"{scorer}, weighted vote")
-    for rule, (dashes, label) in RULES.items():
+            curve(panel["best_of_n"], numbers, "weighted_vote", style)
+            key(style, f"{scorer}, weighted vote")
+    for i, (rule, (dashes, label)) in enumerate(RULES.items()):
+        style = {"linestyle": dashes, "linewidth": 1.2, "color": GREY}
+        for name, axes in panel.items():
+            if rule in results and name != "trace":
+                curve(axes, results, rule, style, many * (len(headline) + 1 + i))
         if rule in results:
-            curve(first, results, rule, {"linestyle": dashes, "linewidth": 1.2, "color": GREY}, label)
-    handles.append(first.axhline(results["mean"], color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates"))
-    labels = ("share of problems solved", "... by a solution without a wrong step")
-    for axes, ylabel in zip((first, *rest), labels, strict=False):
+            key(style, label)
+    for axes, name in zip(panel.values(), titles.values(), strict=True):
+        mean = axes.axhline(results["mean"], color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(n) for n in sizes])
         axes.minorticks_off()
-        axes.set(xlabel="n, solutions sampled per problem (log scale)", ylabel=ylabel)
-    figure.legend(handles=handles, loc="outside right center")
+        axes.set(xlabel="n, solutions sampled per problem (log scale)")
+        axes.set_title(name, fontsize=9)
+    figure.legend(handles=[*handles, mean], loc="outside right center")
     figure.suptitle("Best of n: expectation over all subsets of n candidates")
-    text = "bands: 95 % bootstrap intervals over problems"
-    text += "; weighted votes of more than two scorers: aggregators.png, results.json" if many else ""
-    pool_caption(figure, results, text)
+    text = f"beside the curves: 95 % bootstrap intervals over problems at n = {sizes[-1]}, in the legend's order"
+    pool_caption(figure, results, text if many else "bands: 95 % bootstrap intervals over problems")
     return save(figure, folder / "best_of_n.png")
 
 
@@ -95,7 +113,8 @@ def aggregator_dots(results: dict, folder: Path) -> Path:
                 axes.axvline(results[name][N], color=GREY, linewidth=0.8, linestyle=dashes, label=name, zorder=0)
         axes.set_yticks(range(len(hows)), hows)
         axes.set(title=title, xlabel="share of problems solved", ylim=(len(hows) - 0.5, -0.5))
-        axes.grid(axis="y", linewidth=0.3)
+        for y in range(0, len(hows), 2):
+            axes.axhspan(y - 0.5, y + 0.5, color="black", alpha=0.05, linewidth=0)
     figure.legend(*all_axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=7.5)
     pool_caption(figure, results, "lines: 95 % bootstrap intervals over problems")
     return save(figure, folder / "aggregators.png")
@@ -112,7 +131,7 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
             axes.plot(*places, **style | NO_LINE)
             for n, place in zip(best["n"] if i == 0 else (), places.T, strict=False):
                 if np.isfinite(place).all():
-                    axes.annotate(n, place, xytext=(2, -8), textcoords="offset points", fontsize=5.5, color=GREY)
+                    axes.annotate(n, place, xytext=(3, -9), textcoords="offset points", fontsize=7, color=GREY)
         left.plot([], [], **style, label=plain(scorer))
     for axes, name in (
         (left, "expected accuracy (gold)"),
