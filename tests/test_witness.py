@@ -1,11 +1,13 @@
 """The witness's published numbers, to 1e-5, its plane against single calls and closed forms, and its page in a browser."""
 
+import itertools
 import json
 import math
 import re
 import shutil
 import subprocess
 import sys
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -275,6 +277,23 @@ def test_page_leaves_out_an_aggregator_without_a_formula(start, monkeypatch, tmp
             "Python's no_formula is none of this page's aggregations, so nothing was checked against it.",
         ),
     }[start]
+
+
+def test_page_shows_its_equation_and_the_steps_texts(page):
+    """Each line has the last one's solution where Python calls the step right, and another where it does not."""
+    assert text(page, "equation") == "3x + 5 = 20"
+    solution = lambda line: Fraction(line.split(" = ")[-1]) / int(re.match(r"(\d*)x", line)[1] or 1)
+    for i, trace in enumerate(witness.TRACES):
+        *steps, answer = text(page, f"facts-{i}").splitlines()
+        found = [Fraction(15, 3), *(solution(step[2:]) for step in steps)]
+        assert [a == b for a, b in itertools.pairwise(found)] == witness.STEP_RIGHT_NT[i].tolist(), trace
+        assert [step[0] == "✓" for step in steps] == witness.STEP_RIGHT_NT[i].tolist()
+        for step in steps:  # the arithmetic itself holds: what is wrong is the step
+            left, result = step.replace("−", "-").split(" = ")[1:]
+            assert eval(left) == float(result)
+        assert (found[-1] == 5) == witness.FINAL_RIGHT_N[i] and answer.startswith(f"answer x = {found[-1]} ")
+        page.find_element("id", f"trace-{i}").click()
+        assert all(step[2:] in text(page, "steps") for step in steps) and f"x = {found[-1]}" in text(page, "steps")
 
 
 def test_page_shows_the_policies_of_python(page):
