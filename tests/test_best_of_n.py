@@ -277,6 +277,15 @@ def test_two_scorers_are_compared_on_the_screen(capsys):
     assert "a, weighted vote" in out and "majority:" not in out
 
 
+def test_length_is_compared_apart_among_who_repeats_the_problem():
+    """Those two are longer and score higher, but within the pairs the longer one scores lower."""
+    texts = {"ab": 0.5, "abc": 0.4, "system: how many? ab": 0.9, "system: how many? abc": 0.8}
+    right = tuple(Candidate((text,), "1", True, step_scores={"a": (p,)}) for text, p in texts.items())
+    result = measured([Problem(str(i), "how many?", "1", right) for i in range(3)])
+    assert result["repeat_the_problem"] == 6 and result["length_correlation"]["a"]["r"] == pytest.approx(-1)
+    assert measured()["repeat_the_problem"] == 0
+
+
 def test_intervals_of_the_curves_are_those_of_the_numbers():
     result = measured()
     for numbers, before in ((result["scorers"]["a"]["prod"], ""), (result, "oracle_"), (result, "majority_")):
@@ -426,6 +435,7 @@ def test_the_reference_counts_of_all_scorers_in_one_run(monkeypatch, tmp_path):
     assert pair["difference"] == pytest.approx(-2 / 259) and pair["n_differ"] == 8
     # Seven scorers fit a screen: a line each of headlines and of aggregators, and where the differences are.
     assert len(out.splitlines()) <= 40 and "differences of scorers and aggregators, paired, by n: results.json" in out
+    assert "note        2423 candidates repeat the problem in their first step" in out
     assert re.search(r"^  qwen_prm \(prod\) +0\.9730 \[0\.9\d+, 0\.9\d+\] \+0\.0270 \[.*\] p=0\.016", out, re.MULTILINE)
     assert re.search(r"^  qwen_prm +0\.9653 +0\.9730 +0\.9730 +0\.9730 +0\.9537", out, re.MULTILINE)
     for name in ("best_of_n", "aggregators", "reward_kl", "calibration"):

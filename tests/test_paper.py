@@ -73,11 +73,15 @@ def told(folder):
 def test_every_figure_composes_and_says_what_to_expect(name, tmp_path):
     figure = pipeline.read_definition(name)
     stages, unused = pipeline.make_stages(figure, {"seed": "3"}, tmp_path, {})
-    assert callable(drawing(figure.draw)) and len(set(figure.over["seed"])) >= 3
+    assert callable(drawing(figure.draw))
     assert all(line for line in stages.values()) and not unused
     header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
     assert re.match(rf"# python -m prm_jax.figures name={name}( jobs=2)?\n", header)
     assert all(word in header for word in ("Expected: ", "Seeds: ", "Cost: ", "Commit: "))
+    if figure.data:  # of stored scores: nothing that a seed would change but the bootstrap, and the header says so
+        assert "seed" not in figure.over and "# Seeds: none, nothing is trained or sampled" in header
+    else:
+        assert len(set(figure.over["seed"])) >= 3
 
 
 def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys):
@@ -209,6 +213,29 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path):
     assert steps == list(range(1, 401))
     (folder,) = (tmp_path / "runs/figures/stages").glob("steps_0-*")
     assert json.loads((folder / "results.json").read_text())["runs"][0]["recalibrated"]["platt"]["parameters"]
+
+
+def test_a_figure_of_data_that_is_not_shipped(tiny, tmp_path, monkeypatch, capsys):
+    """Without the file: one line that says where it is looked for; of all figures it is the one that is skipped, with that line."""
+    conf, stage = tmp_path / "conf", "evaluate.py task=best_of_n seed=0"
+    write_figure(conf, stages={"stored": stage}, data={"pool": "set/pool.jsonl"})
+    write_figure(conf / "other", stages={"drawn": stage})
+    (conf / "other/tiny.yaml").rename(conf / "other.yaml")
+    monkeypatch.setenv("PRM_JAX_DATA", "data")
+    absent = (
+        "pool: data/set/pool.jsonl: no such file; expected pool=FILE, or in PRM_JAX_DATA a folder with set/pool.jsonl"
+    )
+    assert call(figures.main, monkeypatch, "figures", "name=tiny") == f"error: {absent}"
+    assert call(figures.main, monkeypatch, "figures", "name=tiny", "pool=x").startswith("error: pool: x: no such file")
+    figures.run(["name=all"])
+    assert f"skipped     tiny: {absent}\n" in capsys.readouterr().out and set(made(tiny)) == {"drawn"}
+    (tmp_path / "data/set").mkdir(parents=True)
+    (tmp_path / "data/set/pool.jsonl").write_text("")
+    figures.run(["name=tiny"])
+    assert "pool=data/set/pool.jsonl" in told(made(tiny)["stored"])
+    (tmp_path / "mine.jsonl").write_text("")
+    figures.run(["name=tiny", "pool=mine.jsonl"])
+    assert sorted("pool=mine.jsonl" in told(folder) for folder in tiny.glob("stored-*")) == [False, True]
 
 
 def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):

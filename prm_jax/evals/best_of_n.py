@@ -122,6 +122,8 @@ def show(results: dict):
     print(f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}")
     if odd := [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]:
         print(f"cannot win  {', '.join(odd)}")
+    if n := results["repeat_the_problem"]:
+        print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
     print(f"  mean of the candidates {results['mean']:.4f}")
     for name in ("majority", "oracle"):
         if name in results:

@@ -155,6 +155,9 @@ def measure(
         result["step_shares"] = standing.step_shares(*zip(*graded))
     there_n2 = np.argwhere(pool.present_PN)
     length_n = [sum(map(len, problems[p].candidates[n].steps)) for p, n in there_n2]
+    # A first step that repeats the problem makes a candidate longer, and its scores other ones: length is compared apart.
+    repeats_n = [problems[p].problem.strip() in problems[p].candidates[n].steps[0] for p, n in there_n2]
+    result["repeat_the_problem"] = sum(repeats_n)
     if pool.answer_PN is None:
         result["majority_rule"] = "none: no candidate has an answer"
     elif rules.ties == "share" and N <= votes.EXACT_VOTE_SIZE:
@@ -185,8 +188,8 @@ def measure(
         by_beta |= {"beta": BETA_b.tolist()}
         result["reward_kl"][scorer] = {"reweighted": by_beta, "best_of_n": by_n | {"n": sizes}}
         score_n, right_n = (np.asarray(x_PN)[pool.present_PN] for x_PN in (score_PN[headline[scorer]], pool.right_PN))
-        group_n2 = np.stack([there_n2[:, 0], right_n], -1)
-        about_length = standing.length_correlation(score_n, length_n, group_n2, there_n2[:, 0], seed)
+        group_n3 = np.stack([there_n2[:, 0], right_n, repeats_n], -1)
+        about_length = standing.length_correlation(score_n, length_n, group_n3, there_n2[:, 0], seed)
         result["length_correlation"][scorer] = about_length
         labels = None if scorer in value_scorers else step_labels
         result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)

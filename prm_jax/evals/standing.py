@@ -35,8 +35,8 @@ def ranks_within(x: np.ndarray, group: np.ndarray) -> np.ndarray:
 def length_correlation(score, length, group, problem, seed: int) -> dict:
     """Partial rank correlation of score and length given the group, `r` in [-1, 1], with a 95 % bootstrap interval over problems.
 
-    Spearman's with each group's mean rank taken away: of candidates the group is the problem and whether the answer is right, of
-    steps whether the step is right. CoLD (arXiv 2507.15698) finds that PRMs prefer length at equal correctness; 0 is none.
+    Spearman's with each group's mean rank taken away: of candidates the group is the problem, whether the answer is right and
+    whether the first step repeats the problem, of steps whether the step is right. CoLD (arXiv 2507.15698) finds that PRMs prefer length at equal correctness; 0 is none.
     """
     _, group = np.unique(np.asarray(group), axis=0, return_inverse=True)
     a, b = ranks_within(np.asarray(score), group.ravel()), ranks_within(np.asarray(length), group.ravel())

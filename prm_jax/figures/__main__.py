@@ -58,7 +58,14 @@ def run(args: list[str]):
     figures, unused, folders = {}, [], {}
     for name in names() if cfg.name == "all" else [cfg.name]:
         figure = pipeline.read_definition(name)
-        stages, left = pipeline.make_stages(figure, overrides, root / "stages", folders)
+        try:
+            files = pipeline.data_files(figure, overrides)
+        except InputError as error:
+            if cfg.name != "all":
+                raise
+            print(f"skipped     {name}: {error}")
+            continue
+        stages, left = pipeline.make_stages(figure, overrides | files, root / "stages", folders)
         figures[name] = figure, drawing(figure.draw), stages
         unused.append(left)
     for key in sorted(set.intersection(*unused)):

@@ -4,6 +4,9 @@ A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is
 of the key `seed` of `over`, and a stage stands once for each combination of the keys that it names. A reference to a stage
 with more keys than the line has means all of its folders, joined by commas.
 
+Where a figure rests on files that this repository does not ship, `data` names them: each key is an override of its stages, its value the
+file's place below the folder PRM_JAX_DATA.
+
 A stage's folder is its name and a hash of its resolved configuration, in which other stages stand by their folders' names: who
 changes a stage changes all that rest on it. `DONE` is written last, and a folder that holds it is read, never run again.
 """
@@ -12,6 +15,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -47,6 +51,7 @@ class Definition:
     draw: str  # a file of figures/gallery
     over: dict[str, list | dict[str, str]]  # {key: its values, or {value: its text in a command line}}
     stages: dict[str, str | Line]
+    data: dict[str, str] = dataclasses.field(default_factory=dict)  # {override: its file below PRM_JAX_DATA}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,6 +109,19 @@ def read_definition(name: str) -> Definition:
         return parse(yaml.safe_load(path.read_text()), Definition)
     except (yaml.YAMLError, InputError) as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def data_files(figure: Definition, overrides: dict[str, str]) -> dict[str, str]:
+    """{key: path} of a figure's `data`, as the user names it or below PRM_JAX_DATA; InputError where one is absent."""
+    found = {
+        key: overrides.get(key, os.path.join(os.environ.get("PRM_JAX_DATA", ""), place))
+        for key, place in figure.data.items()
+    }
+    for key, path in found.items():
+        told = f"{key}: {path}: no such file; expected {key}=FILE, or in PRM_JAX_DATA a folder with {figure.data[key]}"
+        if not os.path.isfile(path):
+            raise InputError(told)
+    return found
 
 
 def read_value(key: str, text: str):

@@ -37,7 +37,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
         close = difflib.get_close_matches(str(unknown), hints.keys(), n=1)
         raise InputError(f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else ""))
     for field in dataclasses.fields(cls):
-        if field.name not in values and field.name not in done and field.default is dataclasses.MISSING:
+        if field.name not in {*values, *done} and field.default is field.default_factory is dataclasses.MISSING:
             expected = type_name(hints[field.name])
             raise InputError(f"{dot}{field.name}: missing key, expected {expected}")
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
