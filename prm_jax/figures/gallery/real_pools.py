@@ -123,7 +123,7 @@ def gold_against_kl(axes, tables: dict, style: dict) -> np.ndarray:
     kl, gold = (floats(tables["reweighted"][name]) for name in ("kl", "accuracy"))
     axes.plot(kl, gold, color=style["color"], linewidth=1.2)
     best = tables["best_of_n"]
-    axes.plot(floats(best["kl"]), floats(best["accuracy"]), **style | {"linestyle": "none"})
+    axes.plot(floats(best["kl"]), floats(best["accuracy"]), **style | {"linestyle": "none", "clip_on": False})
     axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
     axes.set(xlim=(0, None), xticks=(0, 0.25, 1, 2, 3), xlabel="KL from the policy (nats, square-root axis)")
     axes.set_title("share right against KL", fontsize=9)
