@@ -111,7 +111,7 @@ def made_up_real_pools():
             "n": 4,
             "difference": by,
             "interval": [by - 0.2, by + 0.2],
-            "p": 0.5,
+            "p": 0.01 if by > 0 else 1.0,
         }
         best = lambda s, how: f"{s}.{how}.best_of_n"
         pairs = [pair(best(s, how), "majority", i / 4) for s in names for i, how in enumerate(hows)]
@@ -133,12 +133,12 @@ def test_real_pools_says_what_each_model_has_over_majority_by_its_authors_rule(t
     _, table = paper.draw(gallery.drawing("real_pools"), "x", made_up_real_pools(), {}, tmp_path)
     says = json.loads((tmp_path / "figure.json").read_text())["says"]
     assert says[0].startswith(
-        "Qwen2.5-Math-PRM-7B, prod: best of 4 - majority +0.250 [+0.050, +0.450], p 0.5; share right 0.650"
+        "Qwen2.5-Math-PRM-7B, prod: best of 4 - majority +0.250 [+0.050, +0.450], p 0.01; share right 0.650"
     )
     assert says[0].endswith("ECE 0.100; length -0.200 [-0.100, +0.200]") and says[1].startswith("mine, prod: ")
     assert says[2].startswith("4 of 6 pairs of model and aggregator above majority, 0 below")
     assert says[3].startswith(
-        "two aggregators of one model: 2 of 2 pairs differ: Qwen2.5-Math-PRM-7B min - prod +0.300 ["
+        "two aggregators of one model: 2 of 2 pairs differ by the same test: Qwen2.5-Math-PRM-7B min - prod +0.300 ["
     )
     rows = list(csv.DictReader(table.open()))
     assert sum(row["x"] == "sum_logit" for row in rows) == 2  # not drawn, but in the table

@@ -87,17 +87,16 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         text += f"; ECE {ece[s, own[s]]:.3f}" if (s, own[s]) in ece else ""
         drawn.says.append(f"{text}; length {shown(length[s, own[s]], 'r')}")
     legend_above(figure, left, 2)
-    up, down = (sum(sign * d["interval"][end] > 0 for d in gain.values()) for sign, end in ((1, 0), (-1, 1)))
-    text = f"{up} of {len(gain)} pairs of model and aggregator above majority, {down} below"
-    drawn.says.append(f"{text}, by 95 % intervals that are not adjusted for their number")
+    clear = [d["difference"] for d in gain.values() if d["p"] < 0.05]
+    text = f"{sum(x > 0 for x in clear)} of {len(gain)} pairs of model and aggregator above majority"
+    drawn.says.append(
+        f"{text}, {sum(x < 0 for x in clear)} below, by sign-flip tests at .05, not adjusted for their number"
+    )
     pairs = [(s, a, b) for s in scorers for a, b in itertools.combinations(rules, 2)]
     within = {(s, a, b): differs[b][f"{s}.{a}.best_of_n", f"{s}.{b}.best_of_n"] for s, a, b in pairs}
-    clear = [
-        f"{model[s]} {a} - {b} {shown(d)}" for (s, a, b), d in within.items() if d["interval"][0] * d["interval"][1] > 0
-    ]
-    drawn.says.append(
-        f"two aggregators of one model: {len(clear)} of {len(pairs)} pairs differ: {', '.join(clear) or 'none'}"
-    )
+    clear = [f"{model[s]} {a} - {b} {shown(d)} p {d['p']:.2g}" for (s, a, b), d in within.items() if d["p"] < 0.05]
+    text = f"two aggregators of one model: {len(clear)} of {len(pairs)} pairs differ by the same test"
+    drawn.says.append(": ".join([text, *filter(None, [", ".join(clear)])]))
     return drawn
 
 
