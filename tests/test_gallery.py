@@ -47,7 +47,9 @@ def pool_of(stages, level=0.0):
         "n_problems": 9, "n_candidates": 4, "mean": 0.4, "headline": dict.fromkeys(names, "prod"),
         "oracle": table(4), "majority": table(1),
         "verifiers": {a: {"verifier": f"{s.folder} step 5"} for a, s in zip(names, stages, strict=True)},
-        "scorers": {a: {"prod": {rule: table(i) for rule in rules}} for i, a in enumerate(names)},
+        "scorers": {a: {how: {rule: table(i) for rule in rules} for how in ("prod", "min", "last", "sum_logit")}
+                    for i, a in enumerate(names)},
+        "calibration": {a: {"steps": {"auroc": 0.9, "ece": 0.02}} for a in names},
         "reward_kl": {a: {"reweighted": law, "best_of_n": best} for a in names},
         "differences": [{"a": a, "b": b, "n": n} | numbers for a, b in pairs for n in SIZES],
     }  # fmt: skip
@@ -100,6 +102,15 @@ def made_up_shift():
             for line in ("home", "solver", "shifted")}  # fmt: skip
 
 
+def made_up_objectives():
+    lines = {"verifier": ("objective", ("BCE", "pairwise")), "restated": ("neutral", ("good", "a rating"))}
+    made = {line: [Made(line, {}, **{key: kind}, seed=s) for kind in kinds for s in SEEDS]
+            for line, (key, kinds) in lines.items()}  # fmt: skip
+    return made | {
+        pool: [Made(pool, pool_of(made[line]))] for line, pool in (("verifier", "pool"), ("restated", "restated_pool"))
+    }
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
     png, table = paper.draw(
@@ -123,6 +134,10 @@ def test_a_drawing_has_the_mean_of_the_runs_and_its_t_interval(tmp_path):
         [0.3, 0.3 - 0.24841, 0.3 + 0.24841], abs=1e-4
     )
     assert paper.over_seeds([[1.0], [2.0]]) == ([1.5], [1.0], [2.0])
+    # Differences .1, .2, .3: as above. Of one run there is no interval, of two the runs themselves.
+    told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 2, 3)]
+    assert told[:2] == ["a - b: +0.100 (1 run)", "a - b: +0.150 [+0.100, +0.200] (2 runs)"]
+    assert told[2] == "a - b: +0.200 [-0.048, +0.448] (95 % t interval, 3 runs)"
     fit = overoptimisation.gao_fit(
         {"kl": [0.0, 0.25, 1.0, 4.0], "accuracy": [0.5, 0.5 + 0.5 * 0.2, 0.5 + 0.1, 0.5 - 2 * 0.1]}
     )

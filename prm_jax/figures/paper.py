@@ -46,6 +46,16 @@ class Drawn:
             row = {"panel": panel, "series": series, "x": at, "y": mean, "low": low, "high": high, "runs": len(y_SX)}
             self.rows.append(row | {"values": " ".join(f"{y:.6g}" for y in runs)})
 
+    def dots(self, axes, panel: str, series: str, at: float, value_S, style: dict):
+        """The runs of one setting at a height, their mean and its interval, and a row of the table."""
+        (mean,), (low,), (high,) = over_seeds(np.reshape(value_S, (-1, 1)))
+        style = style | {"linestyle": "none"}
+        axes.plot([low, high], [at, at], color=style["color"], linewidth=1.2)
+        axes.plot(value_S, [at] * len(value_S), **style | {"alpha": 0.45, "markersize": 3})
+        axes.plot(mean, at, **style | {"markersize": 6})
+        row = {"panel": panel, "series": series, "x": "", "y": mean, "low": low, "high": high, "runs": len(value_S)}
+        self.rows.append(row | {"values": " ".join(f"{x:.6g}" for x in value_S)})
+
 
 def over_seeds(y_SX) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean_X, low_X, high_X) over runs; the interval of one run is nan."""
@@ -85,6 +95,14 @@ def difference(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:
         low, high = sorted(sign * x for x in d["interval"])
         runs.append(f"{sign * d['difference']:+.3f} [{low:+.3f}, {high:+.3f}]")
     return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
+
+
+def mean_difference(title: str, a_S, b_S) -> str:
+    """The mean of a - b over runs that differ in their seed alone, and its interval (of two runs their own values)."""
+    (mean,), (low,), (high,) = over_seeds(np.subtract(a_S, b_S)[:, None])
+    if len(a_S) == 1:
+        return f"{title}: {mean:+.3f} (1 run)"
+    return f"{title}: {mean:+.3f} [{low:+.3f}, {high:+.3f}] ({'95 % t interval, ' * (len(a_S) > 2)}{len(a_S)} runs)"
 
 
 def size_axis(axes, sizes, label: str):
