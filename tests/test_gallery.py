@@ -9,7 +9,7 @@ import pytest
 
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import gallery, paper, pipeline
-from prm_jax.figures.gallery import overoptimisation
+from prm_jax.figures.gallery import active_learning, overoptimisation
 
 NAMES = figures.names()
 
@@ -47,7 +47,9 @@ def pool_of(stages, level=0.0):
         "n_problems": 9, "n_candidates": 4, "mean": 0.4, "headline": dict.fromkeys(names, "prod"),
         "oracle": table(4), "majority": table(1),
         "verifiers": {a: {"verifier": f"{s.folder} step 5"} for a, s in zip(names, stages, strict=True)},
-        "scorers": {a: {"prod": {rule: table(i) for rule in rules}} for i, a in enumerate(names)},
+        "scorers": {a: {how: {rule: table(i) for rule in rules} for how in ("prod", "min", "last", "sum_logit")}
+                    for i, a in enumerate(names)},
+        "calibration": {a: {"steps": {"auroc": 0.9, "ece": 0.02}} for a in names},
         "reward_kl": {a: {"reweighted": law, "best_of_n": best} for a in names},
         "differences": [{"a": a, "b": b, "n": n} | numbers for a, b in pairs for n in SIZES],
     }  # fmt: skip
@@ -144,6 +146,34 @@ def test_real_pools_says_what_each_model_has_over_majority_by_its_authors_rule(t
     assert sum(row["x"] == "sum_logit" for row in rows) == 2  # not drawn, but in the table
 
 
+def made_up_objectives():
+    lines = {"verifier": ("objective", ("BCE", "pairwise")), "restated": ("neutral", ("good", "a rating"))}
+    made = {line: [Made(line, {}, **{key: kind}, seed=s) for kind in kinds for s in SEEDS]
+            for line, (key, kinds) in lines.items()}  # fmt: skip
+    return made | {
+        pool: [Made(pool, pool_of(made[line]))] for line, pool in (("verifier", "pool"), ("restated", "restated_pool"))
+    }
+
+
+def made_up_implicit():
+    models = {line: [Made(line, {}, seed=s) for s in SEEDS] for line in ("explicit", "longer", "orm")}
+    models["implicit"] = [
+        Made("implicit", {}, form=f, beta=b, seed=s) for f in ("CE", "DPO") for b in (0.05, 0.5) for s in SEEDS
+    ]
+    every = [stage for line in models.values() for stage in line]
+    runs = [{"verifier": f"{s.folder} step 5", "n_solutions": 9, "auroc_correctness": 0.8} for s in every]
+    return models | {"steps": [Made("steps", {"runs": runs})], "pool": [Made("pool", pool_of(every))]}
+
+
+def made_up_active_learning():
+    cells = [(c, n, t, s) for c in ("uniform", "mined") for n in (1000, 4000) for t in (75, 350) for s in SEEDS]
+    models = [Made("verifier", {}, choice=c, samples=n, training=t, seed=s) for c, n, t, s in cells]
+    counts = {c: {"solutions": 9, "steps": 30, "wrong_answers": 0.5, "unsound": 0.6} for c in ("uniform", "mined")}
+    mining = [Made("mining", {"counts": counts}, samples=n, seed=s) for n in (1000, 4000) for s in SEEDS]
+    selectors = [Made("selector", {"eval_step_auroc": 0.8}, seed=s) for s in SEEDS]
+    return {"selector": selectors, "verifier": models, "mining": mining, "pool": [Made("pool", pool_of(models))]}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
     png, table = paper.draw(
@@ -168,6 +198,13 @@ def test_a_drawing_has_the_mean_of_the_runs_and_its_t_interval(tmp_path):
         [0.3, 0.3 - 0.24841, 0.3 + 0.24841], abs=1e-4
     )
     assert paper.over_seeds([[1.0], [2.0]]) == ([1.5], [1.0], [2.0])
+    # Differences .1, .2, .3: as above. Of one run there is no interval, of two the runs themselves.
+    told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 2, 3)]
+    assert told[:2] == ["a - b: +0.100 (1 run)", "a - b: +0.150 [+0.100, +0.200] (2 runs)"]
+    assert told[2] == "a - b: +0.200 [-0.048, +0.448] (95 % t interval, 3 runs)"
+    # .5 to .7 as labels grow fourfold: .6 is worth twice as many, .45 those of a 2^-.5.
+    assert [active_learning.worth([10, 40], [0.5, 0.7], [y, 0.9]) for y in (0.6, 0.45)] == ["2.00", "0.71"]
+    assert active_learning.worth([10, 40], [0.5, 0.5], [0.6, 0.6]) == "an unknown number of"
     fit = overoptimisation.gao_fit(
         {"kl": [0.0, 0.25, 1.0, 4.0], "accuracy": [0.5, 0.5 + 0.5 * 0.2, 0.5 + 0.1, 0.5 - 2 * 0.1]}
     )

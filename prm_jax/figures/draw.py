@@ -21,5 +21,5 @@ FIGURES = {
 
 
 def draw(results: dict, folder: Path) -> list[Path]:
-    """Draws everything that results.json holds numbers for; returns the paths. task=moves is a table, and has no figure."""
+    """Draws everything that results.json holds numbers for; returns the paths. task=moves and task=mining are tables, without a figure."""
     return [path for figures in FIGURES.get(results["task"], ()) for path in figures(results, folder)]

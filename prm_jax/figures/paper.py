@@ -43,7 +43,22 @@ class Drawn:
         values = zip(x.tolist(), mean_X, low_X, high_X, np.transpose(y_SX).tolist(), strict=True)
         for at, mean, low, high, runs in values:
             row = {"panel": panel, "series": series, "x": at, "y": mean, "low": low, "high": high}
-            self.rows.append(row | {"runs": int(np.isfinite(runs).sum()), "values": " ".join(f"{y:.6g}" for y in runs)})
+            self.rows.append(row | of_runs(runs))
+
+    def dots(self, axes, panel: str, series: str, at: float, value_S, style: dict):
+        """The runs of one setting at a height, their mean and its interval, and a row of the table."""
+        (mean,), (low,), (high,) = over_seeds(np.reshape(value_S, (-1, 1)))
+        style = style | {"linestyle": "none"}
+        axes.plot([low, high], [at, at], color=style["color"], linewidth=1.2)
+        axes.plot(value_S, [at] * len(value_S), **style | {"alpha": 0.45, "markersize": 3})
+        axes.plot(mean, at, **style | {"markersize": 6})
+        row = {"panel": panel, "series": series, "x": "", "y": mean, "low": low, "high": high}
+        self.rows.append(row | of_runs(value_S))
+
+
+def of_runs(value_S) -> dict:
+    """How many runs have the number, and what each has."""
+    return {"runs": int(np.isfinite(value_S).sum()), "values": " ".join(f"{x:.6g}" for x in value_S)}
 
 
 def of(stages: list[Stage], **at) -> list[dict]:
@@ -74,6 +89,14 @@ def difference(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:
         low, high = sorted(sign * x for x in d["interval"])
         runs.append(f"{sign * d['difference']:+.3f} [{low:+.3f}, {high:+.3f}]")
     return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
+
+
+def mean_difference(title: str, a_S, b_S) -> str:
+    """The mean of a - b over runs that differ in their seed alone, and its interval (of two runs their own values)."""
+    (mean,), (low,), (high,) = over_seeds(np.subtract(a_S, b_S)[:, None])
+    if len(a_S) == 1:
+        return f"{title}: {mean:+.3f} (1 run)"
+    return f"{title}: {mean:+.3f} [{low:+.3f}, {high:+.3f}] ({'95 % t interval, ' * (len(a_S) > 2)}{len(a_S)} runs)"
 
 
 def size_axis(axes, sizes, label: str):
