@@ -100,6 +100,20 @@ def made_up_shift():
             for line in ("home", "solver", "shifted")}  # fmt: skip
 
 
+def made_up_trace_error():
+    rules = ("mean", "majority", *(f"{x}.{how}" for x in ("prm", "prm_1") for how in ("best_of_n", "weighted_vote")))
+    chosen = lambda seed: {
+        "rules": {rule: {"final_error": 0.4 + seed / 50, "trace_error": 0.2} for rule in rules},
+        "differences": [{"a": "prm.best_of_n", "b": "majority", "difference": -0.1, "interval": [-0.2, 0.0]}],
+        "abstain": {"share": [0.0, 0.5], "error": {key: [0.4, 0.2] for key in rules[1:]}},
+        "agreement": {"labels": 0.7, "prm": {"correctness": 0.9, "outcome": 0.7}},
+    }
+    made = made_up_best_of_n()
+    for stage in made["pool"]:
+        stage._results |= {"chosen": chosen(stage.at["seed"])}
+    return made
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
     png, table = paper.draw(
