@@ -18,7 +18,7 @@ SHARE_S = np.arange(0, 1, 0.05)  # of the problems that are abstained from
 def measure(
     problems: list[Problem], pool, score_PN: dict[str, np.ndarray], trace_PN, step_labels, rules, seed: int
 ) -> dict:
-    """`rules`: errors of each way to choose; `differences` of their trace errors from the first scorer's best of n, paired;
+    """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others, paired;
     `abstain`: final error by the share of problems left out; `agreement` of P(step good) >= .5 with labels and each other.
 
     pool: pool_metrics.Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: as `right_traces`.
@@ -53,7 +53,7 @@ def measure(
         table[rule] |= {"trace_error_interval": trace[:, i].tolist()}
     first, every = f"{next(iter(score_PN))}.best_of_n", np.arange(len(right_PX))
     differences = []
-    for rule in law_PN.keys() - {first}:
+    for rule in [rule for rule in law_PN if rule != first and not rule.endswith(".weighted_vote")]:
         parts = [(hidden_P[name], right_P[name]) for name in (first, rule)]
         minus = lambda rows, parts=parts: np.subtract(*(ratio(x_P[rows], y_P[rows]) for x_P, y_P in parts))
         row = {"a": first, "b": rule, "difference": float(minus(every))}
@@ -62,7 +62,7 @@ def measure(
     return {
         "n": pool.right_PN.shape[-1],
         "rules": table,
-        "differences": sorted(differences, key=lambda row: list(law_PN).index(row["b"])),
+        "differences": differences,
         "abstain": {"share": SHARE_S.tolist(), "error": curves},
         "agreement": agreement(problems, list(score_PN), step_labels, rules.scores_unit),
     }
