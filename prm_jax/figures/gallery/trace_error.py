@@ -19,7 +19,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     figure, ((left, right),) = panels(1, 2, 4.0, gridspec_kw={"width_ratios": [1.1, 1]})
     drawn = Drawn(figure, f"{first['n_problems']} problems x {first['n_candidates']} samples")
     drawn.text += f"; left: best of n = 1, 2, 4, ... {first['n_candidates']}, and votes of all"
-    drawn.spread = "left: large markers are means, small ones runs; right: bands are 95 % t intervals"
+    drawn.spread = "left: large markers are means, small ones and thin lines runs, whose intervals are in the table"
     for i, (scorer, how) in enumerate(first["headline"].items()):
         path(drawn, left, scorer, [r["scorers"][scorer][how] for r in results], line_style(i))
     for rule in first["chosen"]["rules"]:
@@ -32,7 +32,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     for rule in first["chosen"]["abstain"]["error"]:
         y_SX = floats([r["chosen"]["abstain"]["error"][rule] for r in results])
         style = style_of(rule, first) | {"marker": ""}
-        drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style)
+        drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style, band=False)
         mean, low, high = over_seeds(y_SX)
         at = [f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share)))]
         drawn.says.append(f"{name_of(rule)}: final error {at[0]}, abstaining from 30 % of the problems {at[1]}")
@@ -87,7 +87,8 @@ def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
     mean, low, high = over_seeds(y_S)
     points = {"color": style["color"], "linestyle": "none", "marker": style["marker"]}
     axes.plot(x_S, y_S, **points, markersize=3, alpha=0.4)
-    axes.plot(np.mean(x_S), mean, **points, markersize=7, label=name_of(rule))
+    axes.plot(np.mean(x_S), mean, **points, markersize=7)
+    axes.plot([], [], **style | ({"linestyle": "none"} if rule == "mean" else {}), label=name_of(rule))
     row = {"panel": "trace error", "series": name_of(rule), "x": np.mean(x_S), "y": mean, "low": low, "high": high}
     drawn.rows.append(row | {"runs": len(y_S), "values": " ".join(f"{y:.6g}" for y in y_S)})
 
