@@ -1,7 +1,9 @@
 """What evaluate.py's tasks share: which runs are one setting, scorers without a folder, names of files, folders that a kill leaves."""
 
+import dataclasses
 import json
 
+import hydra
 import numpy as np
 import pytest
 from conftest import call, printed
@@ -9,7 +11,9 @@ from omegaconf import OmegaConf
 
 import evaluate
 from prm_jax import InputError
+from prm_jax.data import sources
 from prm_jax.data.solutions import Solution
+from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals import steps
 from prm_jax.evals.common import new_name
 from prm_jax.figures.draw import FIGURES, draw
@@ -194,14 +198,38 @@ def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):
         (["task=steps", "vote_draws=3"], "vote_draws: no such key"),
         (
             ["task=stepz"],
-            "task: got 'stepz', expected best_of_n, mistakes, moves, prmbench, processbench, report, score, search, steps, witness",
+            "task: got 'stepz', expected best_of_n, mistakes, moves, prmbench, processbench, report, score, search, solutions, steps, witness",
         ),
         (["checkpoint=[]"], "checkpoint: got an empty list"),
+        (["task=solutions"], "data: name the data set whose solutions are wanted"),
         (["task=score", "checkpoint=x"], "input: got None, expected a file of solutions"),
         (["task=score", "checkpoint=x", "input=y", "figures=-1"], "figures: got -1"),
     ):
         error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
         assert message in error and "\n" not in error, error
+
+
+def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path):
+    given = (
+        "data=chain",
+        "data.samples=solver",
+        "data.solutions=12",
+        "data.solutions_per_problem=4",
+        "data.test_solutions=4",
+        "seed=3",
+    )
+    out = printed(evaluate.main, monkeypatch, "task=solutions", *given, "hydra.run.dir=a", cwd=tmp_path)
+    assert "12 solutions, 3 problems" in out and "correctness labels" in out
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = data_config(hydra.compose("train", given).data)
+    train = load_splits(cfg, 3).splits["train"]
+    written, _ = sources.load(tmp_path / "a/solutions.jsonl", "native")
+    assert [dataclasses.replace(s, ratings=None) for s in train] == written
+    printed(evaluate.main, monkeypatch, "task=solutions", *given, "data.label_kind=value",
+            "data.after_first_error=keep", "hydra.run.dir=b", cwd=tmp_path)  # fmt: skip
+    values = [json.loads(line) for line in (tmp_path / "b/solutions.jsonl").read_text().splitlines()]
+    assert {row["label_kind"] for row in values} == {"value"} and [row["id"] for row in values] == [s.id for s in train]
+    assert any(0 < y < 1 for row in values for y in row["labels"])
 
 
 def test_labels_of_another_kind_than_the_verifier_learned_are_said(capsys):

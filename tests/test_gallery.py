@@ -1,6 +1,7 @@
 """The drawings of the gallery, from results made up: each states seeds, cost and commit, and keeps its numbers in a table."""
 
 import csv
+import inspect
 import json
 import zlib
 
@@ -174,11 +175,70 @@ def made_up_active_learning():
     return {"selector": selectors, "verifier": models, "mining": mining, "pool": [Made("pool", pool_of(models))]}
 
 
+def made_up_trace_error():
+    rules = ("mean", "majority", *(f"{x}.{how}" for x in ("prm", "prm_1") for how in ("best_of_n", "weighted_vote")))
+    chosen = lambda seed: {
+        "rules": {rule: {"final_error": 0.4 + seed / 50, "trace_error": 0.2} for rule in rules},
+        "differences": [{"a": "prm.best_of_n", "b": "majority", "difference": -0.1, "interval": [-0.2, 0.0]}],
+        "abstain": {"share": [0.0, 0.5], "error": {key: [0.4, 0.2] for key in rules[1:]}},
+        "agreement": {"labels": 0.7, "prm": {"correctness": 0.9, "outcome": 0.7}},
+    }
+    made = made_up_best_of_n()
+    for stage in made["pool"]:
+        stage._results |= {"chosen": chosen(stage.at["seed"])}
+    return made
+
+
+def made_up_token_level(tmp_path):
+    loss = lambda step: json.dumps({"step": step, "eval_loss": 1 / step}) + "\n"
+    models = [
+        Made("verifier", {}, at=a, training=n, seed=s)
+        for a in ("every token", "the end")
+        for n in (100, 700)
+        for s in SEEDS
+    ]
+    for model in models:
+        model.folder = tmp_path / model.folder
+        model.folder.mkdir(parents=True)
+        (model.folder / "metrics.jsonl").write_text(json.dumps({"step": 10}) + "\n" + loss(100) + loss(200))
+    pool = pool_of(models)
+    pool["calibration"] = {name: {"solutions": {"prod": {"auroc": 0.7}}} for name in pool["scorers"]}
+    return {"verifier": models, "pool": [Made("pool", pool)]}
+
+
+def exact_runs(models):
+    row = {"n": 60, "bias": 0.1, "error": 0.2, "constant": 0.3}
+    depth = {side: {"1": row, "2": row, "9": row | {"n": 3}} for side in ("done", "left")}
+    numbers = {
+        "auroc_correctness": 0.9,
+        "auroc_value": 0.6,
+        "auroc_value_ceiling": 0.8,
+        "n_solutions": 9,
+        "value_depth": depth,
+    }
+    return {"runs": [{"verifier": f"{m.folder} step 5"} | numbers for m in models]}
+
+
+def made_up_mc_labels():
+    models = {kind: [Made(kind, {}, seed=s) for s in SEEDS] for kind in ("exact", "soft_8", "hard_8_noisy")}
+    pool = pool_of([m for own in models.values() for m in own])
+    for table in pool["scorers"].values():
+        table.update({how: table["prod"] for how in ("last", "min", "mean")})
+    steps = [Made("steps", exact_runs(models["exact"] + models["soft_8"]))]
+    more = [Made("more_steps", exact_runs(models["hard_8_noisy"]))]
+    return models | {"steps": steps, "more_steps": more, "pool": [Made("pool", pool)]}
+
+
+def made_up_value_depth():
+    models = {kind: [Made(kind, {}, seed=s) for s in SEEDS] for kind in ("exact", "td")}
+    return models | {"steps": [Made("steps", exact_runs([m for own in models.values() for m in own]))]}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
-    png, table = paper.draw(
-        gallery.drawing(name), name, globals()[f"made_up_{name}"](), {"steps": "3"}, tmp_path / name
-    )
+    made_up = globals()[f"made_up_{name}"]
+    stages = made_up(tmp_path) if "tmp_path" in inspect.signature(made_up).parameters else made_up()
+    png, table = paper.draw(gallery.drawing(name), name, stages, {"steps": "3"}, tmp_path / name)
     assert png.stat().st_size < 150_000 and (tmp_path / name / f"{name}.pdf").exists()
     rows = list(csv.DictReader(table.open()))
     about = json.loads((tmp_path / name / "figure.json").read_text())

@@ -6,7 +6,7 @@ from typing import Annotated
 from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData, task_pool
-from prm_jax.evals import pool_metrics, standing
+from prm_jax.evals import pool_metrics, standing, traces
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
 from prm_jax.lab import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
@@ -131,6 +131,7 @@ def show(results: dict):
     show_curves(results)
     if "step_shares" in results:
         standing.show_shares(results["step_shares"])
+        traces.show(results["chosen"])
     ece = {scorer: x["steps"]["ece"] for scorer, x in results["calibration"].items()}
     found = {scorer: x | {"ece": ece[scorer]} for scorer, x in results["length_correlation"].items()}
     standing.show_length(found, "problem and correctness")

@@ -21,7 +21,7 @@ from prm_jax import InputError, metrics, rerank, stats, votes
 from prm_jax.data.answers import is_blank
 from prm_jax.data.pools import Problem, as_arrays, scores_in_unit, scores_unit
 from prm_jax.data.units import UNITS, as_probability
-from prm_jax.evals import standing
+from prm_jax.evals import standing, traces
 from prm_jax.launch.config import Count, one_of
 
 # From the arg max to the reference: solution scores are a few nats apart, seldom below a thousandth.
@@ -109,9 +109,9 @@ def measure(
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
 
     step_labels: {(problem text, steps): correctness labels} where they are known. With them `trace` counts winners without
-    a wrong step, and step scores are calibrated against them; otherwise, and those of `value_scorers`, which estimate
-    chances of success, against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last step, so
-    their headline aggregator is `last`.
+    a wrong step, `chosen` is what traces.py says of them, and step scores are calibrated against them; otherwise, and those of
+    `value_scorers`, which estimate chances of success, against the outcome of a step's solution. `outcome_scorers` have
+    learned the outcome at the last step, so their headline aggregator is `last`.
     """
     headline = {scorer: "last" if scorer in outcome_scorers else rules.aggregator for scorer in scorers}
     P, N = pool.right_PN.shape
@@ -153,7 +153,7 @@ def measure(
     if step_labels:
         graded = [(step_labels[p.problem, c.steps], c.correct) for p in problems for c in p.candidates]
         result["step_shares"] = standing.step_shares(*zip(*graded))
-    there_n2 = np.argwhere(pool.present_PN)
+    there_n2, by_headline = np.argwhere(pool.present_PN), {}
     length_n = [sum(map(len, problems[p].candidates[n].steps)) for p, n in there_n2]
     # A first step that repeats the problem makes a candidate longer, and its scores other ones: length is compared apart.
     repeats_n = [problems[p].problem.strip() in problems[p].candidates[n].steps[0] for p, n in there_n2]
@@ -182,17 +182,20 @@ def measure(
             elif pool.answer_PN is not None:
                 law_PN = votes.vote(pool.answer_PN, x_PN, ties=rules.ties, counts=rules.counts)
                 value[*name, "weighted_vote"] = {N: np.asarray(rerank.expectation(law_PN, pool.right_PN), float)}
-        given = score_PN[headline[scorer]], pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
+        by_headline[scorer] = score_PN[headline[scorer]]
+        given = by_headline[scorer], pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
         laws = reward_against_kl(*given, np.array(sizes), rules.ties)
         by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), laws)
         by_beta |= {"beta": BETA_b.tolist()}
         result["reward_kl"][scorer] = {"reweighted": by_beta, "best_of_n": by_n | {"n": sizes}}
-        score_n, right_n = (np.asarray(x_PN)[pool.present_PN] for x_PN in (score_PN[headline[scorer]], pool.right_PN))
+        score_n, right_n = (np.asarray(x_PN)[pool.present_PN] for x_PN in (by_headline[scorer], pool.right_PN))
         group_n3 = np.stack([there_n2[:, 0], right_n, repeats_n], -1)
         about_length = standing.length_correlation(score_n, length_n, group_n3, there_n2[:, 0], seed)
         result["length_correlation"][scorer] = about_length
         labels = None if scorer in value_scorers else step_labels
         result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)
+    if step_labels:
+        result["chosen"] = traces.measure(problems, pool, by_headline, golds["trace"], step_labels, rules, seed)
 
     # The same resampled problems for every number, so that all differences are paired.
     value_PX = np.stack([x_P for by_size in value.values() for x_P in by_size.values()], -1)

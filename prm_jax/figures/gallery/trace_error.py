@@ -1,0 +1,104 @@
+"""Wrong answers against lucky ones among those chosen, and what abstaining leaves: PRM, ORM, votes."""
+
+import numpy as np
+
+from prm_jax.figures.paper import Drawn, of, over_seeds, panels
+from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.style import GREY, floats, line_style
+from prm_jax.launch.config import expect
+
+TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "majority vote"}
+
+
+def draw(stages: dict[str, list[Stage]]) -> Drawn:
+    results = of(stages["pool"])
+    for stage, r in zip(stages["pool"], results, strict=True):
+        again = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"
+        expect("chosen" in r, str(stage.folder), "results of an older version", again)
+    first = results[0]
+    figure, ((left, right),) = panels(1, 2, 4.0, gridspec_kw={"width_ratios": [1.1, 1]})
+    drawn = Drawn(figure, f"{first['n_problems']} problems x {first['n_candidates']} samples")
+    drawn.text += f"; left: best of n = 1, 2, 4, ... {first['n_candidates']}, and votes of all"
+    drawn.spread = "left: large markers are means, small ones and thin lines runs, whose intervals are in the table"
+    for i, (scorer, how) in enumerate(first["headline"].items()):
+        path(drawn, left, scorer, [r["scorers"][scorer][how] for r in results], line_style(i))
+    for rule in first["chosen"]["rules"]:
+        if not rule.endswith(".best_of_n"):
+            place(drawn, left, rule, [r["chosen"]["rules"][rule] for r in results], style_of(rule, first))
+    left.set(
+        xlabel="final-answer error", ylabel="trace error: right, with a wrong step", xlim=(0, None), ylim=(0, None)
+    )
+    share = first["chosen"]["abstain"]["share"]
+    for rule in first["chosen"]["abstain"]["error"]:
+        y_SX = floats([r["chosen"]["abstain"]["error"][rule] for r in results])
+        style = style_of(rule, first) | {"marker": ""}
+        drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style, band=False)
+        mean, low, high = over_seeds(y_SX)
+        at = [f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share)))]
+        drawn.says.append(f"{name_of(rule)}: final error {at[0]}, abstaining from 30 % of the problems {at[1]}")
+    right.set(xlabel="share of problems abstained from", ylabel="final-answer error of the others", xlim=(0, 0.95))
+    right.set_ylim(0, None)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
+    for d in first["chosen"]["differences"]:
+        rows = [next(x for x in r["chosen"]["differences"] if x["b"] == d["b"]) for r in results]
+        runs = [f"{x['difference']:+.3f} [{x['interval'][0]:+.3f}, {x['interval'][1]:+.3f}]" for x in rows]
+        title = f"trace error, {name_of(d['a'])} - {name_of(d['b'])}"
+        drawn.says.append(f"{title}: {', '.join(runs)} (95 % bootstrap over problems, a run each)")
+    drawn.says += agreements([r["chosen"]["agreement"] for r in results])
+    return drawn
+
+
+def name_of(rule: str) -> str:
+    scorer, _, how = rule.partition(".")
+    return f"{TITLE.get(scorer, scorer)}{', ' * bool(how)}{how.replace('_', ' ')}"
+
+
+def style_of(rule: str, first: dict) -> dict:
+    """A verifier's colour, its votes dashed; what needs no verifier is grey."""
+    scorer, _, how = rule.partition(".")
+    if scorer not in first["headline"]:
+        marker = {"marker": "X" if rule == "mean" else "*", "markersize": 5 if rule == "mean" else 8}
+        return {"color": GREY, "linestyle": "--", "linewidth": 1.2} | marker
+    style = line_style(list(first["headline"]).index(scorer))
+    return style | {"linestyle": ":", "marker": "v"} if how == "weighted_vote" else style
+
+
+def path(drawn: Drawn, axes, scorer: str, tables: list[dict], style: dict):
+    """Best of n from n = 1 to all candidates: (final error, trace error) of each run and of their mean."""
+    sizes = list(tables[0]["best_of_n"])
+    right, trace = (floats([list(t[rule].values()) for t in tables]) for rule in ("best_of_n", "trace"))
+    x_SX, y_SX = 1 - right, 1 - np.divide(trace, right, out=np.full(trace.shape, np.nan), where=right > 0)
+    mean, low, high = over_seeds(y_SX)
+    label = f"{name_of(scorer)}, best of n"
+    axes.plot(x_SX.mean(0), mean, **style, label=label)
+    axes.plot(x_SX[:, -1], y_SX[:, -1], style["marker"], color=style["color"], markersize=3, alpha=0.4)
+    end = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7}
+    axes.annotate(f"n = {sizes[-1]}", (x_SX[:, -1].mean(), mean[-1]), **end)
+    for k, n in enumerate(sizes):
+        series = f"{label} = {n}"
+        row = {"panel": "trace error", "series": series, "x": x_SX[:, k].mean(), "y": mean[k], "low": low[k]}
+        values = " ".join(f"{y:.6g}" for y in y_SX[:, k])
+        drawn.rows.append(row | {"high": high[k], "runs": len(y_SX), "values": values})
+
+
+def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
+    """One way to choose: each run small, their mean large."""
+    x_S, y_S = ([row[name] for row in rows] for name in ("final_error", "trace_error"))
+    mean, low, high = over_seeds(y_S)
+    points = {"color": style["color"], "linestyle": "none", "marker": style["marker"]}
+    axes.plot(x_S, y_S, **points, markersize=3, alpha=0.4)
+    axes.plot(np.mean(x_S), mean, **points, markersize=7)
+    axes.plot([], [], **style | ({"linestyle": "none"} if rule == "mean" else {}), label=name_of(rule))
+    row = {"panel": "trace error", "series": name_of(rule), "x": np.mean(x_S), "y": mean, "low": low, "high": high}
+    drawn.rows.append(row | {"runs": len(y_S), "values": " ".join(f"{y:.6g}" for y in y_S)})
+
+
+def agreements(tables: list[dict]) -> list[str]:
+    """Means over runs, and each run's own."""
+    own = lambda values: f"{np.mean(values):.3f} ({', '.join(f'{x:.3f}' for x in values)})"
+    found = [f"steps up to the first wrong one: step label and outcome agree on {own([t['labels'] for t in tables])}"]
+    for a, row in tables[0].items():
+        for b in row if a != "labels" else ():
+            to = {"correctness": "the step's label", "outcome": "the outcome"}.get(b, name_of(b))
+            found.append(f"{name_of(a)} agrees with {to} on {own([t[a][b] for t in tables])}")
+    return found

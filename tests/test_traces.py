@@ -1,0 +1,62 @@
+"""Trace error, selective prediction and agreement (evals/traces.py) on a pool that is small enough to do by hand."""
+
+import pytest
+
+from prm_jax.data.pools import Candidate, Problem
+from prm_jax.evals import pool_metrics, traces
+
+
+def candidate(steps, scores, answer, correct, finished=True):
+    return Candidate(tuple(steps), answer, correct, finished, {"prm": tuple(scores)})
+
+
+POOL = [  # products .81 .95 .3 .2 and .6 .5 .4 .99, of which the last was cut and cannot win
+    Problem("p", "one", "1", (candidate("ab", (0.9, 0.9), "1", True), candidate("c", (0.95,), "1", True),
+                              candidate("d", (0.3,), "2", False), candidate("e", (0.2,), "2", False))),
+    Problem("q", "two", "5", (candidate("f", (0.6,), "5", True), candidate("g", (0.5,), "4", False),
+                              candidate("h", (0.4,), "4", False), candidate("i", (0.99,), "5", True, False))),
+]  # fmt: skip
+BAD = {"c", "d", "e", "g", "h"}  # c: a right answer by luck
+LABELS = {(p.problem, c.steps): [float(step not in BAD) for step in c.steps] for p in POOL for c in p.candidates}
+RULES = pool_metrics.Rules("probability", "prod", "share", 4)
+
+
+def measured():
+    return pool_metrics.measure(POOL, pool_metrics.pool_arrays(POOL), ["prm"], RULES, 0, LABELS)
+
+
+def test_errors_of_the_chosen_by_hand():
+    results = measured()
+    chosen = results["chosen"]
+    found = {rule: (row["final_error"], row["trace_error"]) for rule, row in chosen["rules"].items()}
+    assert found == {
+        "mean": pytest.approx((0.5, 0.25)),
+        "majority": pytest.approx((0.75, 0.5)),  # one: a tie; two: 4 outvotes the only 5 that is finished
+        "prm.best_of_n": pytest.approx((0, 0.5)),  # c, which is lucky, and f
+        "prm.weighted_vote": pytest.approx((0.5, 1.0)),  # of the answer 1 its best candidate, c; 4 by .9 against .6
+    }
+    assert [(d["b"], d["difference"]) for d in chosen["differences"]] == [
+        ("mean", pytest.approx(0.25)),
+        ("majority", pytest.approx(0)),
+    ]
+    table = results["scorers"]["prm"]["prod"]
+    best = chosen["rules"]["prm.best_of_n"]
+    assert 1 - table["best_of_n"]["4"] == pytest.approx(best["final_error"], abs=1e-6)
+    assert 1 - table["trace"]["4"] / table["best_of_n"]["4"] == pytest.approx(best["trace_error"])
+
+
+def test_abstaining_keeps_the_problems_with_the_highest_scores():
+    abstain = measured()["chosen"]["abstain"]
+    half = abstain["share"].index(0.5)
+    kept = {rule: (error[0], error[half]) for rule, error in abstain["error"].items()}
+    assert kept == {
+        "majority": pytest.approx((0.75, 1.0)),  # 2/3 of the votes in two, 1/2 in one
+        "prm.best_of_n": pytest.approx((0, 0)),
+        "prm.weighted_vote": pytest.approx((0.5, 0.0), abs=1e-6),
+    }
+    assert traces.selective([1.0] * 4, [1, 0, 0, 1])[half] == 0.5  # equal scores: any two
+
+
+def test_agreement_counts_steps_up_to_the_first_wrong_one():
+    table = measured()["chosen"]["agreement"]
+    assert table == {"labels": 8 / 9, "prm": {"correctness": 7 / 9, "outcome": 8 / 9}}
