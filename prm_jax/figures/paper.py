@@ -35,7 +35,7 @@ class Drawn:
         mean_X, low_X, high_X = over_seeds(y_SX)
         x = np.asarray(x, float)
         for y_X in y_SX if len(y_SX) > 1 else ():
-            axes.plot(x, y_X, color=style["color"], linewidth=0.5, alpha=0.35)
+            axes.plot(x, y_X, "." * (len(x) == 1), color=style["color"], linewidth=0.5, alpha=0.35)
         if len(y_SX) > 1 and band:
             drawn = np.clip((low_X, high_X), 0, 1) if share else (low_X, high_X)
             axes.fill_between(x, *drawn, color=style["color"], alpha=0.12, linewidth=0)
