@@ -97,6 +97,18 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
         "openr_psa": ("lm_head", "tokens", "value"),
         "eurus_implicit": ("lm_head", "implicit", "value"),
         "plain": ("score", None, "unknown"),
+        "versaprm": ("lm_head", "tokens", "correctness"),
+        "spare": ("lm_head", "tokens", "correctness"),
+        "fover_llama": ("lm_head", "tokens", "correctness"),
+        "fover_qwen": ("lm_head", "tokens", "correctness"),
+        "granite": ("lm_head", "vocabulary", "value"),
+        "reasonflux": ("score.2", "mlp", "unknown"),
+        "actprm": ("score.model.nn_out", "ensemble", "correctness"),
+        "pqm": ("v_head.summary", "scalar", "value"),
+        "value_head": ("value_head", "scalar", "unknown"),
+        "orm": ("score", "scalar", "unknown"),
+        "acemath_rm": ("score", "scalar", "correctness"),
+        "qwen_rm": ("score.2", "mlp_scalar", "correctness"),
     }
     with pytest.raises(
         InputError, match="format.label_kind: got 'sure', expected correctness, value, advantage or unknown"

@@ -81,6 +81,15 @@ BACKBONES = {
         "head_dim": 8,
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.7,
+        "logits_scaling": 8.0,
+        "attention_bias": True,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
     "mistral full": {"sliding_window": None, "tie_word_embeddings": True},
 }
 
@@ -313,6 +322,14 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
         {"family": "mistral", "window": None, "head": "binary", **no_bias},
         {"family": "mistral", "window": 5, "sliding": (False, True), **no_bias},
+        {
+            "family": "granite",
+            "embed_scale": 12.0,
+            "residual_scale": 0.22,
+            "query_scale": 0.5,
+            "logit_scale": 0.125,
+            **no_bias,
+        },
     ):
         cfg = dataclasses.replace(TINY, **changes)
         model = PRM(cfg, rngs=nnx.Rngs(0))
