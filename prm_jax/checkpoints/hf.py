@@ -6,6 +6,7 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 import functools
 import json
 import math
+import tempfile
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.folders import EMBEDDED, SHIPPED, base_of, locate, open_weights  # noqa: F401
 from prm_jax.checkpoints.hf_config import export_config
 from prm_jax.checkpoints.hf_tensors import DTYPES, write_tensors
+from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.data.formats import all_formats
 from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import write_json
@@ -225,10 +227,11 @@ def load_tokenizer(folder: str | Path):
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         if base := base_of(folder):
             return load_tokenizer(base)
-        # transformers would make up an empty tokenizer; of tokenizer.model version 5 leaves out the rule for leading
-        # blanks, so that even Math-Shepherd's mark is another token.
-        old = "has tokenizer.model but no tokenizer.json: save it once with AutoTokenizer of transformers 4"
-        raise InputError(f"{folder}: {old if (folder / 'tokenizer.model').exists() else 'has no tokenizer.json'}")
+        if not (folder / "tokenizer.model").is_file():  # transformers would make up an empty tokenizer
+            raise InputError(f"{folder}: has no tokenizer.json")
+        with tempfile.TemporaryDirectory() as made:
+            write_tokenizer(folder, Path(made))
+            return load_tokenizer(made)
     path = folder / "tokenizer_config.json"
     try:
         if not path.exists() or "auto_map" not in json.loads(path.read_text()):

@@ -195,20 +195,27 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
     config = hf_config(cfg, tokenizer)
     again = model_config(config, "export", **{name: getattr(cfg, name) for name in FROM_RUN})
     for name, value in vars(cfg).items():
-        if (other := getattr(again, name)) != value:
+        other = getattr(again, name)
+        if other != value and not (isinstance(value, float) and math.isclose(other, value, rel_tol=1e-12)):
             where = f"a {cfg.family} config.json, which would be read as {other}"
             raise InputError(f"export: model.{name}={value} has no place in {where}: this model cannot be exported")
     return config
 
 
+# Names of transformers' classes begin with
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "granite": "Granite"}
+
+
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of a model of ours, inverse of `model_config`."""
-    family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "granite": "Granite"}[
-        cfg.family
-    ]
-    # Qwen's own PRM class is code beside its checkpoints; its tensor names and this config are what loads there.
+    family = CLASSES[cfg.family]
+    # Qwen's own classes are code beside its checkpoints; their tensor names and this config are what loads there. Of another
+    # family no class has a hidden layer in its head, and one that has none would start it at random without a word.
     head = HEADS.get(cfg.head)
-    kind = "CausalLM" if head is None else "ProcessRewardModel" if head.hidden else "TokenClassification"
+    kind = "ForCausalLM" if head is None else "ForTokenClassification"
+    if head is not None and head.hidden:
+        qwens = "ForProcessRewardModel" if head.outputs == 2 else "ForRewardModel"
+        kind = qwens if cfg.family == "qwen2" else "Model"
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
@@ -238,7 +245,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     if head is not None:
         own["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
     config = {
-        "architectures": [f"{family}For{kind}"],
+        "architectures": [f"{family}{kind}"],
         "model_type": cfg.family,
         "num_key_value_heads": cfg.kv_heads,
         "head_dim": cfg.head_dim,
