@@ -10,6 +10,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.card import model_card, step_tag
 from prm_jax.checkpoints.hf import save
 from prm_jax.checkpoints.orbax import load_run
+from prm_jax.data.formats import Format
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 
@@ -42,7 +43,7 @@ def main(cfg):
     run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
     model, tokenizer, config, step = load_run(run, cfg.which, "float32")
     objective = "lm" if config.objective == "implicit" else config.objective  # without its reference no more than that
-    tag = step_tag(config.format, tokenizer)
+    tag = step_tag(parse(config.format, Format, "format"), tokenizer)
     notes = {"label_kind": config.data.label_kind, "objective": objective, "step_tag_id": tag}
     save(to, model, tokenizer, format=dict(config.format), **notes)
     path = run / "summary.json"

@@ -19,7 +19,8 @@ MEANING = {
 
 def step_tag(fmt, tokenizer) -> int | None:
     """Id of the token that a step's score is read at; None where the format puts nothing after a step."""
-    return tokenizer.encode(fmt.separator, add_special_tokens=False)[-1] if fmt.separator else None
+    is_read = fmt.separator and not fmt.drop_separator
+    return tokenizer.encode(fmt.separator, add_special_tokens=False)[-1] if is_read else None
 
 
 def serving(cfg: ModelConfig, tag: int | None) -> str:

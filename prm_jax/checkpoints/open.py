@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.folders import open_weights
+from prm_jax.checkpoints.folders import base_of, open_weights
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.checkpoints.released import Ensemble, VocabularyShare
 from prm_jax.data.formats import Format, all_formats, verdicts
@@ -85,6 +85,10 @@ def of_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
 def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     folder = hf.locate(path)
     config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_weights(folder)
+    if base_of(folder) and (
+        embed := tensors.get("model.embed_tokens.weight")
+    ):  # an adapter may bring tokens of its own
+        config |= {"vocab_size": embed.get_shape()[0]}
     notes = config.get("prm_jax", {})  # of our own exports: format, head, meaning of the labels, objective
     kind, layer = hf.find_head(tensors, str(folder), notes.get("head"))
     if "format" in notes:
