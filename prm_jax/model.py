@@ -1,4 +1,4 @@
-"""A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral), the heads that read it at step ends, and its KV cache.
+"""A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral, Granite), the heads that read it at step ends, and its KV cache.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V vocabulary,
 T step ends, C head outputs; I layers, the leading axis of all parameters of the blocks; S keys that a query may see: the
@@ -22,7 +22,7 @@ from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_looku
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral")  # model_type of a config.json
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "granite")  # model_type of a config.json
 ALWAYS = 1 << 30  # last place that sees a token of a cache, where all that follow do
 
 
@@ -49,6 +49,7 @@ HEADS = {
     # Class 1 is good, as in TRL and in Qwen2.5-Math-PRM.
     "binary": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0]),
     "mlp": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0], hidden=True),
+    "mlp_scalar": Head(("good",), lambda z_BTC: z_BTC[..., 0], hidden=True),  # Qwen2.5-Math-RM
     # Classes are the ratings -1, 0, +1; neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
     "ternary": Head(("bad", "neutral", "good"), lambda z_BTC: jax.nn.logsumexp(z_BTC[..., 1:], -1) - z_BTC[..., 0]),
 }
@@ -82,6 +83,12 @@ class ModelConfig:
     window: int | None = None  # a query sees its own and the window - 1 tokens before it
     sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
     rope_scaling: RopeScaling | None = None
+    embed_scale: float = (
+        1.0  # this and the next three: Granite multiplies embeddings, what a block adds, queries and logits
+    )
+    residual_scale: float = 1.0
+    query_scale: float = 1.0  # beside K^-1/2
+    logit_scale: float = 1.0  # of the vocabulary logits
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
     head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
@@ -225,12 +232,12 @@ class Block(nnx.Module):
             k_BGKS = fill(past[0], k_BLGK.transpose(0, 2, 3, 1), slot_BL[0, 0], axis=3)
             v_BGSK = fill(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
-        o_BLHK = shard_heads(attend, q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
-        x_BLD += linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
+        o_BLHK = shard_heads(attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
+        x_BLD += cfg.residual_scale * linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
 
         h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
         h_BLF = swiglu(linear(h_BLD, self.w_gate, self.b_gate), linear(h_BLD, self.w_up, self.b_up))
-        return x_BLD + linear(h_BLF, self.w_down, self.b_down), past
+        return x_BLD + cfg.residual_scale * linear(h_BLF, self.w_down, self.b_down), past
 
 
 class PRM(nnx.Module):
@@ -256,7 +263,7 @@ class PRM(nnx.Module):
         Returns (x, cache) then; tokens for which no slots are left give NaN, they and all that follow.
         """
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
-        x_BLD = embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
+        x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
             L, at = ids_BL.shape[1], cache.length
             end, slot_BL = at + L, jnp.broadcast_to(at + jnp.arange(L), ids_BL.shape)
@@ -305,7 +312,7 @@ class PRM(nnx.Module):
     def vocab_logits(self, x_BLD):
         """Next-token logits, float32 logit_BLV: products of the compute dtype, summed in float32 and not rounded."""
         w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
-        return linear(x_BLD, w_DV, dtype=jnp.float32)
+        return self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32)
 
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each following token in nats, logp_BL; the last of a row has none and is meaningless.

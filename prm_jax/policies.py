@@ -58,5 +58,5 @@ class SamplingStats:
 
 def check_format(fmt: Format):
     """InputError where the next step would not go on right after the separator of the last one."""
-    unlike = fmt.suffix or fmt.between or fmt.shift or fmt.probe or fmt.drop_separator
+    unlike = fmt.suffix or fmt.between or fmt.shift or fmt.probe or fmt.drop_separator or fmt.chat
     expect(not unlike, "format", fmt.name, "a convention in which nothing but the separator stands between steps")

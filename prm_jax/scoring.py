@@ -108,7 +108,10 @@ class ModelScorer:
             if not np.isfinite(score_T).all():
                 where = f"step scores of a solution of {problem[:60]!r}"
                 raise InputError(f"{self.name}: gives {score_T} as {where}, expected numbers")
-        return [scores[distinct[row]] for row in rows]
+        times = [
+            len(steps) if self.format.outcome else 1 for _, steps in rows
+        ]  # an outcome's one score is every step's
+        return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]
 
     def may_share(self, row_tokens: int) -> bool:
         """Whether a row can be a prefix tree: in one the next token is not the next place, as a log-ratio has it."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -148,10 +149,15 @@ def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     real_data("prmbench")
     paths = sorted(str(path) for path in (DATA / "prmbench").glob("*.jsonl"))
     rows, counts = benchmarks.read("prmbench", Source(paths, None, "train"))
-    scores = random_scores(rng, rows)
+    scores = [np.round(score_T, 1) for score_T in random_scores(rng, rows)]  # which tie with the threshold
     found = prmbench.measure(rows, scores, 0.3)
     items = [json.loads(line) for path in paths for line in Path(path).read_bytes().splitlines()]
-    is_valid = [score_T >= 0.3 for score_T in scores]
+    keys = [(item["classification"], item["idx"]) for item in items]
+    first = [k for k, key in enumerate(keys) if key not in keys[:k]]
+    items, is_valid = [items[k] for k in first], [scores[k] > 0.3 for k in first]
+    assert sum((score_T == 0.3).sum() for score_T in scores) > 100
+    lenient = prmbench.measure(rows, scores, 0.3, official=False)
+    assert (lenient["n_rows"], lenient["n_steps"]) == (883, 13148) and lenient["overall"] != found["overall"]
     is_bad = [np.isin(np.arange(len(i["modified_process"])) + 1, i["error_steps"]) for i in items]
     expected = {}
     for name in {item["classification"] for item in items}:
@@ -163,7 +169,8 @@ def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     assert found["groups"]["simplicity"]["prmscore"] == pytest.approx(simplicity)
     assert sum(len(group["classes"]) for group in found["groups"].values()) == len(expected) == 9
     assert found["classes"]["multi_solutions"]["prmscore"] == found["classes"]["multi_solutions"]["f1_good"]
-    assert (found["n_rows"], found["n_steps"], counts["rows"]) == (883, 13148, 883)
+    n_steps = sum(len(item["modified_process"]) for item in items)
+    assert (found["n_rows"], found["n_steps"], counts["rows"]) == (878, n_steps, 883)
     odd = ("rows_with_error_steps_out_of_range", "error_steps_out_of_range", "rows_with_repeated_idx")
     assert [counts[name] for name in odd] == [21, 26, 5]
     assert len({row.problem for row in rows}) == 191
@@ -178,12 +185,21 @@ def prmbench_row(name, labels):
 def test_prmbench_literally(tmp_path):
     rows = [prmbench_row("circular", (1.0, 0.0, 1.0, 0.0)), prmbench_row("multi_solutions", (1.0, 1.0))]
     scores = [[0.9, 0.1, 0.2, 0.6], [0.9, 0.5]]
-    found = prmbench.measure(rows, scores, 0.5)
+    found = prmbench.measure(rows, scores, 0.5, official=False)
     assert found["classes"]["circular"]["prmscore"] == found["classes"]["circular"]["f1_bad"] == 0.5
     assert found["classes"]["multi_solutions"]["prmscore"] == 1  # a step at the threshold is good
     # Pooled: 3 good steps right, 1 missed; 1 bad step right, 1 missed.
     assert found["overall"] == pytest.approx((0.75 + 0.5) / 2)
     assert np.isnan([group["prmscore"] for group in found["groups"].values()]).all()  # no group is complete
+    official = prmbench.measure([*rows, dataclasses.replace(rows[0], repeats=True)], [*scores, [0.0] * 4], 0.5)
+    assert official["classes"]["multi_solutions"]["prmscore"] == pytest.approx(
+        2 / 3
+    )  # it is bad as the authors have it
+    assert official["classes"]["circular"] == found["classes"]["circular"] and official["n_rows"] == 2
+    assert (
+        official["rule"]
+        == "official: a step at the threshold is bad, 1 rows that repeat a class and idx are passed over"
+    )
     calls_all_good = prmbench.measure(rows, [[1.0] * 4, [1.0] * 2], 0.5)
     assert calls_all_good["classes"]["circular"]["prmscore"] == pytest.approx((2 / 3 + 0) / 2)
     calls_all_bad = prmbench.measure(rows, [[0.0] * 4, [0.0] * 2], 0.5)
@@ -223,6 +239,7 @@ def test_prmbench_rows_are_named_by_file_and_line(tmp_path):
     rows, counts = benchmarks.read("prmbench", Source(path, None, "train"))
     assert [row.solution.id for row in rows] == ["p.jsonl:1", "p.jsonl:2", "p.jsonl:3"]
     assert [(row.group, row.problem) for row in rows] == [("circular", "q"), ("confidence", "q"), ("circular", "r")]
+    assert [row.repeats for row in rows] == [False, False, True]
     assert counts["rows_with_repeated_idx"] == 1 and counts["error_steps_out_of_range"] == 3
 
 
@@ -371,5 +388,7 @@ def test_prmbench_from_stored_scores_as_a_command(monkeypatch, tmp_path, capsys)
     assert results["overall"] == pytest.approx((4 / 5 + 2 / 3) / 2)
     assert results["groups"]["soundness"]["prmscore"] is None and results["overall_interval"] == [None, None]
     assert results["counts"]["error_steps_out_of_range"] == 1 and results["verifier"] == "s.jsonl"
-    assert "1 error_steps_out_of_range" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 error_steps_out_of_range" in out and "rule        official: a step at the threshold is bad" in out
+    assert re.search("sensitivity, .* nan +.no rows of missing_condition, deception.$", out, re.MULTILINE)
     assert (tmp_path / "out/figures/prmbench.png").exists()

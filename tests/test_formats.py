@@ -6,7 +6,8 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.data.formats import Encoded, Format, all_formats, check_marks, encode, train_tokenizer
+from prm_jax.data.examples import make_examples
+from prm_jax.data.formats import Encoded, Format, all_formats, check_marks, encode, read_format, train_tokenizer
 from prm_jax.launch.config import parse
 
 PLAIN = Format("plain", "\n")
@@ -97,6 +98,18 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
         "openr_psa": ("lm_head", "tokens", "value"),
         "eurus_implicit": ("lm_head", "implicit", "value"),
         "plain": ("score", None, "unknown"),
+        "versaprm": ("lm_head", "tokens", "correctness"),
+        "spare": ("lm_head", "tokens", "correctness"),
+        "fover_llama": ("lm_head", "tokens", "correctness"),
+        "fover_qwen": ("lm_head", "tokens", "correctness"),
+        "granite": ("lm_head", "vocabulary", "value"),
+        "reasonflux": ("score.2", "mlp", "unknown"),
+        "actprm": ("score.model.nn_out", "ensemble", "correctness"),
+        "pqm": ("v_head.summary", "scalar", "value"),
+        "value_head": ("value_head", "scalar", "unknown"),
+        "orm": ("score", "scalar", "unknown"),
+        "acemath_rm": ("score", "scalar", "correctness"),
+        "qwen_rm": ("score.2", "mlp_scalar", "correctness"),
     }
     with pytest.raises(
         InputError, match="format.label_kind: got 'sure', expected correctness, value, advantage or unknown"
@@ -109,3 +122,18 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
 def test_a_backslash_and_an_n_are_no_line_end():
     with pytest.raises(InputError, match="a backslash and an n where a line end is meant"):
         Format("plain", "\\n\\n")
+
+
+def test_formats_of_outcome_models_train_nothing():
+    with pytest.raises(InputError, match="format: 'orm' reads whole texts .* objective=prm trains at steps; expected"):
+        make_examples([], read_format("orm"), None, "prm")
+
+
+def test_a_conversation_and_an_outcome_are_tokenised_together():
+    for keys in ({"chat": True}, {"outcome": True}):
+        with pytest.raises(
+            InputError, match="format.tokenized: got 'apart', expected 'together', which .* chat and outcome"
+        ):
+            Format("x", "\n", **keys)
+    with pytest.raises(InputError, match="format.good: got .'Y', 'N'., expected .* good with 'vocabulary'"):
+        Format("x", "\n", head="vocabulary", good="Y", bad="N")

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config, hf_tensors
+from prm_jax.checkpoints.card import serving
 from prm_jax.checkpoints.hf_tensors import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format, train_tokenizer
@@ -80,6 +82,15 @@ BACKBONES = {
         "sliding_window": 3,
         "head_dim": 8,
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.7,
+        "logits_scaling": 8.0,
+        "attention_bias": True,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
     },
     "mistral full": {"sliding_window": None, "tie_word_embeddings": True},
 }
@@ -300,6 +311,23 @@ def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, t
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "family, head, kind, said",
+    [
+        ("qwen2", "mlp", "Qwen2ForProcessRewardModel", '"step_tag_id": 198'),
+        ("qwen2", "mlp_scalar", "Qwen2ForRewardModel", '"step_tag_id": 198'),
+        ("llama", "mlp", "LlamaModel", "class for this head on Llama: `LlamaModel` loads the backbone"),
+        ("qwen3", "binary", "Qwen3ForTokenClassification", "class 1 is `good`; .*LABEL_1.*\n.*--hf-overrides"),
+        ("llama", "none", "LlamaForCausalLM", None),
+    ],
+)
+def test_exports_name_a_class_that_exists_and_how_to_serve_it(tokenizer, family, head, kind, said):
+    cfg = dataclasses.replace(TINY, family=family, head=head)
+    assert hf_config.hf_config(cfg, tokenizer)["architectures"] == [kind]
+    if said:
+        assert re.search(said, serving(cfg, 198)) and "token id 198" in serving(cfg, 198)
+
+
 def test_round_trip_is_exact(tmp_path, tokenizer):
     no_bias = {"qkv_bias": False, "tied": False}
     for changes in (
@@ -313,6 +341,15 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
         {"family": "mistral", "window": None, "head": "binary", **no_bias},
         {"family": "mistral", "window": 5, "sliding": (False, True), **no_bias},
+        {
+            "family": "granite",
+            "embed_scale": 12.0,
+            "residual_scale": 0.22,
+            "query_scale": 0.5,
+            "head_dim": 16,
+            "logit_scale": 0.125,
+            **no_bias,
+        },
     ):
         cfg = dataclasses.replace(TINY, **changes)
         model = PRM(cfg, rngs=nnx.Rngs(0))
@@ -388,7 +425,8 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     refuses("pytorch_model.bin is a pickle, which can run code.*convert it")
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "adapter_config.json")
-    refuses("holds an adapter .LoRA.: merge it")
+    refuses("adapter_config.json: expected an object with base_model_name_or_path")
+    (tmp_path / "adapter_config.json").unlink()
     refuses("no such folder", lambda: hf.locate("./nowhere"))
     write(model_type="reward", auto_map={"AutoModel": "modeling.Reward"})
     refuses("model_type: got 'reward', expected .* own Python code, auto_map, is never run")
@@ -412,7 +450,8 @@ def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
 
     refuses("has no tokenizer.json", config='{"model_type": "qwen2"}')
     (tmp_path / "tokenizer.model").touch()
-    refuses("tokenizer.model but no tokenizer.json")
+    pytest.importorskip("sentencepiece")
+    refuses("tokenizer.model: not a SentencePiece model")
     for text in ("{", "{}", "[]"):
         refuses("no tokenizer that transformers can read", tokenizer=text)
     tokenizer.save_pretrained(tmp_path)

@@ -5,7 +5,9 @@ folder has them. The literal ids were worked out from the authors' rules, piece 
 time from the authors' repositories and the tokenizers alone, with the same result.
 """
 
+import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -14,9 +16,11 @@ from conftest import real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.folders import open_weights
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import encode, read_format, verdicts
+from prm_jax.data.formats import Format, encode, read_format, verdicts
 from prm_jax.data.units import UNITS
+from prm_jax.launch.config import parse
 
 torch = pytest.importorskip("torch")
 
@@ -55,34 +59,28 @@ def qwen(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mistral(tmp_path_factory):
-    """Mistral's SentencePiece model as the tokenizer.json that transformers 4 made of it and that the checkpoints hold."""
-    spm = pytest.importorskip("sentencepiece")
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
-
-    pieces = spm.SentencePieceProcessor(model_file=str(real_data("tokenizers/mistral/tokenizer.model.v1")))
-    vocab = {pieces.id_to_piece(i): i for i in range(len(pieces))}
-    merges = []
-    for piece, i in vocab.items():
-        pairs = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
-        pairs = [p for p in pairs if p[0] in vocab and p[1] in vocab]
-        merges += [(-pieces.get_score(i), p) for p in sorted(pairs, key=lambda p: (vocab[p[0]], vocab[p[1]]))]
-    merges = [pair for _, pair in sorted(merges, key=lambda m: m[0])]
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    special = [AddedToken(token, normalized=False, special=True) for token in ("<unk>", "<s>", "</s>")]
-    tokenizer.add_special_tokens(special)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    """Of a folder as Math-Shepherd's checkpoint has it: Mistral's SentencePiece model and no tokenizer.json."""
+    pytest.importorskip("sentencepiece")
     folder = tmp_path_factory.mktemp("mistral")
-    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copy(real_data("tokenizers/mistral/tokenizer.model.v1"), folder / "tokenizer.model")
     settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": True}))
     (folder / "config.json").write_text('{"model_type": "mistral"}')
     loaded = hf.load_tokenizer(folder)
     assert loaded.encode("+ -") == [1, 648, 387] and loaded.encode("ки") == [1, 12902]  # the card's own check
     return loaded
+
+
+@pytest.fixture(scope="module")
+def marked_qwen(tmp_path_factory):
+    """Qwen2.5's tokenizer with Granite's turns, PQM's mark, and a beginning-of-sequence token that is never written."""
+    tokenizer = hf.load_tokenizer(real_data("tokenizers/qwen2.5"))
+    marks = ["<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>", "[PRM]"]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks, "bos_token": "<|end_of_text|>"})
+    folder = tmp_path_factory.mktemp("marked")
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen2"}')
+    return hf.load_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +100,16 @@ def skywork_tokenizer(qwen):
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
+    return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def llama_words(tmp_path_factory):
+    """With the marks and verdicts that Llama 3 has as tokens."""
+    return make_llama(tmp_path_factory.mktemp("words"), " ки", "correct", "incorrect")
+
+
+def make_llama(folder, *words):
     """Bytes in Llama 3's order, two line breaks as 271, and Llama 3.1's special tokens at their ids."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from tokenizers.pre_tokenizers import ByteLevel
@@ -116,7 +124,7 @@ def llama(tmp_path_factory):
     names = {128000: "begin_of_text", 128006: "start_header_id", 128007: "end_header_id", 128009: "eot_id"}
     tokens = [f"<|{names.get(i, f'reserved_{i}')}|>" for i in range(128_000, 128_010)]
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in tokens])
-    folder = tmp_path_factory.mktemp("llama")
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=tokens[0], eos_token=tokens[9])
     fast.save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
@@ -198,6 +206,92 @@ def rlhflow(tok, problem, steps):
     return ids, marks
 
 
+def versaprm(tok, problem, steps):
+    """VersaPRM evaluation/get_rewards_reasoning_step.py, prm_models/prm_qwen.py: marks where the id is 22701."""
+    ids = tok.encode(f"{problem.strip()} \n\n" + "".join(f"{step.strip()} \n\n\n\n" for step in steps))
+    return ids, [i for i, token in enumerate(ids) if token == 22701]
+
+
+def spare(tok, problem, steps):
+    """The README's sample: three turns of Llama 3, whose template trims them, the last one's author is the user too."""
+    (instruction,) = re.findall(r"system<\|end_header_id\|>\n\n(.*?)<", read_format("spare").prefix, re.DOTALL)
+    assert instruction.startswith("You are an expert at solving") and instruction.endswith("previous reasoning steps.")
+    answer = "Let's think step by step.\n" + "".join(f"{step.strip()} ки\n" for step in steps)
+    text = "<|begin_of_text|>"
+    for role, content in (("system", instruction), ("user", problem), ("user", answer)):
+        text += f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+    ids = plain_ids(tok, text)
+    return ids, [i for i, token in enumerate(ids) if token == tok.encode(" ки")[-1]]
+
+
+def fover(tok, problem, steps):
+    """src/prm/preprocessing.py and get_step_token_position of postprocessing.py: the line break of an assistant's header."""
+    task = "Your task is to evaluate the accuracy of each step in the provided solution to the above question. For each step, "
+    task += 'respond with "correct" if the reasoning is logically valid and mathematically sound, or if the step is a general '
+    task += 'statement or transition that does not contain reasoning. Respond with "incorrect" if the step includes any errors '
+    task += "or flawed logic."
+    first = f"** Problem **\n{problem}\n\n** Task **\n{task}\n\n** Sotluion **\n{steps[0]}"
+    messages = [m for step in (first, *steps[1:]) for m in (("user", step), ("assistant", "correct"))]
+    if "<|eot_id|>" in tok.get_vocab():
+        ids = np.array(plain_ids(tok, llama31(messages)))
+        header, mark = tok.convert_tokens_to_ids("<|end_header_id|>"), 271
+        return ids.tolist(), [
+            i for i in np.flatnonzero(ids == mark) if ids[i - 1] == header and ids[i - 2] == ord("t") - 33
+        ]
+    text = tok.apply_chat_template([{"role": r, "content": c} for r, c in messages], tokenize=False)
+    ids = np.array(tok.encode(text))
+    is_end = (ids[2:] == 198) & (ids[1:-1] == 77091) & (ids[:-2] == 151644)
+    return ids.tolist(), (np.flatnonzero(is_end) + 2).tolist()
+
+
+def granite(tok, problem, steps):
+    """The model card: prepare_input and get_step_ids, in Granite 3.3's chat template on one day."""
+    ask = "Is this response correct so far (Y/N)?"
+    system = "Knowledge Cutoff Date: April 2024.\nToday's Date: June 24, 2025.\nYou are Granite, developed by IBM. "
+    messages = [("system", system + "You are a helpful AI assistant.")]
+    for t, step in enumerate(steps):
+        messages += [("user", f"{problem} {step} {ask}" if t == 0 else f"{step} {ask}"), ("assistant", "Y")]
+    text = "".join(f"<|start_of_role|>{role}<|end_of_role|>{content}<|end_of_text|>\n" for role, content in messages)
+    ids, turn = tok.encode(text), tok.encode("<|start_of_role|>assistant<|end_of_role|>Y")
+    n = len(turn)
+    return ids, [i + n - 2 for i in range(len(ids)) if ids[i : i + n] == turn]
+
+
+def pqm(tok, problem, steps):
+    """bon_eval_hf.py: instruction_format, template {query}\\n{answer}, marks where the id is that of [PRM]."""
+    query = "Below is an instruction that describes a task.\nWrite a response that appropriately completes the request."
+    query += f"\n\n### Instruction:\n{problem}\n\n### Response: Let's think step by step"
+    answer = " [PRM]\n".join(f"Step {n}: {step.strip()}".strip() for n, step in enumerate(steps, 1)) + " [PRM]"
+    ids = plain_ids(tok, f"{query}\n{answer}")
+    return ids, [i for i, token in enumerate(ids) if token == tok.convert_tokens_to_ids("[PRM]")]
+
+
+def reasonflux(tok, problem, steps):
+    """ReasonFlux_PRM/README.md: user and assistant in the tokenizer's template, steps joined and ended by <extra_0>."""
+    answer = "<extra_0>".join(steps) + "<extra_0>"
+    messages = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
+    ids = tok.encode(tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
+    return ids, [i for i, token in enumerate(ids) if token == 151651]
+
+
+def actprm(tok, problem, steps):
+    """test_actprm_on_processbench.py: system and user with a generation prompt, then the stripped steps."""
+    system = "You are a helpful and harmless assistant. You should think step-by-step and put your final answer within \\boxed{}."
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": problem}]
+    text = tok.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    ids = tok(text + "".join(step.strip() + "<extra_0>" for step in steps))["input_ids"]
+    return ids + tok.encode("<|im_end|>\n"), [i for i, token in enumerate(ids) if token == 151651]
+
+
+def value_head(tok, problem, steps):
+    """prm_eval_utils.py prm_data_collator: query, then each answer's own ids and the mark's id."""
+    ids = [1, *plain_ids(tok, problem)]
+    for step in steps:
+        ids += plain_ids(tok, step) + plain_ids(tok, "ки")
+    mark = plain_ids(tok, "ки")[-1]
+    return ids, [i for i, token in enumerate(ids) if token == mark]
+
+
 def reasoneval(tok, problem, steps):
     """ReasonEval codes/examples.py, the 7B branch, index arithmetic as it stands there."""
     sep = tok.pad_token
@@ -246,6 +340,13 @@ def difference(logit_TC):
 D = SHAPE["hidden_size"]
 LINEAR2 = {"score.weight": (2, D), "score.bias": (2,)}
 MLP = {"score.0.weight": (D, D), "score.0.bias": (D,), "score.2.weight": (2, D), "score.2.bias": (2,)}
+E, W = 3, 8
+ENSEMBLE = {
+    f"score.{net}.{name}.{part}": (E, *(shape if part == "weight" else shape[1:]))
+    for net in ("reg_model", "model")
+    for name, shape in (("nn1", (D, W)), ("nn2", (W, W)), ("nn_out", (W, 1)))
+    for part in ("weight", "bias")
+}
 SYSTEMS = {
     "trl": ("qwen", "qwen2", LINEAR2, trl, second_class),
     "pure": ("qwen", "qwen2", LINEAR2, trl, difference),
@@ -257,12 +358,25 @@ SYSTEMS = {
     "math_shepherd": ("mistral", "mistral", {}, math_shepherd, lambda v: v[:, [648, 387]].softmax(-1)[:, 0]),
     "rlhflow": ("llama", "llama", {}, rlhflow, lambda v: v[:, [10, 12]].softmax(-1)[:, 0]),
     "openr_psa": ("qwen", "qwen2", {}, openr_psa, lambda v: v[:, [488, 481]].softmax(-1)[:, 0]),
+    "versaprm": ("qwen", "qwen2", {}, versaprm, lambda v: v[:, [12, 10]].softmax(-1)[:, 1]),
+    "spare": ("llama_words", "llama", {}, spare, lambda v: v[:, [12, 10]].softmax(-1)[:, 1]),
+    "fover_qwen": ("qwen", "qwen2", {}, fover, lambda v: v[:, [61954, 19928]].softmax(-1)[:, 1]),
+    "fover_llama": ("llama_words", "llama", {}, fover, lambda v: v[:, [128012, 128011]].softmax(-1)[:, 1]),
+    "reasonflux": ("qwen", "qwen2", MLP, reasonflux, lambda z: z[:, 1] - z[:, 0]),
+    "granite": ("marked_qwen", "granite", {}, granite, lambda v: v.softmax(-1)[:, 56].logit()),
+    "pqm": ("marked_qwen", "qwen2", {"v_head.summary.weight": (1, D), "v_head.summary.bias": (1,)}, pqm, lambda z: z[:, 0]),
+    "value_head": ("mistral", "mistral", {"value_head.weight": (1, D)}, value_head, lambda z: z[:, 0]),
+    "actprm": ("qwen", "qwen2", ENSEMBLE, actprm, lambda z: z.sigmoid().mean(-1)),
 }  # fmt: skip
 LABEL_KINDS = {
+    "versaprm": "correctness", "spare": "correctness", "fover_qwen": "correctness", "fover_llama": "correctness",
+    "reasonflux": "unknown", "granite": "value", "pqm": "value", "value_head": "unknown", "actprm": "correctness",
     "trl": "unknown", "pure": "correctness", "qwen_prm": "correctness", "skywork": "unknown", "reasoneval": "correctness",
     "math_shepherd": "value", "rlhflow": "value", "openr_psa": "value",
 }  # fmt: skip
-NO_EMPTY = ("openr_psa", "reasoneval")  # whose authors drop blank steps, or have no token to read them at
+ORIGINAL = ("trl", "pure", "qwen_prm", "skywork", "reasoneval", "math_shepherd", "rlhflow", "openr_psa")
+# Whose authors drop blank steps, have no token to read them at, or whose template trims the text before them.
+NO_EMPTY = ("openr_psa", "reasoneval", "versaprm", "spare", "fover_llama")
 
 
 # ---------------------------------------------------------------- literal ids
@@ -387,16 +501,25 @@ def make_checkpoint(folder, family, tokenizer, head, seed=0):
     (folder / "config.json").write_text(json.dumps(config.to_dict(), default=str))
 
     @torch.no_grad()
-    def logits(ids):
-        out = model(torch.tensor([ids]), output_hidden_states=True)
-        x_LD = out.hidden_states[-1][0]
+    def logits(ids, at=slice(None)):
+        """Of the tokens `at` these places alone, logit_nC: all of a large vocabulary take gigabytes."""
+        at = torch.arange(len(ids))[at]
+        out = model(torch.tensor([ids]), output_hidden_states=True, logits_to_keep=at)
+        x_LD = out.hidden_states[-1][0][at]
         if not head:
             return out.logits[0]
+        if head is ENSEMBLE:
+            x_ELD = x_LD.expand(E, -1, -1)
+            for name in ("nn1", "nn2", "nn_out"):
+                w, b = (tensors[f"score.model.{name}.{part}"] for part in ("weight", "bias"))
+                x_ELD = torch.einsum("eld,edw->elw", x_ELD.relu() if name != "nn1" else x_ELD, w) + b[:, None]
+            return x_ELD[..., 0].T
         if "score.0.weight" in head:
             x_LD = torch.relu(x_LD @ tensors["score.0.weight"].T + tensors["score.0.bias"])
         last = next(name for name in list(head)[::-1] if name.endswith("weight"))
-        return x_LD @ tensors[last].T + tensors[last.replace("weight", "bias")]
+        return x_LD @ tensors[last].T + tensors.get(last.replace("weight", "bias"), 0)
 
+    logits.model = model
     return logits
 
 
@@ -407,17 +530,22 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
     logits = make_checkpoint(tmp_path, family, tokenizer, head)
     verifier = open_checkpoint(tmp_path, "best", read_format(name), "float32")
     assert (verifier.objective, verifier.label_kind) == ("prm", LABEL_KINDS[name])
-    rows = CONVERSATIONS + ([] if name in NO_EMPTY else [WITH_EMPTY])
+    # Those of other systems' layouts are read shorter texts: one of forty steps takes most of a test's time.
+    rows = [row for row in CONVERSATIONS if row[1] is not FORTY or name in ORIGINAL]
+    rows += [] if name in NO_EMPTY else [WITH_EMPTY]
     encoded = encode(verifier.format, verifier.tokenizer, rows)
-    scorer = verifier.scorer(2, 2048 if name == "rlhflow" else 1024)
+    scorer = verifier.scorer(2, 2048 if name == "rlhflow" else 1024 if name in ORIGINAL else None)
     assert scorer.unit == "logit"
     found, (low, high) = scorer.score(rows), (UNITS[verifier.format.score].low, UNITS[verifier.format.score].high)
-    found = [as_published(verifier.format, score_T) for score_T in found]
+    if name in ("granite", "reasonflux"):  # random weights give P(good) near 0: log-odds are compared
+        low, high = -np.inf, np.inf
+    else:
+        found = [as_published(verifier.format, score_T) for score_T in found]
     for row, e, score_T in zip(rows, encoded, found, strict=True):
         ids, marks = reference(tokenizer, *row)
         assert e.ids_L.tolist() == ids
         assert e.step_end_T.tolist() == marks and len(marks) == len(row[1])
-        np.testing.assert_allclose(score_T, score(logits(ids)[marks]), atol=1e-4)
+        np.testing.assert_allclose(score_T, score(logits(ids, marks)), atol=1e-4)
         assert (low <= score_T).all() and (score_T <= high).all()
     assert np.ptp(np.concatenate(found)) > 0.2
 
@@ -432,7 +560,7 @@ def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
     for t in range(3):
         ids, _ = rlhflow(llama, problem, steps[: t + 1])
         assert ids[-4:] == [128007, 271, 10, 128009]
-        np.testing.assert_allclose(found[t], logits(ids)[-3, [10, 12]].softmax(-1)[0], atol=1e-4)
+        np.testing.assert_allclose(found[t], logits(ids, [-3])[0, [10, 12]].softmax(-1)[0], atol=1e-4)
 
 
 def test_implicit_scores_equal_the_authors(tmp_path, qwen):
@@ -501,8 +629,6 @@ def test_the_mark_inside_a_text_is_refused_where_all_is_tokenised_together(reque
 
 
 def test_a_fused_mark_is_refused(mistral):
-    import dataclasses
-
     glued = dataclasses.replace(read_format("math_shepherd"), separator="ки", strip=False)
     with pytest.raises(InputError, match="step 1: its mark 'ки' is no token of its own"):
         encode(glued, mistral, [("Q?", ("Рук", "2"))])
@@ -552,35 +678,75 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, qwen):
         (LINEAR2, r"score.weight \(binary\); say .* format=pure or format=trl or format=plain"),
         (
             {},
-            "no step head; say .* format=eurus_implicit or format=math_shepherd or format=openr_psa or format=rlhflow",
+            "no step head; say .* format=eurus_implicit or format=fover_llama .*format=math_shepherd or format=openr_psa or",
         ),
         (MLP | LINEAR2, "several step heads, score and score.2"),
         ({"score.0.weight": (D, D)}, "incomplete or unknown .score.0.weight.; known: score.weight"),
-        ({"value_head.weight": (1, D)}, "incomplete or unknown .value_head.weight."),
+        ({"critic_head.weight": (1, D)}, "incomplete or unknown .critic_head.weight."),
         ({"score.weight": (7, D)}, "has 7 outputs"),
-        ({k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}, "has 1 outputs.*outcome model"),
+        (
+            {k: (3, *v[1:]) if "2" in k else v for k, v in MLP.items()},
+            "has 3 outputs, expected 2 .mlp. or 1 .mlp_scalar.",
+        ),
         ({k: v for k, v in MLP.items() if k != "score.2.bias"} | {"score.2.biases": (2,)}, "score.2.biases"),
     ):
         with pytest.raises(InputError, match=pattern) as caught:
             load(head)
         assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="format=trl reads binary; expected format=qwen_prm"):
+    with pytest.raises(InputError, match="format=trl reads binary; expected format=qwen_prm or format=reasonflux"):
         load(MLP, read_format("trl"))
     with pytest.raises(
-        InputError, match="no step head.*format=plain reads one; expected format=eurus_implicit or format=math_shepherd"
+        InputError, match="no step head.*format=plain reads one; expected format=eurus_implicit or format=fover_llama"
     ):
         load({}, read_format("plain"))
     with pytest.raises(
-        InputError, match="format=openr_psa reads tokens; expected format=pure or format=trl or format=plain"
+        InputError, match="format=openr_psa reads tokens; expected format=pure or format=trl or format=plain$"
     ):
         load(LINEAR2, read_format("openr_psa"))
-    with pytest.raises(InputError, match=r"score.weight \(scalar\); say which convention it follows: format=plain$"):
+    one_output = "format=acemath_rm or format=orm or format=plain$"
+    with pytest.raises(InputError, match=r"score.weight \(scalar\); say which convention it follows: " + one_output):
         load(SCALAR)
-    with pytest.raises(InputError, match="format=trl reads binary; expected format=plain$"):
+    with pytest.raises(InputError, match="format=trl reads binary; expected " + one_output):
         load(SCALAR, read_format("trl"))
+    assert load(SYSTEMS["value_head"][2]) == "value_head" and load(ENSEMBLE) == "actprm"
+    assert load({k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}) == "qwen_rm"
+
+
+def test_keys_beside_format_auto_change_the_format_that_is_found(tmp_path, qwen):
+    make_checkpoint(tmp_path, "qwen2", qwen, {"score_head.weight": (3, D)})
+    keys = {"shift": 0, "separator": None, "label_kind": "unknown"}
+    auto = parse({"name": "auto"} | keys, Format, "format")
+    found = open_checkpoint(tmp_path, "best", auto, "float32").format
+    assert found == dataclasses.replace(read_format("reasoneval"), shift=0, label_kind="unknown")
+    for changes, pattern in (
+        ({"shift": "x"}, "format.shift: got 'x', expected an integer"),
+        ({"shfit": 1}, "format.shfit"),
+    ):
+        with pytest.raises(InputError, match=pattern):
+            open_checkpoint(tmp_path, "best", parse({"name": "auto"} | changes, Format, "format"), "float32")
 
 
 SCALAR = {"score.weight": (1, D), "score.bias": (1,)}
+
+
+def test_a_sentencepiece_file_alone_encodes_as_its_own_library(mistral, tmp_path):
+    spm = pytest.importorskip("sentencepiece")
+    own = spm.SentencePieceProcessor(model_file=str(real_data("tokenizers/mistral/tokenizer.model.v1")))
+    texts = [step for problem, steps in CONVERSATIONS for step in (problem, *steps)] + [
+        " two  blanks ",
+        "\n\n a\tb",
+        "ки ки",
+    ]
+    assert [plain_ids(mistral, text) for text in texts] == own.encode(texts)
+    assert mistral.decode(own.encode(texts[-2])) == texts[-2] and mistral.bos_token_id == 1
+    mistral.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    assert [plain_ids(hf.load_tokenizer(tmp_path), text) for text in texts] == own.encode(texts)
+
+
+def set_class(folder, kind):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
 
 
 @pytest.mark.parametrize("head", [SCALAR, LINEAR2])
@@ -588,9 +754,143 @@ SCALAR = {"score.weight": (1, D), "score.bias": (1,)}
 def test_an_outcome_model_is_not_read_at_separators(tmp_path, qwen, head, kind):
     """One score for a whole text: with format=plain it was read at TRL's separators, wrong numbers without a word."""
     make_checkpoint(tmp_path, "qwen2", qwen, head)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
+    set_class(tmp_path, kind)
     for name in ("plain", "trl", "auto"):
-        with pytest.raises(InputError, match=f"architectures: {kind} is an outcome model") as caught:
+        known = "format=acemath_rm or format=orm" if head is SCALAR else "no known format"
+        with pytest.raises(InputError, match=f"is an outcome model .{kind}., .*{known}$") as caught:
             open_checkpoint(tmp_path, "best", read_format(name), "float32")
         assert "\n" not in str(caught.value)
+    set_class(tmp_path, "Qwen2ForTokenClassification")
+    with pytest.raises(InputError, match="but format=orm reads texts; expected .*format=plain$"):
+        open_checkpoint(tmp_path, "best", read_format("orm"), "float32")
+
+
+MATH = "Please reason step by step, and {} your final answer within \\boxed{{}}."
+REWARD = {k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}
+OUTCOME_MODELS = {  # format -> (head, class, system message)
+    "orm": (SCALAR, "Qwen2ForSequenceClassification", None),
+    "acemath_rm": (SCALAR, "Qwen2ForSequenceClassification", MATH.format("check")),
+    "qwen_rm": (REWARD, "Qwen2ForRewardModel", MATH.format("put")),
+}
+
+
+@pytest.mark.parametrize("name", OUTCOME_MODELS)
+def test_outcome_models_score_the_last_token_of_a_conversation(tmp_path, qwen, name):
+    """The model cards: apply_chat_template without a generation prompt, the logit at the last token; every step bears it."""
+    head, kind, system = OUTCOME_MODELS[name]
+    logits = make_checkpoint(tmp_path, "qwen2", qwen, head)
+    set_class(tmp_path, kind)
+    verifier = open_checkpoint(tmp_path, "best", read_format("auto" if name == "qwen_rm" else name), "float32")
+    assert (verifier.objective, verifier.format.name) == ("orm", name)
+    rows = [CONVERSATIONS[i] for i in (0, 1, 3)]
+    for (problem, steps), score_T in zip(rows, verifier.scorer(2, 128).score(rows), strict=True):
+        messages = [{"role": "system", "content": system}] * (system is not None)
+        messages += [{"role": "user", "content": problem}, {"role": "assistant", "content": "\n\n".join(steps)}]
+        ids = qwen.encode(qwen.apply_chat_template(messages, tokenize=False), add_special_tokens=False)
+        (e,) = encode(verifier.format, qwen, [(problem, steps)])
+        assert e.ids_L.tolist() == ids and e.step_end_T.tolist() == [len(ids) - 1]
+        assert qwen.decode(ids[: e.start]).endswith("assistant\n")
+        np.testing.assert_allclose(score_T, [logits(ids, [-1])[0, 0]] * len(steps), atol=1e-4)
+
+
+def test_a_conversation_needs_a_chat_template(tmp_path, mistral):
+    make_checkpoint(tmp_path, "mistral", mistral, SCALAR)
+    verifier = open_checkpoint(tmp_path, "best", read_format("orm"), "float32").scorer(2, 128)
+    with pytest.raises(InputError, match="format=orm: needs the tokenizer's chat template, which fails") as caught:
+        verifier.score(CONVERSATIONS[:1])
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_a_wrapped_model_are_found(tmp_path, marked_qwen):
+    """PQM's own files: all names but the head's begin with pretrained_model."""
+    from safetensors.torch import load_file, save_file
+
+    logits = make_checkpoint(tmp_path, "qwen2", marked_qwen, SYSTEMS["pqm"][2])
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file({k if "v_head" in k else f"pretrained_model.{k}": x for k, x in tensors.items()}, path)
+    (found,) = open_checkpoint(tmp_path, "best", read_format("pqm"), "float32").scorer(2, 128).score(CONVERSATIONS[1:2])
+    ids, marks = pqm(marked_qwen, *CONVERSATIONS[1])
+    np.testing.assert_allclose(found, logits(ids, marks)[:, 0], atol=1e-4)
+
+
+def make_adapter(folder, base, tokenizer, updates, whole=None, **settings):
+    """A PEFT adapter's folder; the updates are {module: (rank, out, in)}, `whole` tensors stand beside them."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    tensors = dict(whole or {})
+    for module, (rank, rows, columns) in updates.items():
+        tensors[f"{module}.lora_A.weight"] = torch.randn(rank, columns)
+        tensors[f"{module}.lora_B.weight"] = torch.randn(rank, rows).T.contiguous()
+    save_file({f"base_model.model.{k}": x for k, x in tensors.items()}, folder / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(about | settings))
+    tokenizer.save_pretrained(folder)
+    return tensors
+
+
+def test_math_psa_as_it_is_released_an_adapter(tmp_path, qwen):
+    """OpenR's release is q and v of every layer by PEFT: W + alpha / r B A, with its patterns, a base model found beside it."""
+    from safetensors.torch import load_file
+
+    logits = make_checkpoint(tmp_path / "base", "qwen2", qwen, {})
+    layers = [f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qv"]
+    sizes = {"q": (D, D), "v": (D // 2, D)}
+    updates = {module: (4, *sizes[module[-6]]) for module in layers} | {"model.layers.0.mlp.down_proj": (2, D, 24)}
+    asked = {"alpha_pattern": {"layers.1.self_attn.q_proj": 3}, "rank_pattern": {"down_proj": 2}}
+    tensors = make_adapter(tmp_path / "psa", "../base", qwen, updates, **asked)
+    with torch.no_grad():
+        for module, (rank, *_) in updates.items():
+            alpha = 3 if module == "model.layers.1.self_attn.q_proj" else 8
+            update = tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"]
+            logits.model.get_submodule(module).weight += alpha / rank * update
+    verifier = open_checkpoint(tmp_path / "psa", "best", read_format("openr_psa"), "float32")
+    (found,) = verifier.scorer(2, 128).score(CONVERSATIONS[1:2])
+    ids, marks = openr_psa(qwen, *CONVERSATIONS[1])
+    expected = logits(ids, marks)[:, [488, 481]].softmax(-1)[:, 0]
+    np.testing.assert_allclose(as_published(verifier.format, found), expected, atol=1e-4)
+    stored = load_file(tmp_path / "base" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    merged = open_weights(tmp_path / "psa")["model.layers.0.self_attn.q_proj.weight"]
+    assert merged.get_shape() == [D, D] and np.abs(merged[2:5, 1:3] - stored[2:5, 1:3].numpy()).max() > 0.1
+
+
+def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, qwen):
+    make_checkpoint(tmp_path / "base", "qwen2", qwen, {})
+    q, embedding = "model.layers.0.self_attn.q_proj", "model.embed_tokens"
+    whole = {"score.weight": torch.randn(2, D), f"{embedding}.lora_embedding_A": torch.randn(3, 151_680)}
+    whole |= {f"{embedding}.lora_embedding_B": torch.randn(D, 3)}
+    made = make_adapter(tmp_path / "a", tmp_path / "base", qwen, {q: (4, D, D)}, whole, use_rslora=True)
+    base, found = open_weights(tmp_path / "base"), open_weights(tmp_path / "a")
+    update = 8 / 2 * made[f"{q}.lora_B.weight"] @ made[f"{q}.lora_A.weight"]
+    np.testing.assert_allclose(found[f"{q}.weight"][:] - base[f"{q}.weight"][:], update, atol=1e-4)
+    update = 8 / 3**0.5 * made[f"{embedding}.lora_embedding_A"].T @ made[f"{embedding}.lora_embedding_B"].T
+    np.testing.assert_allclose(
+        found[f"{embedding}.weight"][5:9] - base[f"{embedding}.weight"][5:9], update[5:9], atol=1e-4
+    )
+    assert hf.find_head(found, "x") == ("binary", "score")
+    path = tmp_path / "a" / "adapter_config.json"
+    good = json.loads(path.read_text())
+    for changes, pattern in (
+        ({"peft_type": "IA3"}, "peft_type: got 'IA3', expected 'LORA'"),
+        ({"use_dora": True}, "use_dora: got True, expected false or null: only plain LoRA"),
+        ({"base_model_name_or_path": "./nowhere"}, "base_model_name_or_path: ./nowhere: no such folder"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path: got None"),
+        ({"base_model_name_or_path": str(tmp_path / "a")}, "expected another folder"),
+        ({"lora_alpha": "8"}, "lora_alpha: got '8'"),
+    ):
+        path.write_text(json.dumps(good | changes))
+        with pytest.raises(InputError, match=pattern) as caught:
+            open_weights(tmp_path / "a")
+        assert "\n" not in str(caught.value)
+    for updates, pattern in (
+        (
+            {"model.layers.7.self_attn.q_proj": (4, D, D)},
+            "layers.7.self_attn.q_proj: A, B updates no matrix of the base",
+        ),
+        ({q: (4, D, D + 1)}, "q_proj: shapes .16, 4. and .4, 17. do not update .* of shape .16, 16."),
+    ):
+        shutil.rmtree(tmp_path / "a")
+        make_adapter(tmp_path / "a", tmp_path / "base", qwen, updates)
+        with pytest.raises(InputError, match=pattern):
+            open_weights(tmp_path / "a")

@@ -118,10 +118,12 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
     for a, b in zip(*(v.scorer(1, 128).score(rows) for v in (ours, theirs)), strict=True):
         np.testing.assert_array_equal(a, b)
     card = (cwd / "out/my-prm/README.md").read_text()
+    tag = json.loads((cwd / "out/my-prm/config.json").read_text())["prm_jax"]["step_tag_id"]
+    assert theirs.tokenizer.decode([tag]) == theirs.format.separator
     summary = json.loads((cwd / "runs/train/whole/summary.json").read_text())
     for text in (
         "name: chain", "separator:", f"| eval_loss | {summary['eval_loss']:.6g} |", summary["versions"]["commit"],
-        "# my-prm", "step head scalar", "AutoModelForTokenClassification",
+        "# my-prm", "step head scalar", "AutoModelForTokenClassification", f"Step tag: token id {tag}", "class 0 is `good`",
     ):  # fmt: skip
         assert text in card, text
 

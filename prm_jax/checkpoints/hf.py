@@ -6,6 +6,7 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 import functools
 import json
 import math
+import tempfile
 from pathlib import Path
 
 import jax
@@ -14,16 +15,14 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
+from prm_jax.checkpoints.folders import EMBEDDED, SHIPPED, base_of, locate, open_weights  # noqa: F401
 from prm_jax.checkpoints.hf_config import export_config
-from prm_jax.checkpoints.hf_tensors import DTYPES, open_tensors, write_tensors
+from prm_jax.checkpoints.hf_tensors import DTYPES, write_tensors
+from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.data.formats import all_formats
 from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import write_json
 from prm_jax.model import HEADS, PRM, ModelConfig, cast_backbone, head_scale
-
-EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
-# The default task's policy, which runs are fine-tuned from, and an outcome model of its samples.
-SHIPPED = {"embedded": EMBEDDED, "embedded_orm": EMBEDDED.with_name("orm")}
 
 # our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
@@ -43,24 +42,6 @@ HEAD = {
 }
 
 
-def locate(name: str) -> Path:
-    """The folder of a checkpoint: one of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
-    if name in SHIPPED:
-        return SHIPPED[name]
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise InputError(f"{name}: no such folder")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "tokenizer.model"]))
-    except Exception as error:  # the hub client raises a dozen kinds; all mean that the name cannot be loaded
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{name}: neither a folder here nor a model that the hub gives ({reason})") from error
-
-
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
 
@@ -78,6 +59,8 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
             raise InputError(f"{where}: its step head is incomplete or unknown {known}")
         return "none", "lm_head"
     (layer,) = found
+    if layer.endswith("nn_out"):
+        return "ensemble", layer
     C, heads = tensors[f"{layer}.weight"].get_shape()[0], {}
     for name, head in HEADS.items():
         if head.hidden == (layer == "score.2") and named in (None, name):
@@ -104,7 +87,7 @@ def load(
     answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model
     head may go unused, and all heads where cfg has none. Needs little more memory than the model.
     """
-    tensors = open_tensors(folder)
+    tensors = open_weights(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
     unused = {name for name in tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")}
     layer = "lm_head"
@@ -157,7 +140,7 @@ def load(
         if key == "w_head" and verdicts is not None:
             rows = prefix + TOP["embed"][0] if cfg.tied else "lm_head.weight"
             part(key, rows, False, (cfg.vocab, cfg.dim))
-            parts[key] = made(np.concatenate([tensors[rows][i : i + 1] for i in verdicts]).T)
+            parts[key] = made(cfg.logit_scale * np.concatenate([tensors[rows][i : i + 1] for i in verdicts]).T)
         elif key != "unembed" and new_head and not has_head:
             parts[key] = made(new_parameter(key, state[key].shape, seed))
         elif key == "w_head" and not has_head:
@@ -242,10 +225,13 @@ def load_tokenizer(folder: str | Path):
 
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        # transformers would make up an empty tokenizer; of tokenizer.model version 5 leaves out the rule for leading
-        # blanks, so that even Math-Shepherd's mark is another token.
-        old = "has tokenizer.model but no tokenizer.json: save it once with AutoTokenizer of transformers 4"
-        raise InputError(f"{folder}: {old if (folder / 'tokenizer.model').exists() else 'has no tokenizer.json'}")
+        if base := base_of(folder):
+            return load_tokenizer(base)
+        if not (folder / "tokenizer.model").is_file():  # transformers would make up an empty tokenizer
+            raise InputError(f"{folder}: has no tokenizer.json")
+        with tempfile.TemporaryDirectory() as made:
+            write_tokenizer(folder, Path(made))
+            return load_tokenizer(made)
     path = folder / "tokenizer_config.json"
     try:
         if not path.exists() or "auto_map" not in json.loads(path.read_text()):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from prm_jax import InputError
+from prm_jax.checkpoints.folders import base_of
 from prm_jax.kernels.remat import REMAT
 from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.model import FAMILIES, HEADS, ModelConfig, RopeScaling, choose_dtype
@@ -22,8 +23,8 @@ SIZES = {  # field of ModelConfig -> key of a config.json
 
 
 def read_config(folder: Path) -> dict:
-    """config.json of a checkpoint folder, as the dictionary that it is."""
-    path = folder / "config.json"
+    """config.json of a checkpoint folder, as the dictionary that it is; of an adapter that of its base model."""
+    path = (base_of(folder) or folder) / "config.json"
     if not path.is_file():
         raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
     try:
@@ -72,7 +73,7 @@ def shape_of(config: dict, where: str) -> dict:
         expect(found == value, f"{where}: {key}", found, repr(value))
     # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
+    biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3", "granite")
     try:
         sizes = {field: size(key, most=10_000 if field == "layers" else 10**9) for field, key in SIZES.items()}
         others = {
@@ -84,16 +85,26 @@ def shape_of(config: dict, where: str) -> dict:
             "norm_eps": float(need("rms_norm_eps")),
             "qkv_bias": family == "qwen2" or biased,
             "o_bias": biased,
-            "mlp_bias": family == "llama" and bool(config.get("mlp_bias", False)),
+            "mlp_bias": family in ("llama", "granite") and bool(config.get("mlp_bias", False)),
             "qk_norm": family == "qwen3",
             "tied": bool(config.get("tie_word_embeddings", False)),
             "positions": size("max_position_embeddings", ModelConfig.positions),
         }
+        if family == "granite":
+            others |= granite_scales(config, others["head_dim"])
         return sizes | others | sliding_window(config, where)
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{where}: a field of the wrong type ({error})") from error
+
+
+def granite_scales(config: dict, head_dim: int) -> dict:
+    """The factors of a Granite config, its attention's beside K^-1/2."""
+    scale = lambda key: float(config.get(f"{key}_multiplier", 1.0))
+    factors = {"embed_scale": scale("embedding"), "residual_scale": scale("residual")}
+    query, logits = scale("attention") * head_dim**0.5, 1 / float(config.get("logits_scaling", 1.0))
+    return factors | {"query_scale": query, "logit_scale": logits}
 
 
 LENGTH = "original_max_position_embeddings"
@@ -150,7 +161,7 @@ def sliding_window(config: dict, where: str) -> dict:
     is_known = set(kinds) <= {"sliding_attention", "full_attention"}
     expect(is_known, f"{where}: layer_types", sorted(set(kinds)), "full_attention or sliding_attention")
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
-    if any(sliding) and (family == "llama" or window is None):
+    if any(sliding) and (family in ("llama", "granite") or window is None):
         raise InputError(f"{where}: layer_types: names sliding layers, but the config gives {family} no sliding_window")
     return {"window": window if any(sliding) else None, "sliding": sliding if len(set(sliding)) == 2 else None}
 
@@ -184,18 +195,27 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
     config = hf_config(cfg, tokenizer)
     again = model_config(config, "export", **{name: getattr(cfg, name) for name in FROM_RUN})
     for name, value in vars(cfg).items():
-        if (other := getattr(again, name)) != value:
+        other = getattr(again, name)
+        if other != value and not (isinstance(value, float) and math.isclose(other, value, rel_tol=1e-12)):
             where = f"a {cfg.family} config.json, which would be read as {other}"
             raise InputError(f"export: model.{name}={value} has no place in {where}: this model cannot be exported")
     return config
 
 
+# Names of transformers' classes begin with
+CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "granite": "Granite"}
+
+
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     """The config.json of a model of ours, inverse of `model_config`."""
-    family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral"}[cfg.family]
-    # Qwen's own PRM class is code beside its checkpoints; its tensor names and this config are what loads there.
+    family = CLASSES[cfg.family]
+    # Qwen's own classes are code beside its checkpoints; their tensor names and this config are what loads there. Of another
+    # family no class has a hidden layer in its head, and one that has none would start it at random without a word.
     head = HEADS.get(cfg.head)
-    kind = "CausalLM" if head is None else "ProcessRewardModel" if head.hidden else "TokenClassification"
+    kind = "ForCausalLM" if head is None else "ForTokenClassification"
+    if head is not None and head.hidden:
+        qwens = "ForProcessRewardModel" if head.outputs == 2 else "ForRewardModel"
+        kind = qwens if cfg.family == "qwen2" else "Model"
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
@@ -209,6 +229,14 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "qwen2": slides,
         "qwen3": slides | {"attention_bias": cfg.qkv_bias},
         "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
+        "granite": {
+            "attention_bias": cfg.qkv_bias,
+            "mlp_bias": cfg.mlp_bias,
+            "embedding_multiplier": cfg.embed_scale,
+            "residual_multiplier": cfg.residual_scale,
+            "attention_multiplier": cfg.query_scale * cfg.head_dim**-0.5,
+            "logits_scaling": 1 / cfg.logit_scale,
+        },
         # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
         "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
     }[cfg.family]
@@ -217,7 +245,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     if head is not None:
         own["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
     config = {
-        "architectures": [f"{family}For{kind}"],
+        "architectures": [f"{family}{kind}"],
         "model_type": cfg.family,
         "num_key_value_heads": cfg.kv_heads,
         "head_dim": cfg.head_dim,

@@ -37,25 +37,29 @@ def open_tensors(folder: Path) -> dict:
     tensors = {}
     for file, expected in sorted(files.items()):
         path = folder / file
-        if not path.is_file():
-            raise InputError(f"{path}: no such file{why_no_weights(folder)}")
-        try:
-            stored = safe_open(path, framework="np", backend="pread")
-        except SafetensorError as error:
-            raise InputError(f"{path}: not a whole safetensors file ({error})") from error
-        names = set(stored.keys())
+        stored = open_file(path)
+        names = stored.keys()
         for name in sorted((expected or set()) - names):
             raise InputError(f"{index}: tensor {name}: is not in {file}, which the weight_map names for it")
         for name in sorted(names & tensors.keys()):
             raise InputError(f"{path}: tensor {name}: another file of the folder has it too")
-        tensors |= {name: stored.get_slice(name) for name in names}
+        tensors |= stored
     return tensors
+
+
+def open_file(path: Path) -> dict:
+    """The same of one file."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file{why_no_weights(path.parent)}")
+    try:
+        stored = safe_open(path, framework="np", backend="pread")
+    except SafetensorError as error:
+        raise InputError(f"{path}: not a whole safetensors file ({error})") from error
+    return {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118 (no dictionary)
 
 
 def why_no_weights(folder: Path) -> str:
     """What a folder holds in place of safetensors, and what to do about it."""
-    if (folder / "adapter_config.json").exists():
-        return "; the folder holds an adapter (LoRA): merge it into its base model and save that"
     convert = "torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
     why = "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once with"
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))

@@ -11,8 +11,9 @@ from omegaconf import DictConfig
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.checkpoints.hf_tensors import open_tensors
+from prm_jax.checkpoints.folders import base_of, open_weights
 from prm_jax.checkpoints.orbax import load_run
+from prm_jax.checkpoints.released import Ensemble, VocabularyShare
 from prm_jax.data.formats import Format, all_formats, verdicts
 from prm_jax.launch.config import parse
 from prm_jax.model import PRM
@@ -83,27 +84,36 @@ def of_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
 
 def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     folder = hf.locate(path)
-    config, where = hf_config.read_config(folder), str(folder / "config.json")
+    config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_weights(folder)
+    if base_of(folder) and (
+        embed := tensors.get("model.embed_tokens.weight")
+    ):  # an adapter may bring tokens of its own
+        config |= {"vocab_size": embed.get_shape()[0]}
     notes = config.get("prm_jax", {})  # of our own exports: format, head, meaning of the labels, objective
-    kind, layer = hf.find_head(open_tensors(folder), str(folder), notes.get("head"))
+    kind, layer = hf.find_head(tensors, str(folder), notes.get("head"))
     if "format" in notes:
         fmt = own_format(parse(notes["format"], Format, f"{where}: prm_jax.format"), fmt, path)
         as_lm = notes.get("objective") == "lm"
     else:
-        classes = [str(name) for name in config.get("architectures") or ()]
-        if kind != "none" and any(name.endswith(OUTCOME) for name in classes):
-            why = "is an outcome model: it scores a whole text, at its last token; no format reads steps from it"
-            raise InputError(f"{where}: architectures: {', '.join(classes)} {why}")
         as_lm = fmt is None
-        fmt = None if as_lm else choose_format(fmt, kind, layer, str(folder))
+        fmt = None if as_lm else choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
     tokenizer = hf.load_tokenizer(folder)
-    if as_lm:
-        head, ids, objective, label_kind = "none", None, "lm", "unknown"
-    else:
-        head, ids = "binary" if fmt.head == "tokens" else kind, verdicts(fmt, tokenizer)
-        objective, label_kind = notes.get("objective", "prm"), notes.get("label_kind", fmt.label_kind)
-    cfg = hf_config.model_config(config, where, head=head, lm_head=as_lm, dtype=dtype)
-    return Loaded(hf.load(folder, cfg, dtype=None, verdicts=ids), tokenizer, fmt, objective, label_kind, path)
+    head, ids, objective, label_kind = "none", None, "lm", "unknown"
+    if not as_lm:
+        head, ids = (
+            {"tokens": "binary", "vocabulary": "none", "ensemble": "none"}.get(fmt.head, kind),
+            verdicts(fmt, tokenizer),
+        )
+        objective = notes.get("objective", "orm" if fmt.outcome else "prm")
+        label_kind = notes.get("label_kind", fmt.label_kind)
+    keeps_lm = as_lm or fmt.head == "vocabulary"
+    cfg = hf_config.model_config(config, where, head=head, lm_head=keeps_lm, dtype=dtype)
+    model = hf.load(folder, cfg, dtype=None, verdicts=ids if head == "binary" else None)
+    if not as_lm and fmt.head == "vocabulary":
+        model = VocabularyShare(model, *ids)
+    elif not as_lm and fmt.head == "ensemble":
+        model = Ensemble(model, tensors, layer)
+    return Loaded(model, tokenizer, fmt, objective, label_kind, path)
 
 
 def own_format(own: Format, asked: Format | None, path: str) -> Format:
@@ -113,16 +123,26 @@ def own_format(own: Format, asked: Format | None, path: str) -> Format:
     return own
 
 
-def choose_format(fmt: Format, kind: str, layer: str, where: str) -> Format:
-    """`fmt`, or if it is auto the one format whose checkpoints have this head; InputError where it does not fit."""
+def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str) -> Format:
+    """`fmt`, or if it is auto the one format whose checkpoints have this head; InputError where it does not fit.
+
+    `classes`: what config.json says that the checkpoint was made for, where an outcome model is told from a PRM.
+    """
+    is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
     has = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
-    heads = (None, kind) if kind != "none" else ("tokens", "implicit")
+    if is_outcome:
+        has = f"is an outcome model ({', '.join(map(str, classes))}), with the head {layer}.weight ({kind})"
+    heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
     fits = [f for f in all_formats() if f.head in heads and f.layer == layer]
+    fits = [f for f in fits if f.outcome == is_outcome or not classes]
     listed = " or ".join(f"format={f.name}" for f in fits) or "no known format"
     if fmt.name == "auto":
-        if len(fits) != 1 or fits[0].head is None:
+        found = [f for f in fits if f.auto]
+        if len(found) != 1 or found[0].head is None:
             raise InputError(f"{where}: {has}; say which convention it follows: {listed}")
-        return fits[0]
-    if fmt.head not in heads:
-        raise InputError(f"{where}: {has}, but format={fmt.name} reads {fmt.head or 'one'}; expected {listed}")
+        return parse(dataclasses.asdict(found[0]) | (fmt.changes or {}), Format, "format")
+    if fmt.head not in heads or fmt.outcome != is_outcome and classes:
+        reads = fmt.head or "one"
+        reads = reads if fmt.outcome == is_outcome or not classes else f"{'texts' if fmt.outcome else 'steps'}"
+        raise InputError(f"{where}: {has}, but format={fmt.name} reads {reads}; expected {listed}")
     return fmt

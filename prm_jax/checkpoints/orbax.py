@@ -125,12 +125,21 @@ def newest_whole(folder: Path) -> int | None:
     return chosen["step"]
 
 
+SCALES = (
+    "embed_scale",
+    "residual_scale",
+    "query_scale",
+    "logit_scale",
+)  # of Granite alone; earlier runs do not say them
+
+
 def fingerprint(model) -> str:
     """sha256 of the model's structure: names and shapes of its parameters, and what its configuration makes of them."""
     shapes = sorted((jax.tree_util.keystr(path), x.shape) for path, x in jax.tree.leaves_with_path(nnx.state(model)))
     fields = dataclasses.asdict(model.cfg)
     for name in ("dtype", "remat", "head_dropout", "positions"):  # the same function, or no part of it
         del fields[name]
+    fields = {name: x for name, x in fields.items() if not (name in SCALES and x == 1)}  # as before there were any
     return hashlib.sha256(json.dumps([shapes, fields], sort_keys=True).encode()).hexdigest()
 
 
@@ -170,7 +179,7 @@ def load_description(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
     try:
-        values = json.loads(path.read_text())
+        values = dict.fromkeys(SCALES, 1.0) | json.loads(path.read_text())
         if missing := [f.name for f in dataclasses.fields(ModelConfig) if f.name not in values]:
             raise InputError(f"{missing[0]}: missing key")
         return parse(values, ModelConfig)

@@ -80,6 +80,9 @@ def make_examples(
     A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last
     steps (`cut`). One without a target is dropped.
     """
+    if fmt.outcome and objective != "lm":
+        why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"
+        raise InputError(f"format: {fmt.name!r} {why}; expected a format with step marks, such as plain")
     expect(too_long in ("error", "drop", "cut"), "batch.too_long", too_long, "error, drop or cut")
     examples = []
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)

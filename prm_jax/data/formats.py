@@ -30,6 +30,7 @@ class Format:
 
     In `prefix` {problem} stands for the problem, in `number` {n} for the number of the step from 1, in `prefix` and
     `separator` {pad} for the tokenizer's padding token. The beginning-of-sequence token, if there is one, comes first.
+    With `chat` the tokenizer's own chat template writes the turns, and prefix is what the user says in them.
     """
 
     name: str
@@ -40,31 +41,48 @@ class Format:
     number: str = ""  # put before each step that does not begin with it already
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
+    bos: bool = True  # the beginning-of-sequence token comes first; false: the tokenizer has one that it does not write
+    chat: bool = (
+        False  # prefix is a user's message and the steps the answer to it, by the tokenizer's own chat template
+    )
+    system: str | None = None  # chat: the system's message; null: whatever the template brings
+    outcome: bool = False  # an outcome model: one score, at the text's last token, which every step bears
     strip: bool = False  # steps lose white space at both ends
     # Separators only cut the text: the model does not see them, and marks are one token earlier.
     drop_separator: bool = False
     shift: int = 0  # marks are moved by so many tokens, where the authors' code reads beside the step's end
     probe: str = ""  # marks where a conversation cut after the step and ended by this text would end (Eurus)
-    head: str | None = None  # head of its checkpoints, a name of model.HEADS, or tokens, implicit; null: any
+    # Head of its checkpoints, a name of model.HEADS, or tokens, vocabulary, ensemble, implicit; null: any.
+    head: str | None = None
     layer: str = "score"  # last layer of that head in its checkpoints; lm_head: none of its own
-    good: str | None = None  # head tokens: the good verdict, one token
-    bad: str | None = None  # head tokens: the bad one
+    good: str | None = None  # head tokens, vocabulary: the good verdict, one token
+    bad: str | None = None  # head tokens: the bad one; of the vocabulary it is all the others
     score: Annotated[str, one_of(UNITS)] = "probability"  # unit in which its authors state scores; ours are log-odds
     beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
     label_kind: Literal["correctness", "value", "advantage", "unknown"] = "unknown"  # what it learned
+    auto: bool = True  # format=auto may find it; false: a rarer reader of a head that another format has
+    changes: dict[str, object] | None = None  # of auto: keys that replace those of the format that it finds
+
+    @staticmethod
+    def from_keys(keys: dict) -> dict:
+        """The keys of a config as those of this class: what stands beside `name: auto` changes the format that is found."""
+        if keys.get("name") != "auto" or "changes" in keys:
+            return keys
+        return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
 
     def __post_init__(self):
-        is_read = self.separator or self.probe or self.name == "auto"
+        is_read = self.separator or self.probe or self.outcome or self.name == "auto"
         expect(is_read, "format.separator", "", "a text such as '\\n' whose last token becomes the mark")
         hint = "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
         expect("\\n" not in self.separator, "format.separator", self.separator, f"line ends: {hint}")
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
         of_together = self.between or self.suffix or self.drop_separator or self.probe or self.shift
-        why = "'together', which between, suffix, drop_separator, probe and shift need"
+        of_together = of_together or self.chat or self.outcome
+        why = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
         expect(self.tokenized == "together" or not of_together, "format.tokenized", self.tokenized, why)
         verdicts = [text for text in (self.good, self.bad) if text is not None]
-        expected = "good and bad with head 'tokens', and only with it"
-        expect(len(verdicts) == 2 * (self.head == "tokens"), "format.good", verdicts, expected)
+        expected = "good and bad with head 'tokens', good with 'vocabulary', and only with them"
+        expect(len(verdicts) == {"tokens": 2, "vocabulary": 1}.get(self.head, 0), "format.good", verdicts, expected)
         of_ratio = (self.head == "implicit") == (self.score == "log_ratio")
         expect(of_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
@@ -81,14 +99,15 @@ def all_formats() -> tuple[Format, ...]:
     return tuple(sorted(map(read_format, names), key=lambda fmt: (fmt.head is None, fmt.name)))
 
 
-def verdicts(fmt: Format, tokenizer) -> tuple[int, int] | None:
-    """Ids of the bad and the good verdict of a format whose head is two vocabulary logits; None for other heads."""
-    if fmt.head != "tokens":
-        return None
-    bad, good = (tokenizer.encode(text, add_special_tokens=False) for text in (fmt.bad, fmt.good))
-    if len(bad) != 1 or len(good) != 1 or bad == good:
-        raise InputError(f"format.good: {fmt.good!r} and {fmt.bad!r} are not two tokens of this tokenizer")
-    return bad[0], good[0]
+def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
+    """Ids of the bad and the good verdict of a format whose head is two vocabulary logits, of the good one alone where it
+    is the whole vocabulary; None for other heads."""
+    texts = [text for text in (fmt.bad, fmt.good) if text is not None]
+    ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    if any(len(tokens) != 1 for tokens in ids) or len(set(ids)) < len(ids):
+        named = " and ".join(map(repr, texts[::-1]))
+        raise InputError(f"format.good: {named} are not {len(ids)} tokens of this tokenizer")
+    return tuple(token for (token,) in ids) or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +132,8 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
             raise InputError(f"format={fmt.name}: separates steps by the padding token, which this tokenizer lacks")
         pad = {key: getattr(fmt, key).replace("{pad}", tokenizer.pad_token) for key in ("prefix", "separator")}
         fmt = dataclasses.replace(fmt, **pad)
-    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    has_bos = fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None  # a chat template writes its own
+    begin = [tokenizer.bos_token_id] if has_bos else []
     finish = [tokenizer.eos_token_id] if end else []
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(problem, numbered(fmt, steps)) for problem, steps in rows]
@@ -122,7 +142,7 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
     for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
         step_end_T = np.array(marks, np.int32) + len(begin) + fmt.shift
         found.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
-        check_marks(found[-1], len(steps), repr(problem[:60]))
+        check_marks(found[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
     return found
 
 
@@ -168,7 +188,12 @@ def _encode_together(fmt: Format, tokenizer, rows):
         for name, text in (("the problem", problem), *((f"step {t}", s) for t, s in enumerate(steps, 1))):
             if fmt.separator and fmt.separator in text:
                 raise InputError(f"{where}: {name} contains {fmt.separator!r}, which format={fmt.name} reads as a mark")
-        text = fmt.prefix.replace("{problem}", problem)
+        text, suffix = fmt.prefix.replace("{problem}", problem), fmt.suffix
+        if fmt.outcome:
+            yield _encode_outcome(fmt, tokenizer, text, steps)
+            continue
+        if fmt.chat:
+            text, suffix = conversation(fmt, tokenizer, text, ANSWER).rsplit(ANSWER, 1)
         first, ends = len(text), []
         for t, step in enumerate(steps):
             text += fmt.between if t else ""
@@ -177,7 +202,7 @@ def _encode_together(fmt: Format, tokenizer, rows):
                 first = min(first, len(text))
             text += step + fmt.separator
             ends.append(len(text))
-        encoding = tokenizer(text + fmt.suffix, add_special_tokens=False, return_offsets_mapping=True)
+        encoding = tokenizer(text + suffix, add_special_tokens=False, return_offsets_mapping=True)
         ids, spans = encoding["input_ids"], np.array(encoding["offset_mapping"]).reshape(-1, 2)
         start = int((spans[:, 0] < first).sum())
         if fmt.probe:
@@ -192,6 +217,30 @@ def _encode_together(fmt: Format, tokenizer, rows):
             marks = [mark - 2 - t for t, mark in enumerate(marks)]  # t + 1 separators were before it
             start -= 1
         yield ids, marks, start
+
+
+ANSWER = "<the answer stands here>"
+
+
+def conversation(fmt: Format, tokenizer, question: str, answer: str) -> str:
+    """A question and an answer as the tokenizer's own chat template writes them."""
+    messages = [("system", fmt.system)] * (fmt.system is not None) + [("user", question), ("assistant", answer)]
+    messages = [{"role": role, "content": content} for role, content in messages]
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+    except Exception as error:  # no template, one that cannot be read, or one that raises at a role
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"format={fmt.name}: needs the tokenizer's chat template, which fails ({reason})") from error
+
+
+def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]):
+    """(ids, [the last one's index], start) of a whole solution."""
+    answer = fmt.between.join(step + fmt.separator for step in steps)
+    text = conversation(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    spans = np.array(encoding["offset_mapping"]).reshape(-1, 2)
+    start = int((spans[:, 0] < max(text.rfind(answer.strip()), 0)).sum())
+    return encoding["input_ids"], [len(spans) - 1], start
 
 
 def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, where: str) -> int:

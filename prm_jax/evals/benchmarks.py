@@ -1,7 +1,7 @@
 """What the benchmarks share: their rows in, and the step scores of a verifier now or stored.
 
 A score is P(step good) in [0, 1], other units are brought there first (data/units.py); a step scored below the threshold
-is predicted bad, one at it good. (PRMBench's own adapters call a step at the threshold bad.) Shares and F1 lie in [0, 1].
+is predicted bad, one at it good, of PRMBench bad as its authors have it. Shares and F1 lie in [0, 1].
 """
 
 import collections
@@ -52,6 +52,7 @@ class Row:
     solution: Solution
     group: str  # split of ProcessBench, class of PRMBench, question_type of MR-GSM8K; else the file
     problem: str  # what intervals draw: rows of one problem are not independent
+    repeats: bool = False  # PRMBench: a row before it has its class and idx
 
 
 def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], list[np.ndarray], dict]:
@@ -85,8 +86,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
 
     A split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
     (hub_split=gsm8k+math: two). Rows are kept as published: exact repeats too, labels after an error untouched.
-    Where PRMBench repeats a row's `classification` and `idx` both rows count, as in the paper's 6,216; the official
-    loader passes over the second. Raises InputError naming file, line and field.
+    Where PRMBench repeats a row's `classification` and `idx` the second says so. Raises InputError naming file, line and field.
     """
     if (source.path is None) == (source.hub is None):
         expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
@@ -110,7 +110,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
         elif kind == "toolprmbench":  # each gives two
             raw_rows = (row for row in raw_rows for _ in range(2))
         for (number, raw), solution in zip(raw_rows, solutions, strict=True):
-            here, group, problem = row_place(place, number), name, solution.problem
+            here, group, problem, repeats = row_place(place, number), name, solution.problem, False
             try:
                 if kind == "mr_gsm8k":
                     group = field(raw, "question_type", str)
@@ -119,14 +119,15 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
                     # modified_question differs between classes of one problem
                     problem = optional(raw, "question", str) or problem
                     key = group, str(raw.get("idx"))
-                    counts["rows_with_repeated_idx"] += "idx" in raw and key in seen
+                    repeats = "idx" in raw and key in seen
+                    counts["rows_with_repeated_idx"] += repeats
                     seen.add(key)
                 if solution.id in place_of:
                     raise InputError(f"id: {solution.id!r} is the id of {place_of[solution.id]} too")
             except InputError as error:
                 raise InputError(f"{here}: {error}") from None
             place_of[solution.id] = here
-            rows.append(Row(solution, group, problem))
+            rows.append(Row(solution, group, problem, repeats))
     return rows, dict(counts)
 
 

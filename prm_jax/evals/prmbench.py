@@ -1,24 +1,33 @@
 """task=prmbench: PRMScore by class of error (arXiv 2501.03124), of Socratic-PRMBench (arXiv 2505.23474, the same score) too."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from prm_jax.evals import benchmarks
-from prm_jax.evals.benchmarks import Config, Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.benchmarks import Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.evals.common import Setup, plus_minus
 from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, SOCRATIC_GROUPS
 from prm_jax.metrics import f1, prm_score
 from prm_jax.stats import bootstrap_interval, problem_numbers
 
 
+@dataclasses.dataclass(frozen=True)
+class Config(benchmarks.Config):
+    """The keys that all benchmarks have, and conf/task/prmbench.yaml's own."""
+
+    official: bool
+
+
 def run(setup: Setup, cfg: Config) -> dict:
     rows, scores, about = benchmarks.rows_and_scores(setup, cfg, "prmbench")
-    return about | measure(rows, scores, cfg.threshold, setup.cfg.seed)
+    return about | measure(rows, scores, cfg.threshold, setup.cfg.seed, cfg.official)
 
 
 def show(results: dict):
     benchmarks.show_verifier(results)
+    print(f"rule        {results['rule']}")
     width = max(21, *(len(name) + 2 for name in results["classes"]))
     print(f"  {'class':<{width}}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
     show_row = lambda name, x, score, interval: print(
@@ -27,11 +36,15 @@ def show(results: dict):
     for name, x in results["classes"].items():
         show_row(name, x, x["prmscore"], x["prmscore_interval"])
     for name, x in results["groups"].items():
-        print(f"  {name + ', mean of its':<{width + 6}}{len(x['classes'])} classes{x['prmscore']:>13.4f}")
+        missing = [member for member in x["classes"] if member not in results["classes"]]
+        why = f"  (no rows of {', '.join(missing)})" if missing else ""
+        print(f"  {name + ', mean of its':<{width + 6}}{len(x['classes'])} classes{x['prmscore']:>13.4f}{why}")
     show_row("overall, all steps", results, results["overall"], results["overall_interval"])
 
 
-def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, seed: int = 0) -> dict:
+def measure(
+    rows: list[Row], scores: Sequence[np.ndarray], threshold: float, seed: int = 0, official: bool = True
+) -> dict:
     """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
 
     PRMScore is the mean of F1 on good and F1 on bad steps, of multi_solutions, which has no bad step, F1 on good steps
@@ -39,9 +52,19 @@ def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, see
     Socratic-PRMBench's, and no published table stands beside them. Every class is judged by validity;
     the redundancy ratings that ReasonEval's published redundency and circular rest on are not read. Intervals: 95 %,
     bootstrap over problems (`question`, which the classes share).
+
+    `official`: as the authors' evaluator has it (ssmisya/PRMBench at a1ae4ea), a step is good above the threshold, not at
+    it, and a row that repeats a class and idx is passed over: 6,211 of the paper's 6,216 count.
     """
+    repeated = sum(row.repeats for row in rows)
+    rule = f"a step at the threshold is good, {repeated} rows that repeat a class and idx count"
+    if official:
+        rule = f"official: a step at the threshold is bad, {repeated} rows that repeat a class and idx are passed over"
+        kept = [(row, score) for row, score in zip(rows, scores, strict=True) if not row.repeats]
+        rows, scores = [row for row, _ in kept], [score for _, score in kept]
     is_good = np.concatenate([row.solution.labels for row in rows]) >= 0.5
-    predicted = np.concatenate([np.asarray(score, np.float64) for score in scores]) >= threshold
+    p = np.concatenate([np.asarray(score, np.float64) for score in scores])
+    predicted = p > threshold if official else p >= threshold
     if len(is_good) != len(predicted):
         raise ValueError(f"{len(predicted)} scores for {len(is_good)} steps")
     row_of_step = np.repeat(np.arange(len(rows)), [len(row.solution.steps) for row in rows])
@@ -82,5 +105,6 @@ def measure(rows: list[Row], scores: Sequence[np.ndarray], threshold: float, see
         **pooled,
         "threshold": float(threshold),
         "threshold_origin": "given",
+        "rule": rule,
         "published": {"source": None, "prmscore": {}} if is_socratic else PRMBENCH,
     }

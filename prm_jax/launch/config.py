@@ -31,6 +31,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     if not isinstance(values, dict):
         raise InputError(f"{key}: got {values!r}, expected a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
+    values = getattr(cls, "from_keys", dict)(values)
     hints = typing.get_type_hints(cls, include_extras=True)
     dot = f"{key}." if key else ""
     for unknown in sorted(values.keys() - hints.keys(), key=str):

@@ -1,0 +1,133 @@
+"""The folder that a checkpoint's name means, and its tensors; of a PEFT adapter those of its base model, updated.
+
+Dimension key: O out, I in, as PyTorch stores a projection; r rank.
+"""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.checkpoints.hf_tensors import open_file, open_tensors
+from prm_jax.launch.config import expect
+
+EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
+# The default task's policy, which runs are fine-tuned from, and an outcome model of its samples.
+SHIPPED = {"embedded": EMBEDDED, "embedded_orm": EMBEDDED.with_name("orm")}
+ADAPTER = "adapter_config.json"
+
+
+def locate(name: str) -> Path:
+    """The folder of a checkpoint: one of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
+    if name in SHIPPED:
+        return SHIPPED[name]
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise InputError(f"{name}: no such folder")
+    from huggingface_hub import snapshot_download
+
+    files = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=files))
+    except Exception as error:  # the hub client raises a dozen kinds; all mean that the name cannot be loaded
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{name}: neither a folder here nor a model that the hub gives ({reason})") from error
+
+
+def adapter_settings(folder: Path) -> dict | None:
+    """adapter_config.json of a folder that holds an adapter alone; InputError where it is no plain LoRA."""
+    path = folder / ADAPTER
+    if not path.is_file() or any(folder.glob("model*.safetensors")):
+        return None
+    try:
+        settings = json.loads(path.read_text())
+        kind, base = settings.get("peft_type"), settings["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path}: expected an object with base_model_name_or_path ({type(error).__name__})") from error
+    expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
+    expect(isinstance(base, str), f"{path}: base_model_name_or_path", base, "a folder or a hub name")
+    for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
+        expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null: only plain LoRA is merged")
+    for key in ("lora_alpha", "alpha_pattern"):
+        kinds = dict | None if key == "alpha_pattern" else int | float
+        expect(isinstance(settings.get(key), kinds), f"{path}: {key}", settings.get(key), f"{kinds}")
+    return settings
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder of an adapter's base model, found from where the command runs or beside the adapter; None: no adapter."""
+    if (settings := adapter_settings(folder)) is None:
+        return None
+    name = settings["base_model_name_or_path"]
+    beside = folder / name
+    try:
+        base = beside if not Path(name).is_dir() and beside.is_dir() else locate(name)
+    except InputError as error:
+        raise InputError(f"{folder / ADAPTER}: base_model_name_or_path: {error}") from error
+    expect(base.resolve() != folder.resolve(), f"{folder / ADAPTER}: base_model_name_or_path", name, "another folder")
+    return base
+
+
+@dataclasses.dataclass(frozen=True)
+class Updated:
+    """A slice of W + scale B A, float32 whatever W is stored in: rounded again the update would lose what it learned."""
+
+    base: object  # slice of W [O, I]
+    b_Or: np.ndarray
+    a_rI: np.ndarray  # the scale is in it
+
+    def get_shape(self):
+        return self.base.get_shape()
+
+    def get_dtype(self):
+        return "F32"
+
+    def __getitem__(self, index):
+        rows, columns = (*index, slice(None))[:2] if isinstance(index, tuple) else (index, slice(None))
+        return self.base[rows, columns].astype(np.float32) + self.b_Or[rows] @ self.a_rI[:, columns]
+
+
+def open_weights(folder: Path) -> dict:
+    """{tensor name: its slice} of a checkpoint as `open_tensors` gives it, or of an adapter's base model with the updates.
+
+    An update is alpha / r times B A, alpha / sqrt(r) with rsLoRA (Hu et al. 2021; Kalajdzievski 2023), one of an embedding
+    its transpose. Tensors that an adapter holds whole, such as a step head, take the place of the base model's. InputError
+    where an update fits none of them.
+    """
+    if (base := base_of(folder)) is None:
+        return without_wrapper(open_tensors(folder))
+    settings, path = adapter_settings(folder), folder / "adapter_model.safetensors"
+    tensors, stored = without_wrapper(open_tensors(base)), open_file(path)
+    updates: dict[str, dict] = {}
+    for key in sorted(stored):
+        name = key.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+        if "lora_" not in name:
+            tensors[name] = stored[key]
+            continue
+        module, part = name.split(".lora_", 1)
+        updates.setdefault(module, {})[part.removesuffix(".weight")] = stored[key][...].astype(np.float32)
+    for module, parts in updates.items():
+        names = (f"{module}.weight", f"{module.removeprefix('model.')}.weight", f"model.{module}.weight")
+        name = next((name for name in names if name in tensors), None)
+        if name is None or parts.keys() not in ({"A", "B"}, {"embedding_A", "embedding_B"}):
+            raise InputError(f"{path}: {module}: {', '.join(sorted(parts))} updates no matrix of the base model {base}")
+        b_Or, a_rI = (parts["B"], parts["A"]) if "A" in parts else (parts["embedding_A"].T, parts["embedding_B"].T)
+        found, expected = (b_Or.shape[0], a_rI.shape[-1]), tuple(tensors[name].get_shape())
+        if b_Or.ndim != 2 or a_rI.ndim != 2 or b_Or.shape[1] != len(a_rI) or found != expected:
+            shapes = f"{b_Or.shape} and {a_rI.shape}"
+            raise InputError(f"{path}: {module}: shapes {shapes} do not update {name} of shape {expected}")
+        r, patterns = len(a_rI), settings.get("alpha_pattern") or {}
+        alphas = (alpha for key, alpha in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+        scale = next(alphas, settings["lora_alpha"]) / (r**0.5 if settings.get("use_rslora") else r)
+        tensors[name] = Updated(tensors[name], b_Or, np.float32(scale) * a_rI)
+    return tensors
+
+
+def without_wrapper(tensors: dict) -> dict:
+    """The tensors by the names of the model that TRL's value-head class wraps (PQM): `pretrained_model.` is taken off."""
+    return {name.removeprefix("pretrained_model."): x for name, x in tensors.items()}

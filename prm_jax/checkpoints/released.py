@@ -1,0 +1,68 @@
+"""Heads that only released checkpoints have: they score, but training has no use for them.
+
+Each stands in a PRM's place before a ModelScorer: hidden states of its backbone, then log-odds as the one output of a scalar
+head. Dimension key: B rows, T step ends, D model, W width of a hidden layer, E members.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from prm_jax import InputError
+from prm_jax.model import PRM
+
+
+class VocabularyShare(nnx.Module):
+    """P(good) is the share of the good verdict's token in the whole vocabulary, not against one bad token (Granite's PRMs)."""
+
+    def __init__(self, model: PRM, good: int):
+        self.model, self.good, self.cfg = model, good, dataclasses.replace(model.cfg, head="scalar")
+
+    def __call__(self, *args):
+        return self.model(*args)
+
+    def step_logits(self, x_BTD):
+        logit_BTV = self.model.vocab_logits(x_BTD)
+        others_BTV = logit_BTV.at[..., self.good].set(-jnp.inf)
+        return logit_BTV[..., self.good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
+
+
+class Ensemble(nnx.Module):
+    """P(good) is the mean of E networks' sigmoids, each Linear, ReLU, Linear, ReLU, Linear (ActPRM, arXiv 2504.10559).
+
+    The weights are nn1, nn2 and nn_out of `layer`'s module, [E, in, out] and [E, out].
+    """
+
+    def __init__(self, model: PRM, tensors: dict, layer: str):
+        self.model, self.cfg = model, dataclasses.replace(model.cfg, head="scalar")
+        module, width = layer.rsplit(".", 1)[0], model.cfg.dim
+        layers, self.members = [], tensors[f"{layer}.weight"].get_shape()[0]
+        for name in ("nn1", "nn2", "nn_out"):
+            arrays = []
+            for part in ("weight", "bias"):
+                key = f"{module}.{name}.{part}"
+                if key not in tensors:
+                    raise InputError(f"tensor {key} is missing, which an ensemble of {self.members} heads has")
+                arrays.append(tensors[key][...].astype(np.float32))
+            w_EDW, b_EW = arrays
+            expected = (self.members, width, b_EW.shape[-1])
+            if w_EDW.shape != expected:
+                raise InputError(f"tensor {module}.{name}.weight: has shape {w_EDW.shape}, expected {expected}")
+            layers.append((nnx.Param(jnp.asarray(w_EDW)), nnx.Param(jnp.asarray(b_EW))))
+            width = b_EW.shape[-1]
+        self.layers = nnx.List([nnx.List(pair) for pair in layers])
+
+    def __call__(self, *args):
+        return self.model(*args)
+
+    def step_logits(self, x_BTD):
+        highest = jax.lax.Precision.HIGHEST
+        h_EBTW = jnp.broadcast_to(x_BTD.astype(jnp.float32), (self.members, *x_BTD.shape))
+        for i, (w_EWV, b_EV) in enumerate(self.layers):
+            h_EBTW = jax.nn.relu(h_EBTW) if i else h_EBTW
+            h_EBTW = jnp.einsum("EBTW,EWV->EBTV", h_EBTW, w_EWV[...], precision=highest) + b_EV[...][:, None, None]
+        # Both means have the same 1 / E.
+        return jax.nn.logsumexp(jax.nn.log_sigmoid(h_EBTW), 0) - jax.nn.logsumexp(jax.nn.log_sigmoid(-h_EBTW), 0)
