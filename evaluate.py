@@ -33,9 +33,9 @@ def main(cfg):
     names = checkpoints(common, task.needs_checkpoint(task_cfg))
     if not resumes:
         cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
-        run_folder.create_run_folder(folder, cfg)
-    (folder / "figures").mkdir(exist_ok=True)
-    with jax.set_mesh(make_mesh(common.mesh, common.batch.rows)):
+    mesh = make_mesh(common.mesh, common.batch.rows)
+    with run_folder.claimed(folder, cfg, resumes), jax.set_mesh(mesh):
+        (folder / "figures").mkdir(exist_ok=True)
         results = task.run(Setup(common, names, cfg.data, folder), task_cfg)
     results |= {"task": cfg.task, "seed": common.seed, "overrides": run_folder.overrides_of(folder)}
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # these say it of each

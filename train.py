@@ -39,7 +39,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
-from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite
+from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite, require_packages
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import RATING_LOSSES
 from prm_jax.metrics import step_metrics
@@ -143,13 +143,12 @@ def main(cfg):
     sources = data_cfg.sources.values() if isinstance(data_cfg, Mixture) else [data_cfg]
     if cfg.model.head in RATING_LOSSES and "bad" in [getattr(source, "neutral", None) for source in sources]:
         raise InputError(f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good")
-    texts = writable_folder(run)
-    if not resumes:
-        run_folder.create_run_folder(texts, raw_cfg)
-    elif texts == run:  # process 0
-        run_folder.record_length(run, raw_cfg)
-    print(f"run folder  {run}")
-    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
+    require_packages(cfg.tensorboard, cfg.wandb)
+    mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
+    with run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*"), jax.set_mesh(mesh):
+        if resumes and texts == run:  # process 0
+            run_folder.record_length(run, raw_cfg)
+        print(f"run folder  {run}")
         train(cfg, data_cfg, run, texts)
 
 
@@ -204,7 +203,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     summary = about | final | sizes | {"counts": counts} | drawn | made
     run_folder.write_json(texts / "summary.json", summary)
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
-    print(f"next        python evaluate.py checkpoint={run}")
+    lm = f"python -m prm_jax.sampling checkpoint={run} problems=FILE"
+    print(f"next        {lm if cfg.objective == 'lm' else f'python evaluate.py checkpoint={run}'}")
 
 
 def record_data(path: Path, data: Data):

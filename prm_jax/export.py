@@ -38,18 +38,19 @@ def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     given, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
-    run_folder.create_run_folder(run_folder.output_dir(), given)
-    require_free(to)
-    run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
-    model, tokenizer, config, step = load_run(run, cfg.which, "float32")
-    objective = "lm" if config.objective == "implicit" else config.objective  # without its reference no more than that
-    tag = step_tag(parse(config.format, Format, "format"), tokenizer)
-    notes = {"label_kind": config.data.label_kind, "objective": objective, "step_tag_id": tag}
-    save(to, model, tokenizer, format=dict(config.format), **notes)
-    path = run / "summary.json"
-    summary = run_folder.read_json(path) if path.exists() else {}
-    (to / "README.md").write_text(model_card(to.name, step, model.cfg, config, summary, tag))
-    size = sum(path.stat().st_size for path in to.iterdir())
+    with run_folder.claimed(run_folder.output_dir(), given):
+        require_free(to)
+        run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
+        model, tokenizer, config, step = load_run(run, cfg.which, "float32")
+        # An implicit PRM without its reference is no more than a language model.
+        objective = "lm" if config.objective == "implicit" else config.objective
+        tag = step_tag(parse(config.format, Format, "format"), tokenizer)
+        notes = {"label_kind": config.data.label_kind, "objective": objective, "step_tag_id": tag}
+        save(to, model, tokenizer, format=dict(config.format), **notes)
+        path = run / "summary.json"
+        summary = run_folder.read_json(path) if path.exists() else {}
+        (to / "README.md").write_text(model_card(to.name, step, model.cfg, config, summary, tag))
+        size = sum(path.stat().st_size for path in to.iterdir())
     print(f"exported    step {step} of {run} to {to}, {size / 2**20:.2f} MiB")
 
 

@@ -330,6 +330,7 @@ def main(cfg):
     by_task = cfg.checker == "task"
     solutions, golds = read_input(cfg.input, cfg.checker)
     with (
+        run_folder.claimed(folder, given, resumes),
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
     ):
@@ -338,8 +339,6 @@ def main(cfg):
             expected = f"0 or 1: label={cfg.label} searches wrong answers"
             raise field_error(f"{cfg.input}: {unknown.id}: outcome", None, expected)
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
-        if not resumes:
-            run_folder.create_run_folder(folder, given)
         path, grade = folder / "labels.jsonl", tasks.grade if by_task else grader(checker)
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grade)
     if policy.stats.tokens:

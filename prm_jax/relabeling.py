@@ -221,7 +221,8 @@ def main(cfg):
     folder, given, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(given, RelabelingConfig)
     solutions, beside = read(cfg)
-    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)):
+    mesh = make_mesh(cfg.mesh, cfg.batch_rows)
+    with run_folder.claimed(folder, given, resumes), jax.set_mesh(mesh):
         scorer = open_scorer(cfg) if cfg.by in ("scorer", "td") and cfg.checkpoint is not None else None
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
@@ -230,8 +231,6 @@ def main(cfg):
         made |= {key: getattr(cfg, key) for key in KEYS.get(cfg.by, ())} | ({"scorer": scorer.name} if scorer else {})
         about = made | {"files": {file: file_fingerprint(file) for file in files_of(cfg)}}
         about |= {"weights": fingerprint(scorer.model)} if isinstance(scorer, ModelScorer) else {}
-        if not resumes:
-            run_folder.create_run_folder(folder, given)
         path = folder / ("scores.jsonl" if scorer else "labels.jsonl")
         run_folder.check_about(path, about)
         counts = label_file(

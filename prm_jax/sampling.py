@@ -365,12 +365,11 @@ def main(cfg):
     total = sum(1 for _ in read_questions(cfg.problems))  # reads every row once, before anything is drawn
     by_task = cfg.checker == "task"
     with (
+        run_folder.claimed(folder, given, resumes),
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
     ):
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
-        if not resumes:
-            run_folder.create_run_folder(folder, given)
         path, questions = folder / "pool.jsonl", read_questions(cfg.problems)
         grade = tasks.grade if by_task else grader(checker)
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grade, total)

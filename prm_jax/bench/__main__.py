@@ -52,13 +52,12 @@ def main(cfg):
     given, cfg = cfg, parse(cfg, BenchConfig)
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()
-    run_folder.create_run_folder(folder, given)
     mesh = contextlib.nullcontext()
     if cfg.what in measure.PEERS:
         n = math.prod(vars(cfg.mesh).values())
         set_cpu_devices(n)
         mesh = jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows, jax.devices()[:n]))
-    with mesh:
+    with run_folder.claimed(folder, given), mesh:
         rows = JOBS[cfg.what](cfg)
     print(measure.table(rows))
     machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}

@@ -25,9 +25,9 @@ def main(cfg):
     """Table and figure of runs against any of their overrides, seeds averaged; learning curves with x=step."""
     asked, folder = parse(cfg, Config), run_folder.output_dir()
     table = make_table(asked)
-    run_folder.create_run_folder(folder, cfg)
-    show(table)
-    write(table, folder)
+    with run_folder.claimed(folder, cfg):
+        show(table)
+        write(table, folder)
 
 
 def show_sweep(folder: Path):

@@ -21,6 +21,8 @@ from tqdm import tqdm
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, leaves
 
+# What is said in one line: bad input, and what the system refuses, such as a full disk or a folder that cannot be written.
+PLAIN = (InputError, OSError)
 SWEEPS: list[Path] = []  # the folder of the sweep that this process has begun
 
 
@@ -46,12 +48,12 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             except Exception as error:
                 is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
                 if is_sweep:
-                    why = one_line(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+                    why = one_line(error) if isinstance(error, PLAIN) else f"{type(error).__name__}: {error}"
                     told = " ".join(HydraConfig.get().overrides.task)
                     (Path(HydraConfig.get().runtime.output_dir) / "error.txt").write_text(f"{why} ({told})\n")
                     print(f"job {HydraConfig.get().job.num}: {why}", file=sys.stderr)
                 # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
-                if is_sweep or full_error or not isinstance(error, InputError):
+                if is_sweep or full_error or not isinstance(error, PLAIN):
                     raise
                 sys.exit(one_line(error))
 
@@ -65,7 +67,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             failed = None
             try:
                 run()
-            except (InputError, hydra.errors.HydraException, OmegaConfBaseException) as error:
+            except (*PLAIN, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 if full_error:
                     raise
                 failed = one_line(error, config_name)
@@ -84,7 +86,10 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
 
 def one_line(error: Exception, config_name: str | None = None) -> str:
     """`error: what was wrong`, without line breaks; a mistyped key gets the nearest real one."""
-    text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename or 'a file'}: {error.strerror}"
+    text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     if config_name and (mistyped := re.match(r"Could not override '([^']+)'", text)):
         key, keys = mistyped[1], known_keys(config_name)
         names = {k.split(".")[-1]: k for k in keys}

@@ -46,7 +46,11 @@ def init_distributed(cfg):
     try:
         jax.distributed.initialize(**{} if how == "auto" else {explicit[key]: x for key, x in how.items()})
     except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(f"distributed: {how}: {str(error).splitlines()[0]}") from error
+        why = f"{how}: {str(error).splitlines()[0]}"
+        if how == "auto":
+            why = "got 'auto', but no SLURM, Open MPI or Cloud TPU says which processes there are; expected null (one) or "
+            why += "{coordinator: HOST:PORT, processes: N, process: I}"
+        raise InputError(f"distributed: {why}") from error
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
 

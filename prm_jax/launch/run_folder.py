@@ -1,11 +1,13 @@
 """Folders of runs and evaluations: make a new one, find and resume an old one, and write results into them."""
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import platform
 import shutil
+import socket
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -38,8 +40,36 @@ def create_run_folder(folder: Path, cfg: DictConfig):
         os.rename(temporary, record)  # onto an empty folder, which a kill of an earlier version could leave, too
     except OSError:
         shutil.rmtree(temporary)
-        hint = f"; resume={folder} goes on with it" if (folder / "checkpoints").is_dir() else ""
-        raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation{hint}") from None
+        hint = f"resume={folder} goes on with one that was stopped"
+        raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}") from None
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
+    """An output folder as this process's own: a new one records its configuration, an old one is gone on with.
+
+    A command that fails before there is anything `worth` going on with, files of this pattern that hold something, leaves the
+    folder as it was: the corrected command finds it free. The lock goes with its process, however that ends.
+    """
+    with contextlib.ExitStack() as stack:
+        before = set(folder.iterdir())
+        if not resumes or not (folder / ".hydra").is_dir():  # what is resumed lies with process 0 alone
+            create_run_folder(folder, cfg)
+        lock = stack.enter_context((folder / ".hydra" / "lock").open("a+"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise InputError(f"resume: {folder}: {lock.read().strip()} works in it; stop that one first") from None
+        lock.truncate(0)
+        print(f"process {os.getpid()} of {socket.gethostname()}", file=lock, flush=True)
+        try:
+            yield
+        except BaseException:
+            if not resumes and not any(path.stat().st_size for path in folder.glob(worth)):
+                for path in set(folder.iterdir()) - before | {folder / ".hydra"}:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            raise
 
 
 def read_json(path: Path) -> dict:

@@ -1,6 +1,7 @@
 """What a training run says while it goes: metrics.jsonl, the progress bar, and the signal that asks it to stop."""
 
 import hashlib
+import importlib
 import json
 import math
 import signal
@@ -15,22 +16,28 @@ from prm_jax.launch.config import leaves
 from prm_jax.launch.run_folder import run_config
 
 
+def require_packages(tensorboard: bool, wandb: str | None):
+    """InputError where a log is asked for whose package is not installed."""
+    for key, package, asked in (("tensorboard", "tensorboardX", tensorboard), ("wandb", "wandb", wandb)):
+        try:
+            asked and importlib.import_module(package)
+        except ImportError as error:
+            raise InputError(f"{key}: needs a package: pip install {package}") from error
+
+
 class MetricsLog:
     """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
 
     def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None):
         self.board = self.wandb = None
+        require_packages(tensorboard, wandb)
         if tensorboard:
-            try:
-                from tensorboardX import SummaryWriter
-            except ImportError as error:
-                raise InputError("tensorboard: needs a package: pip install tensorboardX") from error
+            from tensorboardX import SummaryWriter
+
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=first + 1)
         if wandb is not None:
-            try:
-                from wandb import Settings, init
-            except ImportError as error:
-                raise InputError("wandb: needs a package: pip install wandb") from error
+            from wandb import Settings, init
+
             place, told = str(run.resolve()), dict(leaves(run_config(run)))
             about = {
                 "project": "prm_jax",
@@ -97,6 +104,8 @@ class StepReader:
         (step, metrics), self.pending = self.pending, None
         self.stop = max(self.stop, int(metrics.pop("stop")))
         metrics = require_finite(step, {name: float(x) for name, x in metrics.items()})
+        if not self.tokens:
+            self.bar.unpause()  # the time that is left is not counted in first steps, which wait for the compiler
         self.tokens += metrics["n_tokens"]
         rate = self.tokens / (time.perf_counter() - self.started)
         shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}", "tok/s": f"{rate:,.0f}"}
