@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def parsed_rules(**changes):
 
 
 def measured(pool=POOL, rules=RULES, labels=None, scorers=("a",)):
-    return best_of_n.measure(pool, best_of_n.pool_arrays(pool), list(scorers), rules, 0, labels)
+    return best_of_n.measure(best_of_n.pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
 
 
 def mean_over_subsets(pool, n, won):
@@ -407,6 +408,30 @@ def task(monkeypatch, tmp_path, *overrides):
     """(results.json, what was printed) of one command."""
     out = printed(evaluate.main, monkeypatch, "task=best_of_n", "hydra.run.dir=out", *overrides, cwd=tmp_path)
     return json.loads((tmp_path / "out/results.json").read_text()), out
+
+
+def test_a_pool_is_read_problem_by_problem_and_laid_out_in_parts(monkeypatch):
+    """No problem is kept, the numbers are those of the whole list, and those of parts differ by no more than rounding."""
+    scores = np.random.default_rng(0).random((20, 7, 4)).tolist()
+    make = lambda p, n, x: candidate(x[: 1 + (p + n) % 4], str(n % 3), n % 3 == 1)
+    rows = [tuple(make(p, n, x) for n, x in enumerate(own[: 2 + p % 6])) for p, own in enumerate(scores)]
+    whole, alive = measured([Problem(str(p), str(p), "1", own) for p, own in enumerate(rows)]), []
+
+    def stream():
+        for p, own in enumerate(rows):
+            problem = Problem(str(p), str(p), "1", own)
+            alive.append(weakref.ref(problem))
+            yield problem
+            del problem
+            assert sum(x() is not None for x in alive) <= 1
+
+    assert json.dumps(measured(stream())) == json.dumps(whole)
+    monkeypatch.setattr(best_of_n, "PLACES", 3 * 7 * 4)
+    parts = measured(stream())["scorers"]["a"]
+    for how, numbers in whole["scorers"]["a"].items():
+        for rule, table in numbers.items():
+            pair = ((x if isinstance(x, list) else list(x.values())) for x in (parts[how][rule], table))
+            np.testing.assert_allclose(*pair, atol=1e-6)
 
 
 RIGHT = {  # of 259 problems, by min, last, prod, mean with ties=first: the data's README, section 3

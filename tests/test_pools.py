@@ -9,17 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.data.pools import (
-    Candidate,
-    Problem,
-    as_arrays,
-    incomplete_scores,
-    read_pool,
-    scores_names,
-    scores_unit,
-    with_scores,
-    write_pool,
-)
+from prm_jax.data.pools import Candidate, Problem, as_arrays, read_pool, scores_unit, with_scores, write_pool
+from prm_jax.evals.pool_metrics import log_scores, pool_arrays
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
 POOL = [
@@ -150,13 +141,13 @@ def test_repeated_id_and_missing_scores(tmp_path):
         read_pool(path, ["m"])
 
 
-def test_scores_names_are_those_on_every_candidate():
-    assert scores_names(POOL) == ["m", "n"]
-    assert scores_names([]) == []
-
-
 def test_scores_that_some_candidates_lack_are_counted():
-    assert incomplete_scores(POOL) == {"o": 2} and incomplete_scores([]) == {}
+    graded = [
+        dataclasses.replace(p, candidates=tuple(dataclasses.replace(c, correct=True) for c in p.candidates))
+        for p in POOL
+    ]
+    pool = pool_arrays(graded)
+    assert list(pool.scores) == ["m", "n"] and pool.lacking == {"o": 2}
 
 
 def test_a_pool_says_the_unit_of_its_scores(tmp_path):
@@ -192,7 +183,7 @@ def test_with_scores_adds_a_name_and_keeps_the_input():
     scored = list(with_scores(POOL, "new", [np.array([1.0, 2.0], np.float32), [3], [4]]))
     assert [c.step_scores["new"] for p in scored for c in p.candidates] == [(1.0, 2.0), (3.0,), (4.0,)]
     assert [c.step_scores["m"] for p in scored for c in p.candidates] == [(0.5, 0.25), (1.0,), (0.125,)]
-    assert scores_names(POOL) == ["m", "n"] and scores_names(scored) == ["m", "n", "new"]
+    assert [list(c.step_scores) for p in POOL for c in p.candidates] == [["m", "n"], ["m", "n", "o"], ["m", "n"]]
     with pytest.raises(InputError, match="scores: found 'm', expected a new name, problem x has scores of this one"):
         list(with_scores(POOL, "m", [[1, 2], [3], [4]]))
     with pytest.raises(InputError, match="step_scores.new: found 1, expected one score for each of 2 steps"):
@@ -218,8 +209,9 @@ def test_real_pools(tmp_path, name, problems, steps, longest, correct, oracle, q
     assert sum(len(candidate.steps) for candidate in candidates) == steps
     assert sum(candidate.correct for candidate in candidates) == correct
     assert sum(any(c.correct for c in problem.candidates) for problem in pool) == oracle
-    assert scores_names(pool) == names
-    score_PNT, mask_PNT = as_arrays(pool, "qwen_prm")
+    arrays = pool_arrays(iter(pool))
+    assert list(arrays.scores) == names
+    score_PNT, mask_PNT, _ = log_scores(arrays, "qwen_prm", "logit")  # as they are
     assert score_PNT.shape == (problems, 32, longest) and mask_PNT.sum() == steps
     best_P = np.where(mask_PNT, score_PNT, np.inf).min(-1).argmax(-1)
     assert sum(problem.candidates[n].correct for problem, n in zip(pool, best_P)) == qwen_min

@@ -3,7 +3,6 @@
 Dimension key: P problems, N candidates, T steps.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -142,17 +141,14 @@ def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tupl
         for n, c in enumerate(p.candidates):
             found.append(score_T := np.array(c.step_scores[name], np.float64))
             for t in np.flatnonzero((score_T < low) | (score_T > high))[:1]:
-                place = f"pool: problem {p.id}: candidates[{n}].step_scores.{name}[{t}]: got {score_T[t]:g}"
-                hint = "scores_unit=logit takes unbounded scores"
-                raise InputError(f"{place}, expected a {unit} in [{low:g}, {high:g}]; {hint}")
+                raise outside(p.id, n, name, t, score_T[t], unit)
     return found, unit
 
 
-def incomplete_scores(problems: Sequence[Problem]) -> dict[str, int]:
-    """{name of step scores that some candidates have: how many have none}."""
-    candidates = [candidate for problem in problems for candidate in problem.candidates]
-    has = collections.Counter(name for candidate in candidates for name in candidate.step_scores)
-    return {name: len(candidates) - n for name, n in sorted(has.items()) if n < len(candidates)}
+def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
+    """The error of a step score that is outside its unit's range."""
+    expected = f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]; scores_unit=logit takes unbounded scores"
+    return InputError(f"pool: problem {i}: candidates[{n}].step_scores.{name}[{t}]: got {score:g}, expected {expected}")
 
 
 def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:

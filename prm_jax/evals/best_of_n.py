@@ -40,7 +40,10 @@ def needs_checkpoint(cfg: Config) -> bool:
 def run(setup: Setup, cfg: Config) -> dict:
     exact_labels, source = None, cfg.pool
     if cfg.pool:
-        problems = pools.read_pool(cfg.pool)
+        streams = not (
+            setup.checkpoints or cfg.checker
+        )  # else a pool of any size is read problem by problem, none kept
+        problems = (pools.iter_pool if streams else pools.read_pool)(cfg.pool)
     else:
         problems, exact_labels, data_cfg = fresh_pool(setup, cfg)
         by_policy = data_cfg.samples == "policy"
@@ -51,19 +54,20 @@ def run(setup: Setup, cfg: Config) -> dict:
             by_policy and data_cfg.policy == "embedded" or cfg.fresh.outcome_model != "embedded_orm"
         ):
             setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, cfg.fresh.outcome_model])
-    stored, lacking = pools.scores_names(problems), pools.incomplete_scores(problems)
-    for name, n in lacking.items():
-        print(f"scores      {name}: left out, {n} candidates have none")
-    scorers = chosen_scores(cfg.scores, stored, bool(setup.checkpoints))
     graded, groups = {"checker": "as stored; answers are equal as texts"}, None
     if cfg.checker:
         problems, graded = grading.grade_pool(grading.with_answers(problems), cfg.checker)
         groups = grading.group_pool(problems, cfg.checker)
-    pool = pool_metrics.pool_arrays(problems, groups)
+    pool = pool_metrics.pool_arrays(problems, groups, exact_labels)
+    lacking = pool.lacking
+    for name, n in lacking.items():
+        print(f"scores      {name}: left out, {n} candidates have none")
+    scorers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints))
     verifiers = {}
     if setup.checkpoints:
         problems, verifiers = score_pool(setup, cfg, problems)
         pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
+        pool = pool_metrics.pool_arrays(problems, groups, exact_labels)
         print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
     scorers += verifiers
     if not scorers:
@@ -72,7 +76,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         [name for name, about in verifiers.items() if about[key] in kinds]
         for key, kinds in (("label_kind", ("value", "advantage")), ("objective", ("orm",)))
     )
-    results = pool_metrics.measure(problems, pool, scorers, cfg, setup.cfg.seed, exact_labels, value, outcome)
+    results = pool_metrics.measure(pool, scorers, cfg, setup.cfg.seed, value, outcome)
     results |= {"pool": source, "grading": graded, "verifiers": verifiers}
     return results | {"incomplete_scores": lacking}
 

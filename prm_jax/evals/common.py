@@ -11,6 +11,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from prm_jax import InputError
+from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
@@ -71,11 +72,25 @@ def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
     named = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     if not named:
         raise InputError("checkpoint: got an empty list, expected at least one")
-    return [
-        str(run)
-        for name in named
-        for run in ([name] if BUILT_IN.fullmatch(str(name)) else run_folder.runs_of(Path(str(name))))
+    is_built_in = lambda name: BUILT_IN.fullmatch(str(name))
+    found = [
+        str(run) for name in named for run in ([name] if is_built_in(name) else run_folder.runs_of(Path(str(name))))
     ]
+    for name in itertools.filterfalse(is_built_in, found):
+        check_there(name, cfg.which)
+    return found
+
+
+def check_there(name: str, which: str):
+    """InputError where a verifier is not there: said before another one has worked for an hour."""
+    if is_run(name):
+        run_folder.run_config(Path(name))
+        if not any((Path(name) / "checkpoints" / which).glob("[0-9]*")):
+            raise InputError(
+                f"{name}: stopped before its first checkpoint; python train.py resume={name} goes on with it"
+            )
+    elif not any((hf.locate(name) / file).exists() for file in ("config.json", "adapter_config.json")):
+        raise InputError(f"{name}: is neither a run with checkpoints nor a Hugging Face folder with a config.json")
 
 
 def open_scorer(setup: Setup, name: str):

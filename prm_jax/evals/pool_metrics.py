@@ -8,9 +8,12 @@ Dimension key
   P problems, N candidates, T steps, n subset sizes, b betas
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
+from array import array
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import jax
@@ -19,12 +22,14 @@ import numpy as np
 
 from prm_jax import InputError, metrics, rerank, stats, votes
 from prm_jax.data.answers import is_blank
-from prm_jax.data.pools import Problem, as_arrays, scores_in_unit, scores_unit
+from prm_jax.data.pools import Problem, outside
+from prm_jax.data.rows import field_error
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.evals import standing, traces
 from prm_jax.launch.config import Count, one_of
 
 # From the arg max to the reference: solution scores are a few nats apart, seldom below a thousandth.
+PLACES = 1 << 23  # of steps, padded to the longest solution of the pool: more are not laid out at a time
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
 
@@ -46,49 +51,112 @@ class Rules:
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """The arrays of a pool: which candidates exist, which may win, whether they are right, and what they answer.
+    """A pool as arrays, without its texts: which candidates exist, which may win, whether they are right, what they answer, and
+    step scores. Further axes: n all candidates one after another, m all their steps.
 
     eligible_PN is False for the unfinished and those without an answer: they fill a place of the n and never win (OpenAI's
     protocol). answer_PN numbers the answers of a problem, -1 for who is not eligible; None if no candidate has one.
     """
 
+    ids: list[str]  # of the problems
     right_PN: np.ndarray
     present_PN: np.ndarray
     eligible_PN: np.ndarray
     answer_PN: np.ndarray | None
     dropped: dict[str, int]
+    steps_n: np.ndarray  # how many
+    length_n: np.ndarray  # characters
+    repeats_n: np.ndarray  # the first step repeats the problem
+    scores: dict[str, np.ndarray]  # score_m of the names that every candidate has, float64
+    units: dict[str, set]  # units that the problems say of the scores of a name, None where one says nothing
+    lacking: dict[str, int]  # name that only some candidates have -> how many have not
+    labels: list | None = None  # correctness label_T of each candidate, where they are known
+
+    def unit(self, name: str, default: str) -> str:
+        """The unit of step scores: what the file says, or `default`; InputError where it says two, or a score is outside its range."""
+        units = sorted({unit or default for unit in self.units[name]})
+        if len(units) > 1:
+            raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
+        low, high, score_m = UNITS[units[0]].low, UNITS[units[0]].high, self.scores[name]
+        for m in np.flatnonzero((score_m < low) | (score_m > high))[:1]:
+            n = int(np.searchsorted(np.cumsum(self.steps_n), m, side="right"))
+            p, own = np.argwhere(self.present_PN)[n]
+            raise outside(self.ids[p], own, name, m - self.steps_n[:n].sum(), score_m[m], units[0])
+        return units[0]
+
+    def labelled(self) -> tuple[np.ndarray, np.ndarray]:
+        """(index, label) of the labelled steps up to and including each candidate's first wrong one."""
+        kept, start_n = [metrics.labelled_steps(label_T)[0] for label_T in self.labels], np.cumsum(self.steps_n)
+        index = [start + t for start, own in zip(start_n - self.steps_n, kept, strict=True) for t in own]
+        label = [label_T[t] for label_T, own in zip(self.labels, kept, strict=True) for t in own]
+        return np.array(index, int), np.array(label, float)
 
 
-def pool_arrays(problems: list[Problem], answer_groups: list[list[int]] | None = None) -> Pool:
-    """Arrays of a graded pool; answers are grouped as texts unless `answer_groups` (of a checker) is given.
+def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None) -> Pool:
+    """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts unless `answer_groups`
+    (of a checker) is given. step_labels: {(problem text, steps): correctness labels} where they are known.
 
     Raises InputError naming problem and candidate where `correct` is missing.
     """
-    P, N = len(problems), max(len(problem.candidates) for problem in problems)
-    right_PN, (present_PN, eligible_PN) = np.zeros((P, N), np.float32), np.zeros((2, P, N), bool)
-    answer_PN, dropped = np.full((P, N), -1, np.int32), {"missing": P * N, "unfinished": 0, "without_answer": 0}
-    has_answers = any(not is_blank(c.answer) for problem in problems for c in problem.candidates)
+    ids, count_P, units, labels = [], array("i"), collections.defaultdict(set), []
+    right_n, finished_n, blank_n, repeats_n, answer_n, steps_n, length_n = (array(kind) for kind in "bbbbiii")
+    scores, having = collections.defaultdict(lambda: array("d")), collections.Counter()
     for p, problem in enumerate(problems):
+        ids.append(problem.id), count_P.append(len(problem.candidates))
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
         for n, c in enumerate(problem.candidates):
             if c.correct is None:
                 place = f"pool: problem {problem.id}: candidates[{n}].correct"
                 raise InputError(f"{place}: nobody graded it; checker=math grades the answers against the problem's")
-            is_silent = has_answers and is_blank(c.answer)
-            right_PN[p, n], present_PN[p, n], eligible_PN[p, n] = c.correct, True, c.finished and not is_silent
-            if eligible_PN[p, n] and has_answers:
-                answer_PN[p, n] = answer_groups[p][n] if answer_groups else number[c.answer]
-            dropped["missing"] -= 1
-            dropped["unfinished"] += not c.finished
-            dropped["without_answer"] += is_silent
-    return Pool(right_PN, present_PN, eligible_PN, answer_PN if has_answers else None, dropped)
+            right_n.append(c.correct), finished_n.append(c.finished), blank_n.append(is_blank(c.answer))
+            answer_n.append(answer_groups[p][n] if answer_groups else number[c.answer])
+            repeats_n.append(problem.problem.strip() in c.steps[0])
+            steps_n.append(len(c.steps)), length_n.append(sum(map(len, c.steps)))
+            for name, score_T in c.step_scores.items():
+                scores[name].extend(score_T)
+            having.update(c.step_scores.keys())
+            labels += [step_labels[problem.problem, c.steps]] if step_labels else []
+        for name in {name for c in problem.candidates for name in c.step_scores}:
+            units[name].add(problem.scores_unit.get(name))
+    count_P, right_n, steps_n, length_n = map(np.array, (count_P, right_n, steps_n, length_n))
+    finished_n, blank_n = np.array(finished_n, bool), np.array(blank_n, bool)
+    has_answers, present_PN = not blank_n.all(), np.arange(count_P.max()) < count_P[:, None]
+
+    def spread(x_n, empty, dtype):
+        x_PN = np.full(present_PN.shape, empty, dtype)
+        x_PN[present_PN] = x_n
+        return x_PN
+
+    silent_n = blank_n & has_answers
+    eligible_n = finished_n & ~silent_n
+    dropped = {"missing": present_PN.size - len(right_n), "unfinished": int((~finished_n).sum())}
+    return Pool(
+        ids,
+        spread(right_n, 0, np.float32),
+        present_PN,
+        spread(eligible_n, False, bool),
+        spread(np.where(eligible_n, answer_n, -1), -1, np.int32) if has_answers else None,
+        dropped | {"without_answer": int(silent_n.sum())},
+        steps_n,
+        length_n,
+        np.array(repeats_n, bool),
+        {name: np.frombuffer(scores[name]) for name in sorted(having) if having[name] == len(right_n)},
+        units,
+        {name: len(right_n) - n for name, n in sorted(having.items()) if n < len(right_n)},
+        labels if step_labels else None,
+    )
 
 
-def log_scores(problems: list[Problem], name: str, default_unit: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """(step_PNT, mask_PNT, unit) as `rerank.aggregate` takes them, of the stored scores `name`: log-odds as they are, of
-    other units the log-probability."""
-    score_PNT, mask_PNT = as_arrays(problems, name)
-    unit = scores_in_unit(problems, name, default_unit)[1]
+def log_scores(pool: Pool, name: str, unit: str, of=slice(None)) -> tuple[np.ndarray, np.ndarray, str]:
+    """(step_PNT, mask_PNT, unit) as `rerank.aggregate` takes them, of the step scores `name` of the problems `of`: log-odds as
+    they are, of other units the log-probability."""
+    end_n = np.concatenate([[0], np.cumsum(pool.steps_n)])
+    first, last = (pool.present_PN[:p].sum() for p in of.indices(len(pool.ids))[:2])
+    steps_PN = np.zeros(pool.present_PN[of].shape, int)
+    steps_PN[pool.present_PN[of]] = pool.steps_n[first:last]
+    mask_PNT = np.arange(pool.steps_n.max()) < steps_PN[..., None]
+    score_PNT = np.zeros(mask_PNT.shape)
+    score_PNT[mask_PNT] = pool.scores[name][end_n[first] : end_n[last]]
     with np.errstate(over="ignore", divide="ignore"):  # log-odds beyond float32 are as certain as infinite ones
         if np.isinf(UNITS[unit].low):
             return score_PNT.astype(np.float32), mask_PNT, "logit"
@@ -96,32 +164,33 @@ def log_scores(problems: list[Problem], name: str, default_unit: str) -> tuple[n
         return logp_PNT.astype(np.float32), mask_PNT, "logp"
 
 
-def measure(
-    problems: list[Problem],
-    pool: Pool,
-    scorers: list[str],
-    rules: Rules,
-    seed: int,
-    step_labels=None,
-    value_scorers=(),
-    outcome_scorers=(),
-) -> dict:
+def solution_scores(pool: Pool, name: str, unit: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """({aggregator: score_PN}, which candidates have a step of probability 0): a few problems at a time, padded to whole ones."""
+    score, is_zero_PN = {how: [] for how in rerank.AGGREGATORS}, []
+    at_once = max(1, PLACES // (pool.present_PN.shape[1] * pool.steps_n.max()))
+    for at in range(0, len(pool.ids), at_once):
+        step_PNT, mask_PNT, kind = log_scores(pool, name, unit, slice(at, at + at_once))
+        is_zero_PN.append((step_PNT == -np.inf).any(-1))
+        for how, x_PN in rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind).items():
+            score[how].append(np.asarray(x_PN))
+    return {how: np.concatenate(x) for how, x in score.items()}, np.concatenate(is_zero_PN)
+
+
+def measure(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=()) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
 
-    step_labels: {(problem text, steps): correctness labels} where they are known. With them `trace` counts winners without
-    a wrong step, `chosen` is what traces.py says of them, and step scores are calibrated against them; otherwise, and those of
-    `value_scorers`, which estimate chances of success, against the outcome of a step's solution. `outcome_scorers` have
-    learned the outcome at the last step, so their headline aggregator is `last`.
+    Where the pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is what traces.py says of them,
+    and step scores are calibrated against them; otherwise, and those of `value_scorers`, which estimate chances of success,
+    against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last step, so their headline
+    aggregator is `last`.
     """
     headline = {scorer: "last" if scorer in outcome_scorers else rules.aggregator for scorer in scorers}
     P, N = pool.right_PN.shape
-    golds = {"best_of_n": pool.right_PN} | ({"trace": right_traces(problems, pool, step_labels)} if step_labels else {})
+    golds = {"best_of_n": pool.right_PN} | ({"trace": right_traces(pool)} if pool.labels else {})
     mask_PN = None if pool.present_PN.all() else pool.present_PN  # None is computed faster
     sizes, k_vote = sorted({2**k for k in range(N.bit_length())} | {N}), jax.random.key(seed)
-    value, curve = (
-        {},
-        {},
-    )  # a number's path in the results -> {n: its value_P}, its mean (and interval) for every n = 1..N
+    # A number's path in the results -> {n: its value_P}, its mean (and interval) for every n = 1..N.
+    value, curve = {}, {}
 
     def exact(name, x_Pn, is_headline=True):
         x_Pn = np.asarray(x_Pn, float)
@@ -150,14 +219,11 @@ def measure(
         "calibration": {},
         "length_correlation": {},
     }
-    if step_labels:
-        graded = [(step_labels[p.problem, c.steps], c.correct) for p in problems for c in p.candidates]
-        result["step_shares"] = standing.step_shares(*zip(*graded))
+    if pool.labels:
+        result["step_shares"] = standing.step_shares(pool.labels, pool.right_PN[pool.present_PN])
     there_n2, by_headline = np.argwhere(pool.present_PN), {}
-    length_n = [sum(map(len, problems[p].candidates[n].steps)) for p, n in there_n2]
     # A first step that repeats the problem makes a candidate longer, and its scores other ones: length is compared apart.
-    repeats_n = [problems[p].problem.strip() in problems[p].candidates[n].steps[0] for p, n in there_n2]
-    result["repeat_the_problem"] = sum(repeats_n)
+    result["repeat_the_problem"] = int(pool.repeats_n.sum())
     if pool.answer_PN is None:
         result["majority_rule"] = "none: no candidate has an answer"
     elif rules.ties == "share" and N <= votes.EXACT_VOTE_SIZE:
@@ -167,12 +233,10 @@ def measure(
         result["majority_rule"] = f"mean of {rules.vote_draws} random subsets"
         drawn(("majority",))
     for scorer in scorers:
-        step_PNT, mask_PNT, unit = log_scores(problems, scorer, rules.scores_unit)
-        result["scores_units"][scorer] = scores_unit(problems, scorer, rules.scores_unit)
-        is_zero_PN = (step_PNT == -np.inf).any(-1) & pool.eligible_PN
-        result["zero_scores"][scorer] = int(is_zero_PN.any(-1).sum())
-        score_PN = rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=unit)
-        for how in rerank.AGGREGATORS:  # the jitted dict comes back in alphabetical order
+        result["scores_units"][scorer] = unit = pool.unit(scorer, rules.scores_unit)
+        score_PN, is_zero_PN = solution_scores(pool, scorer, unit)
+        result["zero_scores"][scorer] = int((is_zero_PN & pool.eligible_PN).any(-1).sum())
+        for how in rerank.AGGREGATORS:
             x_PN, name = score_PN[how], ("scorers", scorer, how)
             for rule, gold_PN in golds.items():
                 best_Pn = rerank.best_of_n(x_PN, gold_PN, pool.eligible_PN, mask_PN, ties=rules.ties)
@@ -189,13 +253,12 @@ def measure(
         by_beta |= {"beta": BETA_b.tolist()}
         result["reward_kl"][scorer] = {"reweighted": by_beta, "best_of_n": by_n | {"n": sizes}}
         score_n, right_n = (np.asarray(x_PN)[pool.present_PN] for x_PN in (by_headline[scorer], pool.right_PN))
-        group_n3 = np.stack([there_n2[:, 0], right_n, repeats_n], -1)
-        about_length = standing.length_correlation(score_n, length_n, group_n3, there_n2[:, 0], seed)
+        group_n3 = np.stack([there_n2[:, 0], right_n, pool.repeats_n], -1)
+        about_length = standing.length_correlation(score_n, pool.length_n, group_n3, there_n2[:, 0], seed)
         result["length_correlation"][scorer] = about_length
-        labels = None if scorer in value_scorers else step_labels
-        result["calibration"][scorer] = calibration(problems, scorer, rules, score_PN, pool, labels)
-    if step_labels:
-        result["chosen"] = traces.measure(problems, pool, by_headline, golds["trace"], step_labels, rules, seed)
+        result["calibration"][scorer] = calibration(pool, scorer, unit, score_PN, scorer not in value_scorers)
+    if pool.labels:
+        result["chosen"] = traces.measure(pool, by_headline, golds["trace"], rules, seed)
 
     # The same resampled problems for every number, so that all differences are paired.
     value_PX = np.stack([x_P for by_size in value.values() for x_P in by_size.values()], -1)
@@ -222,12 +285,10 @@ def measure(
     return result
 
 
-def right_traces(problems: list[Problem], pool: Pool, step_labels) -> np.ndarray:
+def right_traces(pool: Pool) -> np.ndarray:
     """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022's trace, here with the answer)."""
     trace_PN = pool.right_PN.copy()
-    for p, problem in enumerate(problems):
-        for n, candidate in enumerate(problem.candidates):
-            trace_PN[p, n] *= metrics.labelled_steps(step_labels[problem.problem, candidate.steps])[1] == -1
+    trace_PN[pool.present_PN] *= [metrics.labelled_steps(label_T)[1] == -1 for label_T in pool.labels]
     return trace_PN
 
 
@@ -273,7 +334,7 @@ def reward_against_kl(score_PN, right_PN, present_PN, eligible_PN, mask_PN, size
     return jax.lax.map(tilted, jnp.asarray(BETA_b, jnp.float32)), jax.lax.map(best_of, size_n)
 
 
-def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_labels) -> dict:
+def calibration(pool: Pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
     """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against `correct`, by
     aggregator (of those whose score is the log of a probability)."""
     right = pool.right_PN[pool.present_PN].astype(float)
@@ -282,15 +343,12 @@ def calibration(problems, scorer: str, rules: Rules, score_PN, pool: Pool, step_
         for how, aggregator in rerank.AGGREGATORS.items()
         if aggregator.is_log_probability
     }
-    score, y = [], []
-    for problem in problems:
-        for c in problem.candidates:
-            label_T = step_labels[problem.problem, c.steps] if step_labels else [float(c.correct)] * len(c.steps)
-            steps = metrics.labelled_steps(label_T, "correctness" if step_labels else "value")[0]
-            score += [c.step_scores[scorer][t] for t in steps]
-            y += [label_T[t] for t in steps]
-    steps = calibration_numbers(as_probability(score, scores_unit(problems, scorer, rules.scores_unit)), np.array(y))
-    return {"solutions": solutions, "steps": steps, "step_label": "exact" if step_labels else "outcome"}
+    score_m, y_m = pool.scores[scorer], np.repeat(right, pool.steps_n)
+    if exact := pool.labels is not None and by_labels:
+        kept_m, y_m = pool.labelled()
+        score_m = score_m[kept_m]
+    steps = calibration_numbers(as_probability(score_m, unit), y_m)
+    return {"solutions": solutions, "steps": steps, "step_label": "exact" if exact else "outcome"}
 
 
 def calibration_numbers(p, y) -> dict:

@@ -33,7 +33,11 @@ def show(results: dict):
     print(f"  {'split':<15}{'n':>5}  erroneous   clean      F1")
     for name, x in results["splits"].items():
         accuracies = f"{x['accuracy_error']:9.4f}  {x['accuracy_clean']:6.4f}"
-        print(f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} {plus_minus(x['f1_interval'])}")
+        lacking = ("erroneous", "n_error"), ("clean", "n_clean")
+        print(
+            f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} {plus_minus(x['f1_interval'])}"
+            + "".join(f"  undefined: no {kind} solution" for kind, n in lacking if not x[n])
+        )
     print(f"  {'mean':<41}{results['mean_f1']:.4f} {plus_minus(results['mean_f1_interval'])}")
 
 

@@ -191,7 +191,7 @@ def search_once(
 def solved_by(pool: list[Problem], arena: Arena, how: str) -> dict[str, np.ndarray]:
     """{rule of the final choice: share solved of each problem}: best score, weighted vote, any of what was found."""
     arrays = pool_metrics.pool_arrays(pool, arena.groups(pool))
-    step_PNT, mask_PNT, unit = pool_metrics.log_scores(pool, "search", "logit")
+    step_PNT, mask_PNT, unit = pool_metrics.log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, how, unit=unit), arrays.present_PN
     N = np.array([present_PN.shape[1]])
     best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, N)

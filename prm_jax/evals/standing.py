@@ -51,9 +51,16 @@ def length_correlation(score, length, group, problem, seed: int) -> dict:
 
 
 def show_shares(x: dict):
-    right, wrong = x["bad_steps_in_right_answers"], x["good_steps_in_wrong_answers"]
+    shares = [
+        f"{x[name]:.3f} of the {steps}"
+        for name, steps in (
+            ("bad_steps_in_right_answers", "steps in right answers are wrong"),
+            ("good_steps_in_wrong_answers", "steps in wrong answers right"),
+        )
+        if np.isfinite(x[name])
+    ]
     print(
-        f"standing    {right:.3f} of the steps in right answers are wrong, {wrong:.3f} of those in wrong answers right"
+        f"standing    {', '.join(shares) or 'no shares of right and wrong steps: no row says whether its answer is right'}"
     )
 
 

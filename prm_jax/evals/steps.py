@@ -195,6 +195,9 @@ METRICS = (
     "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
     "within_problem_auroc", "tail_miss_rate",
 )  # fmt: skip
+# Of a metric what it is undefined without.
+NEEDS = dict.fromkeys(("first_error_accuracy", "first_error_f1"), "solutions with and without a wrong step")
+NEEDS |= {"within_problem_auroc": "a problem with a right and a wrong solution", "tail_miss_rate": "bad steps"}
 
 
 def show(results: dict):
@@ -245,6 +248,7 @@ def show_group(group: dict, kind: str):
     print(f"measured    {steps}" + (f"; means of {group['mean_of']} seeds" if group["mean_of"] > 1 else ""))
     for name in METRICS:
         spread = f"  (std {group['std'][name]:.4f})" if "std" in group else ""
+        spread += f"  undefined: needs {NEEDS.get(name, 'good and bad steps')}" * (group[name] != group[name])
         print(f"  {name:<24}{group[name]:.4f}{spread}")
     if "baselines" not in group:
         print(

@@ -7,17 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax import metrics, rerank, votes
-from prm_jax.data.pools import Problem, scores_unit
+from prm_jax import rerank, votes
 from prm_jax.data.units import as_probability
 from prm_jax.stats import bootstrap_interval, ratio_interval
 
 SHARE_S = np.arange(0, 1, 0.05)  # of the problems that are abstained from
 
 
-def measure(
-    problems: list[Problem], pool, score_PN: dict[str, np.ndarray], trace_PN, step_labels, rules, seed: int
-) -> dict:
+def measure(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed: int) -> dict:
     """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others, paired;
     `abstain`: final error by the share of problems left out; `agreement` of P(step good) >= .5 with labels and each other.
 
@@ -64,7 +61,7 @@ def measure(
         "rules": table,
         "differences": differences,
         "abstain": {"share": SHARE_S.tolist(), "error": curves},
-        "agreement": agreement(problems, list(score_PN), step_labels, rules.scores_unit),
+        "agreement": agreement(pool, list(score_PN), rules.scores_unit),
     }
 
 
@@ -98,20 +95,15 @@ def selective(confidence_P, wrong_P) -> list[float]:
     return (total[kept_S - 1] / kept_S).tolist()
 
 
-def agreement(problems: list[Problem], scorers: Sequence[str], step_labels, default_unit: str) -> dict:
+def agreement(pool, scorers: Sequence[str], default_unit: str) -> dict:
     """Over the steps up to and including the first wrong one: {scorer: the share on which P(step good) >= .5 is what
     `correctness` (the step's label) says, what `outcome` (the answer is right) says, what each other scorer says}; `labels`:
     the share on which the two labels agree."""
-    candidates = [(p, c) for p in problems for c in p.candidates]
-    label_nT = [step_labels[p.problem, c.steps] for p, c in candidates]
-    kept = [metrics.labelled_steps(label_T)[0] for label_T in label_nT]
-    of_steps = lambda rows: np.concatenate([np.asarray(row)[own] for row, own in zip(rows, kept, strict=True)])
-    right = of_steps(label_nT) >= 0.5
-    outcome = of_steps([np.full(len(c.steps), bool(c.correct)) for _, c in candidates])
+    kept_m, label_m = pool.labelled()
+    right, outcome = label_m >= 0.5, np.repeat(pool.right_PN[pool.present_PN] > 0, pool.steps_n)[kept_m]
     good = {}
     for scorer in scorers:
-        unit = scores_unit(problems, scorer, default_unit)
-        good[scorer] = as_probability(of_steps([c.step_scores[scorer] for _, c in candidates]), unit) >= 0.5
+        good[scorer] = as_probability(pool.scores[scorer][kept_m], pool.unit(scorer, default_unit)) >= 0.5
     table = {"labels": float(np.mean(right == outcome))}
     for a, x in good.items():
         of = {"correctness": right, "outcome": outcome} | {b: y for b, y in good.items() if b != a}
