@@ -9,7 +9,7 @@ import importlib
 import jax
 from omegaconf import OmegaConf
 
-from prm_jax.evals.common import EvaluateConfig, Setup, check_data, checkpoints, trained
+from prm_jax.evals.common import EvaluateConfig, Setup, check_data, check_inputs, checkpoints, trained
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import start_command, writable_folder
@@ -36,6 +36,7 @@ def main(cfg):
     mesh = make_mesh(common.mesh, common.batch.rows)
     with run_folder.claimed(folder, cfg, resumes), jax.set_mesh(mesh):
         (folder / "figures").mkdir(exist_ok=True)
+        check_inputs(folder / "inputs.json", cfg)
         results = task.run(Setup(common, names, cfg.data, folder), task_cfg)
     results |= {"task": cfg.task, "seed": common.seed, "overrides": run_folder.overrides_of(folder)}
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # these say it of each

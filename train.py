@@ -36,7 +36,7 @@ from prm_jax.data.splits import Data, Mixture, data_config, load_splits, problem
 from prm_jax.data.units import probability
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, expect, parse
+from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite, require_packages
@@ -77,7 +77,7 @@ class EvalConfig:
 class TrainConfig:
     """conf/train.yaml says what each key means; `data` is parsed by data/splits.py, `distributed` and `cpu_devices` by launch/."""
 
-    seed: Natural
+    seed: Seed
     objective: Literal["prm", "orm", "implicit", "lm"]
     outcome_at: Literal["last", "tokens"]
     init: str
@@ -308,6 +308,8 @@ def evaluate(model: PRM, batches, cfg: LossConfig, label_kind: str) -> dict[str,
     if cfg.objective == "lm":
         return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
     loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
+    if not math.isfinite(loss):
+        return {"eval_loss": loss}  # of scores that are no numbers nothing else is defined
     labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in found]
     p = [probability(logit_T) for logit_T, _ in found]
     metrics = step_metrics(p, labels, range(len(found)), label_kind=label_kind)

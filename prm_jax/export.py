@@ -29,6 +29,8 @@ def require_free(folder: Path):
     with contextlib.suppress(OSError, ValueError):
         if "prm_jax" in json.loads((folder / "config.json").read_text()):
             return
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"to: {folder} is a file; expected a new or an empty folder")
     for path in sorted(folder.glob("*")):
         raise InputError(f"to: {folder} holds {path.name} and is no earlier export; expected a new or an empty folder")
 

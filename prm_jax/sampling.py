@@ -36,7 +36,7 @@ from prm_jax.data.questions import COUNTS, as_candidate, counts_of, grader, read
 from prm_jax.data.rows import append_rows
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, expect, parse
+from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import share_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
@@ -342,7 +342,7 @@ class PolicyConfig:
     sampling: Sampling
     batch_rows: Count
     server: Server = AS_USUAL
-    seed: Natural
+    seed: Seed
     mesh: MeshConfig
     cpu_devices: Count
     distributed: str | dict | None

@@ -15,7 +15,7 @@ from flax import nnx
 
 from prm_jax.data.examples import Example
 from prm_jax.data.packing import layout_batch, plan_rows
-from prm_jax.launch.config import NotNegative, Positive, Share, expect, one_of
+from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, path_names, replicate, shard_batch
 from prm_jax.losses import STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends, good_logit
@@ -50,8 +50,8 @@ class OptimizerConfig:
     warmup: Share  # of the steps with a linear warm-up, from the peak divided by their number
     final_lr: Share  # of the peak, at which the cosine ends
     weight_decay: NotNegative
-    b1: Share
-    b2: Share
+    b1: BelowOne
+    b2: BelowOne
     clip: Positive  # largest global gradient norm
     trainable: Annotated[str, one_of(TRAINABLE)]
     mu_dtype: Literal["float32", "bfloat16"]  # how the first moment is stored; both moments are computed in float32

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.kernels.cpu import matmul
-from prm_jax.launch.config import Count, Natural, Positive, Rule, expect
+from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_sharded
 from prm_jax.model import PRM, ModelConfig
 
@@ -110,7 +110,7 @@ class BenchConfig:
     mesh: MeshConfig
     warmup: Natural
     repeats: Count
-    seed: Natural
+    seed: Seed
 
     def __post_init__(self):
         expect(self.mesh.data is not None, "mesh.data", None, "a number")

@@ -89,6 +89,8 @@ def load(
     """
     tensors = open_weights(folder)
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
+    if (last := prefix + LAYER["norm_attn"][0].format(cfg.layers - 1)) not in tensors:  # before a name is made for each
+        raise InputError(f"{folder}: tensor {last} is missing: config.json says {cfg.layers} layers")
     unused = {name for name in tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")}
     layer = "lm_head"
     if cfg.head == "none":

@@ -6,17 +6,19 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Format
+from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, Natural
+from prm_jax.launch.config import Count, Seed
 from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer, score_into, stored_scores
 from prm_jax.tasks import TASKS, are_right, step_labels
@@ -40,12 +42,12 @@ class EvaluateConfig:
     checkpoint: str | list | None
     resume: str | None
     reference: str | None
-    which: str
+    which: Literal["best", "latest"]
     dtype: str
     format: Format
     batch: BatchConfig
     mesh: MeshConfig
-    seed: Natural
+    seed: Seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,19 @@ def check_data(cfg: DictConfig):
     data = cfg.data
     if data.name == "of_run" and (data.path or data.hub) and cfg.task not in BENCHMARKS:
         raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
+
+
+def check_inputs(path: Path, cfg: DictConfig):
+    """Writes the hashes of the files that an evaluation reads; InputError where one that is gone on with began with others."""
+    named = [cfg.get(key) for key in ("input", "pool", "questions", "scores_file")] + [cfg.data.get("path")]
+    files = [str(x) for name in named for x in (name if OmegaConf.is_list(name) else [name]) if x is not None]
+    found = {file: file_fingerprint(file) for file in files if Path(file).is_file()}
+    before = run_folder.read_json(path) if path.exists() else found
+    if changed := [file for file, x in found.items() if before.get(file) != x]:
+        raise InputError(
+            f"resume: {', '.join(changed)}: is not what the evaluation began with; start a new one instead"
+        )
+    run_folder.write_json(path, found)
 
 
 def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.launch.config import Count, Natural, NotNegative, Share, expect
+from prm_jax.launch.config import Count, NotNegative, Seed, Share, expect
 
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "max": max, "min": min}
 CONFUSED = {"+": "-", "-": "+", "*": "+"}  # what a hard operation is mistaken for; max and min have no hard facts
@@ -45,7 +45,7 @@ class Config:
     slip: Share  # probability that the solver is off by one on a fact that is not hard
     merge: Share  # probability that a line does two operations, where two are left
     restate: Share  # probability that a line `9=9`, which does nothing, follows a line
-    seed: Natural  # of the facts that are hard, and of the beliefs
+    seed: Seed  # of the facts that are hard, and of the beliefs
 
     def __post_init__(self):
         low, high, prime = self.min_operations, self.max_operations, self.modulus

@@ -1,0 +1,81 @@
+"""What a fault leaves behind: whose a folder is, what goes on, what is refused. All cells of the matrix: tests/faults.py."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, call, printed
+from omegaconf import OmegaConf
+
+import evaluate
+import train
+from prm_jax import InputError
+from prm_jax.launch import run_folder
+
+ROW = {"prompt": "p", "completions": ["a"], "labels": [True]}
+
+
+@pytest.fixture
+def cfg(monkeypatch):
+    monkeypatch.setattr(run_folder.HydraConfig, "get", lambda: OmegaConf.create({"overrides": {"task": []}}))
+    return OmegaConf.create({"seed": 0})
+
+
+def test_a_command_that_fails_leaves_what_is_worth_going_on_with_or_a_free_folder(tmp_path, cfg):
+    (tmp_path / "own.txt").write_text("mine")
+    for made, kept in (("scores.jsonl", ""), ("results.txt", "x"), ("scores.jsonl", "{}")):
+        with pytest.raises(OSError), run_folder.claimed(tmp_path, cfg):
+            (tmp_path / "figures").mkdir()
+            (tmp_path / made).write_text(kept)
+            raise OSError("disk full")
+        is_kept = kept == "{}"
+        assert (tmp_path / ".hydra/config.yaml").exists() == (tmp_path / made).exists() == is_kept
+        assert (tmp_path / "own.txt").read_text() == "mine"
+    with (
+        pytest.raises(InputError, match="already holds a run or an evaluation; resume="),
+        run_folder.claimed(tmp_path, cfg),
+    ):
+        pass
+
+
+def test_one_process_works_in_a_folder(tmp_path, cfg):
+    with run_folder.claimed(tmp_path, cfg):
+        second = run_folder.claimed(tmp_path, cfg, resumes=True)
+        with pytest.raises(InputError, match=rf"resume: .*: process {os.getpid()} of \S+ works in it"), second:
+            pass
+    with run_folder.claimed(tmp_path, cfg, resumes=True):  # the lock went with its owner
+        pass
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    error = call(train.main, monkeypatch, "train.py", "hydra.run.dir=file/run")
+    assert error == "error: file/run: Not a directory"
+
+
+def test_an_evaluation_is_not_gone_on_with_on_other_data(tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    asked = ("task=score", "checkpoint=random", "input=rows.jsonl", "figures=0", "hydra.run.dir=out")
+    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    printed(evaluate.main, monkeypatch, "resume=out", cwd=tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW | {"prompt": "q"}) + "\n")
+    error = call(evaluate.main, monkeypatch, "evaluate.py", "resume=out")
+    assert error.startswith("error: resume: rows.jsonl: is not what the evaluation began with")
+
+
+@pytest.mark.slow
+def test_some_cells_of_the_matrix(tmp_path):
+    command = [
+        sys.executable,
+        str(ROOT / "tests/faults.py"),
+        "sample",
+        "kill",
+        "cut_log",
+        "changed_data",
+        "two_processes",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.count("| sample |") == 4, done.stdout + done.stderr
