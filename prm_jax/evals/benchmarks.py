@@ -20,14 +20,14 @@ from prm_jax.data.sources import load
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.evals.common import Setup, describe, one_scorer, scored
 from prm_jax.launch import cli
-from prm_jax.launch.config import expect, one_of, parse
+from prm_jax.launch.config import Share, expect, one_of, parse
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The keys that all benchmarks have; conf/task/processbench.yaml, prmbench.yaml and mistakes.yaml say what each means."""
 
-    threshold: float
+    threshold: Share
     scores_file: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
 
@@ -64,6 +64,8 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
     source = {key: x for key, x in OmegaConf.to_container(setup.data).items() if key in ("path", "hub", "hub_split")}
     rows, counts = read(kind, parse(source, Source, "data"))
     cli.print_counts(counts)
+    split, groups = getattr(cfg, "threshold_split", None), dict.fromkeys(row.group for row in rows)
+    expect(split is None or split in groups, "threshold_split", split, ", ".join(groups))  # before hours of scoring
     if cfg.scores_file:
         n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
         scores = stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)

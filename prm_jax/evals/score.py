@@ -39,6 +39,10 @@ def run(setup: Setup, cfg: Config) -> dict:
         found, _ = sources.load(cfg.input, "native")
         source = lambda: ((s.id, s.problem, s.steps) for s in found)
     ids = [i for i, *_ in source()]
+    if len(of := dict.fromkeys(ids)) < len(ids):
+        raise InputError(
+            f"{cfg.input}: id {next(i for i in of if ids.count(i) > 1)!r}: found more than once, expected each once"
+        )
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
     if unknown := set(wanted or ()).difference(ids):
         raise InputError(f"figures: no solution has the id {min(unknown)!r}")

@@ -17,7 +17,7 @@ from prm_jax.evals.pool_metrics import reliability_table
 from prm_jax.evals.recalibration import parameters_of, recalibrated
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count
+from prm_jax.launch.config import Count, Share
 from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import bootstrap_interval, problem_numbers, ratio_interval
@@ -27,7 +27,7 @@ from prm_jax.stats import bootstrap_interval, problem_numbers, ratio_interval
 class Config:
     """conf/task/steps.yaml says what each key means."""
 
-    threshold: float
+    threshold: Share
     max_solutions: Count | None
     baselines: bool
     calibrated_by: str | None = None
@@ -54,7 +54,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
         counts = data.counts | {"test_problems_the_run_was_trained_on": trained_on(name, data, test)}
         cli.print_counts(counts)
-        if not test:
+        if not any(y is not None for s in test for y in s.labels):
             raise InputError("data: the test split has no labelled solution")
         rows = ((s.id, s.problem, s.steps) for s in test)
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
