@@ -70,7 +70,8 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             except (*PLAIN, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 if full_error:
                     raise
-                failed = one_line(error, config_name)
+                is_told = SWEEPS and isinstance(error, PLAIN)  # by the job
+                failed = 1 if is_told else one_line(error, config_name)
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
