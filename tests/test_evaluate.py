@@ -6,7 +6,7 @@ import json
 import hydra
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import printed
 from omegaconf import OmegaConf
 
 import evaluate
@@ -189,24 +189,6 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     again = sorted(draw(results, tmp_path / "again"))
     assert [path.name for path in again] == [path.name for path in first] != []
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
-
-
-def test_keys_of_another_task_are_refused(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for overrides, message in (
-        (["task=witness", "pool=x"], "pool: no such key"),
-        (["task=steps", "vote_draws=3"], "vote_draws: no such key"),
-        (
-            ["task=stepz"],
-            "task: got 'stepz', expected best_of_n, mistakes, moves, prmbench, processbench, report, score, search, solutions, steps, witness",
-        ),
-        (["checkpoint=[]"], "checkpoint: got an empty list"),
-        (["task=solutions"], "data: name the data set whose solutions are wanted"),
-        (["task=score", "checkpoint=x"], "input: got None, expected a file of solutions"),
-        (["task=score", "checkpoint=x", "input=y", "figures=-1"], "figures: got -1"),
-    ):
-        error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
-        assert message in error and "\n" not in error, error
 
 
 def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path):

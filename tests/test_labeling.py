@@ -1,13 +1,11 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
 
-import dataclasses
 import json
 import signal
 import subprocess
 import sys
 import time
 from math import comb
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -314,49 +312,3 @@ def test_killed_in_the_middle_a_file_goes_on_and_is_the_undisturbed_one(monkeypa
     assert process.returncode == -signal.SIGKILL and 0 < len(at_kill) < len(whole) and whole.startswith(at_kill)
     out = printed(labeling.main, monkeypatch, f"resume={tmp_path}/b", cwd=tmp_path)
     assert file.read_bytes() == whole and "resumed" in out
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["checker=math"], "error: checker: got 'math', expected task for native rows"),
-        (["k=0"], "error: k: got 0, expected at least 1"),
-        (["threshold=1.5"], "error: threshold: got 1.5, expected a number in [0, 1]"),
-        (
-            ["label=best"],
-            "error: label: got 'best', expected soft, hard, threshold, ratio, advantage, first_error or tree",
-        ),
-        (
-            ["label=advantage", "prover=9"],
-            "error: prover: got 9, expected at most 8, the completions that its best are of",
-        ),
-        (["noise.false_negative=2"], "error: noise.false_negative: got 2.0, expected a number in [0, 1]"),
-        (
-            ["adapt={below: [0.1, 0.9], k: [4, 2]}"],
-            "error: adapt.k: got [4, 2], expected 3 numbers, one more than adapt.below",
-        ),
-        (["adapt={below: [0.9, 0.1], k: [4, 2, 1]}"], "error: adapt.below: got [0.9, 0.1], expected rising shares"),
-        (["tree.searches=0"], "error: tree.searches: got 0, expected at least 1"),
-        (
-            ["label=first_error", "input=bare.jsonl"],
-            "error: bare.jsonl: x: outcome: found null, expected 0 or 1: label=first_error",
-        ),
-        (["label=tree", "input=bare.jsonl"], "error: bare.jsonl: x: outcome: found null, expected 0 or 1: label=tree"),
-        (["input=empty.jsonl"], "error: empty.jsonl: is empty, expected at least one row"),
-        (["input=none.jsonl"], "error: none.jsonl: no such file"),
-        (
-            ["input=pool.jsonl", "checker=number"],
-            "error: pool.jsonl: problem p: answer: found null, expected the one right",
-        ),
-    ],
-)
-def test_bad_input(monkeypatch, tmp_path, solutions, overrides, message):
-    monkeypatch.chdir(tmp_path)
-    write_jsonl("in.jsonl", solutions[:4])
-    write_jsonl("bare.jsonl", [dataclasses.replace(solutions[0], outcome=None, id="x")])
-    Path("empty.jsonl").write_text("")
-    pool = {"id": "p", "problem": "2+2?", "candidates": [{"steps": ["4"]}]}
-    Path("pool.jsonl").write_text(json.dumps(pool) + "\n")
-    assert call(labeling.main, monkeypatch, "labeling", "input=in.jsonl", *overrides, "hydra.run.dir=a").startswith(
-        message
-    )

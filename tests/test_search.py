@@ -3,14 +3,13 @@
 import dataclasses
 import json
 import math
-import re
 
 import jax
 import jax.numpy as jnp
 import mctx
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import printed
 from omegaconf import OmegaConf
 
 import evaluate
@@ -397,29 +396,3 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     assert (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns == kept
     tables[2]["searches"][3].pop("seconds"), again[2]["searches"][3].pop("seconds")
     assert again == tables
-
-
-@pytest.mark.parametrize(
-    "given,message",
-    [
-        (["methods=[beam,dfs]"], "methods: got .*dfs.*expected a list of best_of_n, beam"),
-        (["budgets=[0]"], "budgets: got .*0.*expected a list of whole numbers"),
-        (["data=jsonl", "data.path=FILE"], "questions: the data native has no problems to draw"),
-        (["questions=none.jsonl", "policy=embedded"], "none.jsonl"),
-        (["questions=FILE"], "policy: got None"),
-        (["questions=FILE", "policy=embedded", "checker=string"], "problem 2: has no right answer"),
-        (["aggregator=median"], "aggregator: got 'median'"),
-        (["checkpoint=checker-2-3"], "checker-2-3"),
-        (["checkpoint=values", "data=jsonl", "data.path=FILE"], "values needs the embedded task|questions: the data"),
-        (["policy=embedded_orm"], "is a verifier"),
-        (["stop_at=2"], "stop_at: got 2"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, monkeypatch, given, message):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"problem": "1 +1 mod7?", "answer": "2"}\n{"problem": "2 +1 mod7?"}\n')
-    monkeypatch.chdir(tmp_path)
-    given = [x.replace("FILE", str(file)) for x in given]
-    asked = [*SMALL, "checkpoint=checker", *given, f"hydra.run.dir={tmp_path / 'run'}"]
-    found = call(evaluate.main, monkeypatch, "evaluate.py", *asked)
-    assert "\n" not in found and re.search(message, found), found

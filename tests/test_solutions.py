@@ -724,6 +724,7 @@ def test_split_errors():
 def file_config(**changes):
     """The data config of native rows, as `data=jsonl` with these overrides gives it."""
     node = OmegaConf.merge(OmegaConf.load(CONF / "data" / "files.yaml"), {"name": "native"})
+    del node["defaults"]
     return data_config(OmegaConf.merge(node, changes))
 
 
@@ -849,5 +850,5 @@ def test_bad_data_configs(changes, message):
 
 def test_runs_from_before_there_were_test_files_still_read():
     node = OmegaConf.merge(OmegaConf.load(CONF / "data" / "files.yaml"), {"name": "native", "path": "x", "fold": 0})
-    del node["test_path"], node["validation_path"]
+    del node["test_path"], node["validation_path"], node["defaults"]
     assert data_config(node).test_path is None

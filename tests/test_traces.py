@@ -22,7 +22,7 @@ RULES = pool_metrics.Rules("probability", "prod", "share", 4)
 
 
 def measured():
-    return pool_metrics.measure(POOL, pool_metrics.pool_arrays(POOL), ["prm"], RULES, 0, LABELS)
+    return pool_metrics.measure(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], RULES, 0)
 
 
 def test_errors_of_the_chosen_by_hand():

@@ -350,80 +350,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_last_good_checkp
     assert not (tmp_path / "r/summary.json").exists()
 
 
-BAD = [
-    (["lrr=1"], r"lrr: no such key in the configuration; did you mean optimizer.lr\?"),
-    (["optimizer.lrr=1"], r"did you mean optimizer.lr\?"),
-    (["+model.dmi=3"], r"model.dmi: unknown key; did you mean model.dim\?"),
-    (["optimizer.lr=fast"], r"optimizer.lr: got 'fast', expected a number"),
-    (["steps=1e3"], r"steps: got 1000.0, expected an integer"),
-    (["model.head=two"], r"model.head: got 'two', expected scalar, binary, mlp or ternary"),
-    (["objective=prn"], r"objective: got 'prn', expected prm, orm, implicit or lm"),
-    (["data=nothing"], r"data: got 'nothing', expected .*chain, chain_easy, "),
-    (["data=jsonl"], r"data.path: expected a file"),
-    (["data=jsonl", "data.path=nowhere.jsonl"], r"nowhere.jsonl: no such file"),
-    (["data.task.slip=2"], r"data.task.slip: got 2.0, expected a number in \[0, 1\]"),
-    (["init=./nowhere"], r"nowhere: no such folder"),
-    (["model.dim=128"], r"model.dim: got 128, but embedded has \d+; init=random"),
-    (
-        ["batch.tokens=20", "data.samples=solver", "data.solutions=50"],
-        r"chain/train/0/0: has \d+ tokens, more than batch.tokens=20",
-    ),
-    (["resume=nowhere"], r"resume: .*nowhere is no run folder"),
-    (["format.separator=''"], r"format.separator: got '', expected a text"),
-    (["data.label_kind=value"], r"data.after_first_error: got .mask., expected keep with label_kind=value"),
-    (["steps=0"], r"steps: got 0, expected at least 1"),
-    (MIXED[:2], r"data.sources: got 'a', expected two or more"),
-    ([*MIXED, "data.weights={a: 1}"], r"data.weights: got {'a': 1.0}, expected one of each: a, b"),
-    (
-        [*MIXED, "data.sources.b.label_kind=value"],
-        r"data.sources: got {'a': 'correctness', 'b': 'value'}, expected data.label_kind=correctness of all",
-    ),
-    ([*MIXED, "data.sources.a.pth=x"], r"data.sources.a.pth: no such key|data.sources.a: unknown"),
-    ([*MIXED, "batch.share_prefixes=true"], r"batch.share_prefixes: solutions of data=mixture"),
-    (["wandb=on"], r"wandb: got 'on', expected offline or online"),
-    (["eval.best_by=auroc"], r"eval.best_by: got 'auroc', expected loss, accuracy, step_auroc or first_error_f1"),
-    (["eval.best_by=step_auroc", "objective=lm"], r"eval.best_by: got 'step_auroc', expected .*: loss, accuracy"),
-    (["optimizer=adam"], r"optimizer: got 'adam', expected a section"),
-    (["format=trl"], r"model.head: got 'scalar', but format=trl belongs to a head of its own: binary"),
-    (["data=files"], r"data.name: got None, expected chain"),
-    (["data.task.operations.max=lots"], r"data.task.operations.max: got 'lots', expected a number"),
-    (["seed=-1"], r"seed: got -1, expected at least 0"),
-    (["model.layers=0", "init=random"], r"model.layers: got 0, expected at least 1"),
-    (["optimizer.clip=0"], r"optimizer.clip: got 0.0, expected a number above 0"),
-    (["data=prm800k", "data.path=x", "data.neutral=fine"], r"data.neutral: got 'fine', expected good, bad, mask"),
-]
-
-
-@pytest.mark.parametrize("overrides, message", BAD, ids=[" ".join(b[0]) for b in BAD])
-def test_bad_overrides_give_one_clear_line(overrides, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    error = call(train.main, monkeypatch, "train.py", *overrides)
-    assert re.search(message, error), error
-    assert error.startswith("error: ") and "\n" not in error
-
-
-ROWS = [
-    ('{"prompt": "p", "completions": ["a", "b"], "labels": [true]}', r"line 2: labels: found 1 for 2 steps"),
-    ('{"prompt": "p", "completions": ["a"], "labels": [1.5]}', r"line 2: labels\[0\]: found 1.5"),
-    ('{"prompt": "p", "completions": ["a"], "labels": [NaN]}', r"line 2: labels\[0\]: found nan"),
-    ('{"prompt": "p", "completions": [], "labels": []}', r"line 2: completions: found no steps"),
-    ('{"prompt": "p", "completions": ["a"], "labels": [tr', r"line 2: broken JSON"),
-    ('{"completions": ["a"], "labels": [true]}', r"line 2: prompt: missing"),
-    ('{"prompt": 3, "completions": ["a"], "labels": [true]}', r"line 2: prompt: found 3"),
-    ('{"prompt": "p", "completions": ["a"], "label": [true]}', r"line 2: labels: missing"),
-]
-
-
-@pytest.mark.parametrize("row, message", ROWS, ids=[m for _, m in ROWS])
-def test_bad_rows_name_file_line_and_field(row, message, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    good = '{"prompt": "p", "completions": ["a"], "labels": [true]}'
-    (tmp_path / "rows.jsonl").write_text(good + "\n" + row + "\n")
-    error = call(train.main, monkeypatch, "train.py", "data=jsonl", "data.path=rows.jsonl")
-    assert re.search("rows.jsonl " + message, error), error
-    assert "\n" not in error
-
-
 def test_figures_draw_latex_as_text(tmp_path):
     from prm_jax.figures import steps as figures
 
@@ -432,19 +358,6 @@ def test_figures_draw_latex_as_text(tmp_path):
     shown = {"shown_unit": "probability", "threshold": 0.5, "verifier": "v", "versions": {"commit": "0"}}
     path = figures.solution_figure(drawn, shown, tmp_path)
     assert path.stat().st_size > 5_000
-
-
-def test_bad_evaluations(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    for overrides, message in (
-        ([], "no finished run under"),
-        (["checkpoint=./nowhere"], "nowhere: no such folder"),
-        (["task=stepz", "checkpoint=x"], "task: got 'stepz'"),
-        (["task=score", "checkpoint=x"], "input: got None, expected a file of solutions"),
-        (["task=witness", "seed=-1"], "seed: got -1, expected at least 0"),
-    ):
-        error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
-        assert message in error and "\n" not in error, error
 
 
 def test_exit_code_and_streams_of_an_error(tmp_path):
