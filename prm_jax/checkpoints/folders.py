@@ -60,13 +60,13 @@ def adapter_settings(folder: Path) -> dict | None:
 
 
 def base_of(folder: Path) -> Path | None:
-    """The folder of an adapter's base model, found from where the command runs or beside the adapter; None: no adapter."""
+    """The folder of an adapter's base model, found beside the adapter or from where the command runs; None: no adapter."""
     if (settings := adapter_settings(folder)) is None:
         return None
     name = settings["base_model_name_or_path"]
     beside = folder / name
     try:
-        base = beside if not Path(name).is_dir() and beside.is_dir() else locate(name)
+        base = beside if (beside / "config.json").is_file() else locate(name)
     except InputError as error:
         raise InputError(f"{folder / ADAPTER}: base_model_name_or_path: {error}") from error
     expect(base.resolve() != folder.resolve(), f"{folder / ADAPTER}: base_model_name_or_path", name, "another folder")
