@@ -4,10 +4,14 @@ A step's folder appears under its name at once, when it is whole: `checksums.jso
 that nothing is missing. It is verified before anything is loaded.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -26,7 +30,11 @@ from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
 args = ocp.args
-logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax says at length what it was asked to do
+for name in (
+    "absl",
+    "asyncio",
+):  # Orbax says at length what it was asked to do; what goes wrong in its threads it raises, too
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 CHECKSUMS = "checksums.json"  # {file: sha256} of a step's folder
 CHANGES_LATER = "_CHECKPOINT_METADATA"  # times of the save, which Orbax completes afterwards
 MODEL = "model_config.json"
@@ -39,13 +47,15 @@ class Checkpoints:
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
         self.latest, self.best = (manager(folder / name) for name in ("latest", "best"))
+        sys.unraisablehook = skip_closed_loops
 
     def save(self, step: int, model, opt, notes: dict, is_best: bool):
         state, own = args.StandardSave(nnx.state(model)), {"structure": fingerprint(model)}
-        if is_best and self.best.latest_step() != step:
-            self.best.save(step, args=args.Composite(model=state, notes=args.JsonSave(own)))
-        notes = args.JsonSave(notes | own)
-        self.latest.save(step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes))
+        with one_line(self.latest):
+            if is_best and self.best.latest_step() != step:
+                self.best.save(step, args=args.Composite(model=state, notes=args.JsonSave(own)))
+            notes = args.JsonSave(notes | own)
+            self.latest.save(step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes))
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """Fills `model` and `opt` in place from the newest whole state, laid out as they are; gives its step and notes.
@@ -61,8 +71,31 @@ class Checkpoints:
 
     def close(self):
         """Waits for saves under way."""
-        self.best.close()
-        self.latest.close()
+        for kept in (self.best, self.latest):
+            with one_line(kept):
+                kept.close()
+
+
+def skip_closed_loops(ended):
+    """sys.unraisablehook: TensorStore reports by it that nobody listens any more to a write that was given up."""
+    if str(ended.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(ended)
+
+
+@contextlib.contextmanager
+def one_line(kept: ocp.CheckpointManager) -> Iterator[None]:
+    """A save that failed in Orbax's threads, on a full disk say, comes to light at the next one: as InputError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        why = re.search(r"No space left on device|Disk quota exceeded|Read-only file system", str(error))
+        if why is None and not isinstance(error, OSError):
+            raise
+        sys.unraisablehook = lambda ended: None  # of the coroutines that were left behind
+        told = why[0] if why else str(error).splitlines()[0]
+        raise InputError(
+            f"{kept.directory}: a checkpoint could not be written ({told}); those before are whole"
+        ) from None
 
 
 def manager(folder: Path) -> ocp.CheckpointManager:
