@@ -216,7 +216,8 @@ def make_stage(
         return [REFERENCE.sub(joined, word) for word in words]
 
     cfg = compose(command, written(lambda stage: stage.identity))
-    config = {key: x for key, x in leaves(cfg) if key.split(".")[0] not in run_folder.HARMLESS}
+    # A key that is null says nothing: one that a later version has more does not make old folders other ones.
+    config = {key: x for key, x in leaves(cfg) if key.split(".")[0] not in run_folder.HARMLESS and x is not None}
     digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
     needs = tuple({stage.folder: stage for stages in own.values() for stage in stages}.values())
     if digest not in folders:
