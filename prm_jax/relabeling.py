@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError, tasks
-from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
 from prm_jax.data.formats import Format
@@ -35,7 +35,7 @@ from prm_jax.launch.hosts import start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.sampling import fingerprint
-from prm_jax.scoring import CheckerScorer, EquationScorer, ModelScorer, score_into, stored_scores
+from prm_jax.scoring import ModelScorer, score_into, stored_scores
 
 
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
@@ -101,13 +101,6 @@ class RelabelingConfig:
             expect(self.threshold is not None, "threshold", None, "one: soft labels have no first error")
         blind = self.by == "td" and self.checkpoint is None and self.td_lambda < 1
         expect(not blind, "td_lambda", self.td_lambda, "1 without a value model, checkpoint=MODEL")
-
-
-def open_scorer(cfg: RelabelingConfig):
-    if cfg.checkpoint in ("checker", "equations"):
-        return CheckerScorer(tasks.step_labels) if cfg.checkpoint == "checker" else EquationScorer()
-    dtype = choose_dtype(cfg.dtype)
-    return open_checkpoint(cfg.checkpoint, cfg.which, cfg.format, dtype, cfg.reference).scorer(cfg.batch_rows)
 
 
 def kind_of(scorer) -> str:
@@ -221,9 +214,10 @@ def main(cfg):
     folder, given, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(given, RelabelingConfig)
     solutions, beside = read(cfg)
-    mesh = make_mesh(cfg.mesh, cfg.batch_rows)
+    mesh, how = make_mesh(cfg.mesh, cfg.batch_rows), (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch_rows)
     with run_folder.claimed(folder, given, resumes), jax.set_mesh(mesh):
-        scorer = open_scorer(cfg) if cfg.by in ("scorer", "td") and cfg.checkpoint is not None else None
+        asks = cfg.by in ("scorer", "td") and cfg.checkpoint is not None
+        scorer = open_verifier(cfg.checkpoint, Opening(*how, None, cfg.reference)) if asks else None
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
         made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by}

@@ -14,9 +14,10 @@ from omegaconf import OmegaConf
 
 import evaluate
 from prm_jax import InputError, tasks
+from prm_jax.checkpoints.verifiers import BUILT_IN
 from prm_jax.data.splits import data_config
 from prm_jax.evals import moves as moves_eval
-from prm_jax.evals.common import BUILT_IN, Setup
+from prm_jax.evals.common import Setup
 from prm_jax.launch.config import CONF, parse
 from prm_jax.tasks import countdown
 from prm_jax.tasks.countdown import Config, moves, reaches, solve, solved, values, verdicts

@@ -1,9 +1,7 @@
 """What the tasks share: the verifiers that are asked, the data they are asked about, and the files that keep their scores."""
 
 import dataclasses
-import functools
 import itertools
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -13,19 +11,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, open_verifier
 from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Seed
 from prm_jax.launch.mesh import MeshConfig
-from prm_jax.scoring import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer, score_into, stored_scores
-from prm_jax.tasks import TASKS, are_right, step_labels
+from prm_jax.scoring import score_into, stored_scores
 
-# Scorers that need no folder: the embedded task's exact checker and exact values, these with faults (their share of missed
-# errors and d', as in checker-0.05-3), the equations of a text, and noise.
-BUILT_IN = re.compile(r"equations|random|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
 BENCHMARKS = ("processbench", "prmbench")
 
 
@@ -111,29 +105,8 @@ def check_there(name: str, which: str):
 def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
-    if name == "equations":
-        return EquationScorer()
-    if name == "random":
-        return RandomScorer(cfg.seed)
-    if built_in := BUILT_IN.fullmatch(name):
-        kind, *faults = built_in.groups()
-        return exact_scorer(setup, name, kind, [float(x) for x in faults if x])
-    loaded = open_checkpoint(name, cfg.which, cfg.format, cfg.dtype, cfg.reference)
-    return loaded.scorer(cfg.batch.rows, cfg.batch.tokens)
-
-
-def exact_scorer(setup: Setup, name: str, kind: str, faults: list[float]):
-    """The exact checker or the exact values of the embedded task, with `faults` (missed, d') where there are two."""
-    if kind == "checker":
-        return NoisyChecker(are_right, *faults, setup.cfg.seed, name) if faults else CheckerScorer(step_labels)
-    if setup.data.name not in TASKS:
-        raise InputError(
-            f"checkpoint: {name} needs the embedded task that it knows the values of: data=chain or data=countdown"
-        )
-    data = data_config(setup.data)
-    values = functools.partial(TASKS[data.name].values, data.task)
-    about = {"name": name, "label_kind": "value"}
-    return NoisyChecker(values, *faults, setup.cfg.seed, **about) if faults else CheckerScorer(values, **about)
+    how = Opening(cfg.which, cfg.format, cfg.dtype, *vars(cfg.batch).values(), cfg.reference, cfg.seed, setup.data)
+    return open_verifier(name, how)
 
 
 def one_scorer(setup: Setup, task: str):

@@ -1,0 +1,55 @@
+"""A verifier by its name: the scorer of a checkpoint, or one that needs no folder (exact checkers, equations, noise)."""
+
+import functools
+import re
+from typing import NamedTuple
+
+from prm_jax import InputError
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data.formats import Format
+from prm_jax.data.splits import data_config
+from prm_jax.scoring import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
+from prm_jax.tasks import TASKS, are_right, step_labels
+
+# Scorers that need no folder: the embedded task's exact checker and exact values, these with faults (their share of missed
+# errors and d', as in checker-0.05-3), the equations of a text, and noise.
+BUILT_IN = re.compile(r"equations|random|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
+
+
+class Opening(NamedTuple):
+    """How a verifier is opened; the keys of the same names in conf/evaluate.yaml say more."""
+
+    which: str = "best"
+    format: Format | None = None
+    dtype: str = "float32"
+    rows: int = 8
+    tokens: int | None = None
+    reference: str | None = None
+    seed: int = 0  # of noise, and of which errors a checker with faults misses
+    data: object = None  # a data section: the embedded task that values are of
+
+
+def open_verifier(name: str, how: Opening):
+    """The Scorer of one checkpoint argument."""
+    if name == "equations":
+        return EquationScorer()
+    if name == "random":
+        return RandomScorer(how.seed)
+    if built_in := BUILT_IN.fullmatch(name):
+        kind, *faults = built_in.groups()
+        return exact_scorer(name, kind, [float(x) for x in faults if x], how)
+    return open_checkpoint(name, how.which, how.format, how.dtype, how.reference).scorer(how.rows, how.tokens)
+
+
+def exact_scorer(name: str, kind: str, faults: list[float], how: Opening):
+    """The exact checker or the exact values of the embedded task, with `faults` (missed, d') where there are two."""
+    if kind == "checker":
+        return NoisyChecker(are_right, *faults, how.seed, name) if faults else CheckerScorer(step_labels)
+    if how.data is None or how.data.name not in TASKS:
+        raise InputError(
+            f"checkpoint: {name} needs the embedded task that it knows the values of: data=chain or data=countdown"
+        )
+    data = data_config(how.data)
+    values = functools.partial(TASKS[data.name].values, data.task)
+    about = {"name": name, "label_kind": "value"}
+    return NoisyChecker(values, *faults, how.seed, **about) if faults else CheckerScorer(values, **about)

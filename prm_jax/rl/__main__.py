@@ -1,0 +1,280 @@
+"""Train a policy by rewards of its steps and answers: roll out, reward, estimate advantages, update.
+
+python -m prm_jax.rl    GRPO of the embedded policy by the answer checker; conf/rl.yaml says what each key means.
+
+A step's roll-outs depend on the weights and on the keys fold_in(seed, step) alone, so a stopped run goes on bit for bit.
+
+Dimension key: N roll-outs of a step, T steps, L tokens.
+"""
+
+import contextlib
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import numpy as np
+
+from prm_jax import tasks
+from prm_jax.checkpoints.orbax import Checkpoints, save_description
+from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.data.formats import Format
+from prm_jax.data.splits import TaskData, data_config
+from prm_jax.data.units import probability
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import Count, Natural, Positive, expect, parse
+from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
+from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, make_sharded, shard_batch
+from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite
+from prm_jax.lora import LoraConfig, attach
+from prm_jax.metrics import step_metrics
+from prm_jax.model import choose_dtype
+from prm_jax.policies import Sampling, SamplingStats
+from prm_jax.rl import advantages
+from prm_jax.rl.rewards import Known, RewardConfig, Rewards
+from prm_jax.rl.rollouts import Rollout, arrays, lay_out, padded, roll_out
+from prm_jax.rl.update import UpdateConfig, kl, token_weights, update
+from prm_jax.sampling import Policy, open_policy
+from prm_jax.training import OptimizerConfig, make_optimizer, token_logps
+
+PROBLEMS = 4096  # distinct ones to learn from; then in another order again
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchConfig:
+    rows: Count
+    tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    every: Count
+    problems: Count
+    n: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class RLConfig:
+    """conf/rl.yaml says what each key means."""
+
+    policy: str
+    which: Literal["best", "latest"]
+    dtype: str
+    seed: Natural
+    steps: Count
+    problems: Count
+    n: Count
+    format: Format
+    sampling: Sampling
+    advantage: Literal["grpo", "grpo_process", "rloo", "rloo_sources", "pure", "pav", "reinforce"]
+    normalise: bool
+    form: Literal["min", "sum"]
+    discount: Positive
+    share_counts: bool
+    select: Literal["all", "mixed", "prof"]
+    reward: RewardConfig
+    update: UpdateConfig
+    optimizer: OptimizerConfig
+    lora: LoraConfig
+    batch: BatchConfig
+    batch_rows: Count
+    eval: EvalConfig
+    objective: Literal["lm"]
+    resume: str | None
+    log_every: Count
+    checkpoint_every: Count
+    mesh: MeshConfig
+    tensorboard: bool
+    wandb: Literal["offline", "online"] | None
+
+    def __post_init__(self):
+        s = self.sampling
+        exact = s.temperature == 1 and s.top_k is None and s.top_p == 1
+        expect(exact, "sampling", f"{s}", "temperature 1 and all tokens: the gradient is that of the policy's own law")
+        expect(self.n > 1 or self.advantage == "reinforce", "n", self.n, "at least 2: others are the baseline")
+        asks = self.reward.prm_checkpoint is not None
+        expect(self.select != "prof" or asks, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
+
+    def estimator(self) -> Callable:
+        """The advantage estimator with the options that it has."""
+        options = {"grpo": {"normalise": self.normalise}, "pure": {"min_form": self.form == "min"}}
+        options |= {"grpo_process": options["grpo"], "reinforce": {"discount": self.discount}}
+        f, own = advantages.ESTIMATORS[self.advantage], options.get(self.advantage, {})
+        return lambda *given: f(*given, **own)
+
+
+@cli.command("rl")
+def main(cfg):
+    """Train a policy by rewards of its steps and answers."""
+    run, raw_cfg, resumes = start_command(cfg)
+    data_cfg = data_config(raw_cfg.data)
+    expect(isinstance(data_cfg, TaskData), "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
+    cfg = parse(raw_cfg, RLConfig, elsewhere=("data", "distributed", "cpu_devices"))
+    texts = writable_folder(run)
+    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
+        trainer = Trainer(cfg, data_cfg)
+        if not resumes:
+            run_folder.create_run_folder(texts, raw_cfg)
+        print(f"run folder  {run}")
+        save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
+        final = trainer.fit(run, texts)
+    about = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed} | final
+    made = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
+    run_folder.write_json(texts / "summary.json", about | made)
+    print("finished    pass@1 {pass_at_1:.3f} before, {eval_pass_at_1:.3f} at step {best_step}".format(**final))
+    print(f"next        python -m prm_jax.sampling checkpoint={run} problems=FILE checker=task")
+
+
+class Trainer:
+    """A policy, what it is rewarded for, and what it began as."""
+
+    def __init__(self, cfg: RLConfig, data_cfg: TaskData):
+        self.cfg, self.key = cfg, jax.random.key(cfg.seed)
+        self.task = task = tasks.TASKS[data_cfg.name]
+        made = lambda n, split: tasks.make_problems(task, data_cfg.task, n, split, cfg.seed)
+        self.problems, self.held_out = made(PROBLEMS, "train"), made(cfg.eval.problems, "validation")
+        dtype = choose_dtype(cfg.dtype)
+        open_one = lambda: open_policy(cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows)
+        self.policy: Policy = open_one()
+        expect(self.policy.format == cfg.format, "format", cfg.format.name, f"that of {cfg.policy}")
+        self.reference = open_one().model
+        if cfg.optimizer.trainable == "lora":
+            self.policy.model = make_sharded(lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0)
+        self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
+        longest = max(len(ids) for ids in self.policy.prefix_ids([(p, ()) for p in self.problems]))
+        needed = longest + cfg.sampling.max_tokens
+        expect(needed <= cfg.batch.tokens, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
+        check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
+        how = Opening(dtype=dtype, rows=32, seed=cfg.seed)
+        verifiers = (cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint)
+        scorers = (name and open_verifier(name, how) for name in verifiers)
+        is_right = lambda r: task.solved(r.problem, r.steps)
+        self.rewards = Rewards(cfg.reward, self.policy, is_right, task, *scorers)
+
+    def fit(self, run, texts) -> dict:
+        """The loop, from step 1 or the newest checkpoint; the numbers of the best evaluation."""
+        cfg, checkpoints, first, best = self.cfg, Checkpoints(run), 0, {}
+        if cfg.resume is not None:
+            first, best = checkpoints.restore(self.policy.model, self.opt) or (first, best)
+        before = best.pop("seconds", 0.0)
+        if not best:
+            best = {"pass_at_1": self.evaluate()["eval_pass_at_1"]}
+        started, bar = time.perf_counter() - before, cli.progress("training", cfg.steps, "step", first)
+        logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
+        log = MetricsLog(texts, first, *logs)
+        with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
+            for step in range(first + 1, cfg.steps + 1):
+                record, is_best, last = require_finite(step, self.learn(step)), False, step == cfg.steps
+                received = int(max_over_processes(stop.received or 0))
+                evaluates = step % cfg.eval.every == 0 or last
+                stopping = received and not last
+                if evaluates or stopping or step % cfg.checkpoint_every == 0:
+                    scores = require_finite(step, self.evaluate())  # after the update: no checkpoint of a broken one
+                    is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
+                    best |= (scores | {"best_step": step}) if is_best else {}
+                    seconds = time.perf_counter() - started
+                    checkpoints.save(step, self.policy.model, self.opt, best | {"seconds": seconds}, is_best)
+                    record |= scores
+                    bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
+                if evaluates or step % cfg.log_every == 0:
+                    log.write({"step": step} | record | {"seconds": time.perf_counter() - started})
+                bar.set_postfix({"right": f"{record['right']:.3f}", "reward": f"{record['reward']:.3f}"}, refresh=False)
+                bar.update()
+                if stopping:
+                    name = signal.Signals(received).name
+                    print(f"stopped     by {name} after step {step}; go on with: python -m prm_jax.rl resume={run}")
+                    sys.exit(128 + received)
+        return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started}
+
+    def learn(self, step: int) -> dict[str, float]:
+        """One batch of roll-outs and what is learned from it; the numbers to watch."""
+        cfg, policy, clock = self.cfg, self.policy, [time.perf_counter()]
+        policy.stats = SamplingStats()
+        rollouts = roll_out(policy, self.draw(step), cfg.n, jax.random.fold_in(self.key, step))
+        clock.append(time.perf_counter())
+        step_reward_NT, outcome_N, known, told = self.rewards(rollouts)
+        kept = self.select(rollouts, known)
+        told |= watch(rollouts, known) | {"reward": float((step_reward_NT.sum(1) + outcome_N).mean())}
+        told |= {"kept": kept.mean(), "policy_tokens": policy.stats.tokens}
+        clock.append(time.perf_counter())
+        if kept.any():
+            of_kept = [r for r, keep in zip(rollouts, kept, strict=True) if keep]
+            told |= self.update(of_kept, step_reward_NT[kept], outcome_N[kept])
+        clock.append(time.perf_counter())
+        times = dict(zip(("rollout", "reward", "update"), np.diff(clock), strict=True))
+        return {name: float(x) for name, x in told.items()} | {f"seconds_{name}": x for name, x in times.items()}
+
+    def draw(self, step: int) -> list[str]:
+        """The problems of a step: each once before any comes again, in an order of its own each time."""
+        at = np.arange((step - 1) * self.cfg.problems, step * self.cfg.problems)
+        orders = {e: np.random.default_rng([self.cfg.seed, e]).permutation(PROBLEMS) for e in set(at // PROBLEMS)}
+        return [self.problems[orders[i // PROBLEMS][i % PROBLEMS]] for i in at]
+
+    def select(self, rollouts: list[Rollout], known: Known) -> np.ndarray:
+        group_N = np.array([r.group for r in rollouts])
+        if self.cfg.select == "mixed":
+            return advantages.keep_mixed(known.right_N, group_N)
+        if self.cfg.select == "prof":
+            mean_N = np.array([probability(own_T).mean() for own_T in known.prm])
+            return advantages.keep_prof(mean_N, known.right_N, group_N)
+        return np.ones(len(rollouts), bool)
+
+    def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
+        """Advantages of the roll-outs, and `passes` updates on them."""
+        cfg, rows, model = self.cfg.update, self.cfg.batch.rows, self.policy.model
+        step_NL, mask_NL, group_N = arrays(rollouts)
+        layout, width = lay_out(rollouts, rows, self.cfg.batch.tokens), mask_NL.shape[1]
+        old_NL = padded([r.logp_L for r in rollouts], width)
+        reference_ABL = np.stack([self.reference_logps(layout.batch, a) for a in range(len(layout.batch["ids"]))])
+        if cfg.kl_as == "reward" and cfg.kl:
+            apart_NL = np.asarray(kl(old_NL - layout.take(reference_ABL, width), cfg.kl_estimator))
+            step_reward_NT = step_reward_NT - cfg.kl * advantages.of_steps(
+                apart_NL, step_NL, mask_NL, step_reward_NT.shape[1]
+            )
+        advantage_NL = self.cfg.estimator()(step_reward_NT, outcome_N, step_NL, mask_NL, group_N)
+        weight_NL = token_weights(mask_NL, cfg.loss_norm, self.cfg.sampling.max_tokens)
+        if self.cfg.share_counts:
+            count_NT = advantages.shared_by([r.steps for r in rollouts], group_N, step_reward_NT.shape[1])
+            weight_NL /= np.maximum(advantages.at_tokens(count_NT, step_NL, mask_NL), 1)
+        tokens = {"old": old_NL, "advantage": advantage_NL, "weight": weight_NL}
+        batch = layout.batch | {name: layout.put(x_NL) for name, x_NL in tokens.items()}
+        batch = shard_batch(batch | {"reference": reference_ABL}, rows, axis=1)
+        for _ in range(cfg.passes):
+            model, self.opt, metrics = update(model, self.opt, batch, cfg)
+        self.policy.model = model
+        return {name: float(x) for name, x in metrics.items()}
+
+    def reference_logps(self, batch, a: int) -> np.ndarray:
+        micro = {name: x[a] for name, x in batch.items()}
+        return np.asarray(token_logps(self.reference, shard_batch(micro, self.cfg.batch.rows)))
+
+    def evaluate(self) -> dict[str, float]:
+        """pass@1 on the held-out problems, always by the same draws."""
+        key = jax.random.fold_in(self.key, 0)
+        rollouts = roll_out(self.policy, self.held_out, self.cfg.eval.n, key)
+        right_N = np.array([r.finished and self.rewards.is_right(r) for r in rollouts])
+        sound = [tasks.step_labels(r.problem, r.steps)[-1] > 0 for r in rollouts]
+        return {"eval_pass_at_1": float(right_N.mean()), "eval_sound": float((right_N & sound).mean())}
+
+
+def watch(rollouts: list[Rollout], known: Known) -> dict[str, float]:
+    """What shows hacking: gold beside proxy, lengths, restated steps, and the PRM on what the policy writes now."""
+    steps = [len(r.steps) for r in rollouts]
+    told = {"right": known.right_N.mean(), "cut": np.mean([not r.finished for r in rollouts])}
+    told |= {"steps_a_solution": np.mean(steps), "tokens_a_solution": np.mean([len(r.ids_L) for r in rollouts])}
+    if known.verdicts is not None:
+        labels = [tasks.correctness(own) for own in known.verdicts]
+        told["sound"] = np.mean([right and own[-1] > 0 for right, own in zip(known.right_N, labels, strict=True)])
+        told["restated"] = sum(own.count("neutral") for own in known.verdicts) / sum(steps)
+        if known.prm is not None:
+            p = [probability(own_T) for own_T in known.prm]
+            metrics = step_metrics(p, labels, [r.group for r in rollouts])
+            told |= {f"prm_{name}": metrics[name] for name in ("step_auroc", "ece") if np.isfinite(metrics[name])}
+    return {name: float(x) for name, x in told.items()}
+
+
+if __name__ == "__main__":
+    main()

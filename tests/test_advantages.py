@@ -1,0 +1,150 @@
+"""Advantage estimators: the papers' numbers, the invariances that they promise, and what each does to dense rewards."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from prm_jax.rl import advantages
+from prm_jax.rl.advantages import DENSE, ESTIMATORS, pure
+
+
+def laid_out(*rewards, tokens=None, outcome=None, group=None):
+    """Arguments of an estimator: step rewards of responses, and how many tokens each step has (2)."""
+    tokens = tokens or [[2] * len(own) for own in rewards]
+    T, L = max(map(len, rewards)), max(sum(own) for own in tokens)
+    reward_NT, step_NL = np.zeros((len(rewards), T)), np.zeros((len(rewards), L), int)
+    mask_NL = np.zeros((len(rewards), L), bool)
+    for i, (own, sizes) in enumerate(zip(rewards, tokens, strict=True)):
+        reward_NT[i, : len(own)] = own
+        step_NL[i, : sum(sizes)] = np.repeat(np.arange(len(own)), sizes)
+        mask_NL[i, : sum(sizes)] = True
+    outcome = np.zeros(len(rewards)) if outcome is None else np.array(outcome, float)
+    return reward_NT, outcome, step_NL, mask_NL, np.zeros(len(rewards), int) if group is None else np.array(group)
+
+
+def at_steps(advantage_NL, arguments):
+    """The advantage of each response's steps: that of their first tokens; all of a step's tokens have the same."""
+    _, _, step_NL, mask_NL, _ = arguments
+    found = []
+    for own_L, step_L, mask_L in zip(advantage_NL, step_NL, mask_NL, strict=True):
+        steps = [own_L[mask_L & (step_L == t)] for t in range(step_L[mask_L].max() + 1)]
+        assert all(np.ptp(own) == 0 for own in steps)
+        found.append([own[0] for own in steps])
+    return found
+
+
+def test_process_supervision_has_the_numbers_of_the_paper():  # E13
+    given = laid_out([1, 0], [1, 1])
+    assert np.array(at_steps(ESTIMATORS["grpo_process"](*given), given)) == pytest.approx(
+        np.array([[-1.1547, -1.7321], [1.1547, 0.5774]]), abs=1e-4
+    )
+
+
+def test_min_form_has_the_numbers_of_the_paper():  # E14
+    reward_NT = np.array([[0.9, 0.2, 0.8]])
+    weight_NT = advantages.min_weights(reward_NT, np.ones((1, 3), bool), 0.1)
+    assert weight_NT == pytest.approx(np.array([[0.00091, 0.99662, 0.00247]]), abs=1e-5)
+    assert advantages.returns(weight_NT * reward_NT) == pytest.approx(np.array([[0.2021, 0.2013, 0.0020]]), abs=1e-4)
+    given = laid_out([0.9, 0.2, 0.8])
+    assert at_steps(pure(*given), given)[0] == pytest.approx(
+        [0.2021, 0.2013, 0.0020], abs=1e-4
+    )  # no others: no baseline
+
+
+def test_leave_one_out_sums_to_zero_over_a_group_and_is_its_formula():  # E15
+    rng = np.random.default_rng(0)
+    x_N, group_N = rng.normal(size=12), np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2])
+    found_N = advantages.leave_one_out(x_N, group_N)
+    for group in range(3):
+        own = x_N[group_N == group]
+        by_hand = [x - np.delete(own, i).mean() for i, x in enumerate(own)]
+        assert found_N[group_N == group] == pytest.approx(by_hand) and sum(by_hand) == pytest.approx(0)
+    assert advantages.leave_one_out(np.array([3.0]), np.array([7])).tolist() == [0.0]
+
+
+def test_outcome_estimators_are_their_formulas():
+    given = laid_out([0, 0], [0], [0], [0], outcome=[1, 0, 0, 1], group=[0, 0, 1, 1])
+    assert ESTIMATORS["grpo"](*given)[:, 0].tolist() == [1, -1, -1, 1]
+    assert ESTIMATORS["grpo"](*given, normalise=False)[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert ESTIMATORS["rloo"](*given)[:, 0].tolist() == [1, -1, -1, 1]
+    assert ESTIMATORS["grpo"](*given)[1, 2:].tolist() == [0, 0]  # where the mask is off
+    alike = laid_out([0], [0], outcome=[1, 1])
+    assert all((f(*alike) == 0).all() for f in ESTIMATORS.values())  # a zero advantage, not rounding over rounding
+
+
+def test_rloo_of_sources_is_its_formula():
+    given = laid_out([1, 0, 0], [0.5], outcome=[1, 0])
+    # baselines: the other's mean step reward, .5 and 1/3; the outcome: +-1
+    expected = [[1 + (0.5 - 0.5 - 0.5), 1 - 1.0, 1 - 0.5], [-1 + 0.5 - 1 / 3]]
+    for found, own in zip(at_steps(ESTIMATORS["rloo_sources"](*given), given), expected, strict=True):
+        assert found == pytest.approx(own)
+
+
+def test_pav_credits_a_step_with_its_own_advantage_alone():
+    given = laid_out([0.25, -0.5], [0, 0.125], outcome=[1, 0])
+    assert at_steps(ESTIMATORS["pav"](*given), given) == [[1.25, 0.5], [-1, -0.875]]
+
+
+def test_reinforce_discounts_and_normalises_over_the_batch():
+    given = laid_out([1.0, 0.0], [0.0], tokens=[[1, 2], [2]], outcome=[2, 0], group=[0, 1])
+    return_n = np.array([1 + 0.25 * 2, 0.5 * 2, 2, 0, 0])
+    found = ESTIMATORS["reinforce"](*given, discount=0.5)
+    assert found[given[3]] == pytest.approx((return_n - return_n.mean()) / return_n.std())
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(name):
+    """verl's GRPO sums a response's token rewards before it begins; so do the outcome estimators here, and they say so."""
+    one = laid_out([0.9, 0.1, 0.5], [0.3, 0.6, 0.4])
+    other = laid_out([0.1, 0.5, 0.9], [0.3, 0.6, 0.4])
+    differs = not np.allclose(ESTIMATORS[name](*one)[0], ESTIMATORS[name](*other)[0])
+    assert differs == (name in DENSE)
+
+
+def first_advantages(f, *rewards, tokens, **more):
+    given = laid_out(*rewards, tokens=tokens)
+    return np.array([own[0] for own in at_steps(f(*given, **more), given)])
+
+
+def test_joining_two_steps_does_not_change_who_is_better_under_min_form():
+    """The same text with other line ends: two steps of 3 tokens become one of 6, as good as the worse of them."""
+    rng = np.random.default_rng(1)
+    changed = {True: 0, False: 0}
+    for _ in range(200):
+        rewards = rng.choice([-1.0, -0.5, 0.5, 1.0], size=(4, 4))
+        joined = [[min(own[:2]), *own[2:]] for own in rewards[:1].tolist()] + rewards[1:].tolist()
+        for min_form in changed:
+            before = first_advantages(pure, *rewards, tokens=[[3] * 4] * 4, min_form=min_form)
+            after = first_advantages(pure, *joined, tokens=[[6, 3, 3]] + [[3] * 4] * 3, min_form=min_form)
+            clear = [(i, j) for i, j in itertools.combinations(range(4), 2) if abs(before[i] - before[j]) > 0.1]
+            changed[min_form] += any((before[i] - before[j]) * (after[i] - after[j]) <= 0 for i, j in clear)
+    assert changed[True] == 0 < changed[False]
+
+
+def test_a_restated_right_step_pays_under_the_sum_form_and_not_under_the_min_form():
+    other = [0.5, 0.5]
+    plain = lambda form: first_advantages(pure, [0.9, 0.8], other, tokens=[[3, 3], [3, 3]], min_form=form)[0]
+    padded = lambda form: first_advantages(pure, [0.9, 0.9, 0.8], other, tokens=[[3, 3, 3], [3, 3]], min_form=form)[0]
+    assert padded(True) < plain(True) and padded(False) > plain(False)
+    given, more = laid_out([0.9, 0.8], other), laid_out([0.9, 0.9, 0.8], other)
+    assert (
+        at_steps(ESTIMATORS["grpo_process"](*more), more)[0][0]
+        > at_steps(ESTIMATORS["grpo_process"](*given), given)[0][0]
+    )
+
+
+def test_shared_steps_are_counted_within_their_group():
+    prefixes = [("a", "b"), ("a", "c"), ("a", "b", "d"), ("a",)]
+    assert advantages.shared_by(prefixes, [0, 0, 0, 1], 3).tolist() == [[3, 2, 1], [3, 1, 1], [3, 2, 1], [1, 1, 1]]
+
+
+def test_filters_keep_what_they_say():
+    group_N = np.repeat([0, 1], 4)
+    right_N = np.array([1, 1, 1, 0, 0, 0, 0, 0])
+    assert advantages.keep_mixed(right_N, group_N).tolist() == [True] * 4 + [False] * 4
+    assert advantages.keep_mixed([0, 0.5, 1, 0.5, 1, 1, 1, 1], group_N).tolist() == [True] * 4 + [False] * 4
+    mean_N = np.array([0.9, 0.2, 0.8, 0.5, 0.1, 0.9, 0.3, 0.4])
+    kept = advantages.keep_prof(mean_N, right_N, group_N)
+    # one right (the best steps) and the only wrong one; of the wrong group the two with the worst steps
+    assert kept.tolist() == [True, False, False, True, True, False, True, False]
