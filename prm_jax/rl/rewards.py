@@ -1,7 +1,7 @@
 """What a roll-out is rewarded for: a weighted sum of sources, each asked for a whole batch at once, in this process.
 
 A source is f(rollouts, known) -> one array of step rewards a roll-out, each of which stays at its step, or one array outcome_N.
-A user's own is a function f(rollouts) of the same results, named by `reward.own={FILE.py:FUNCTION: WEIGHT}`.
+A user's own is a function f(rollouts) of the same results, named by `reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
 
 Dimension key: N roll-outs, T steps, L tokens.
 """
@@ -31,6 +31,7 @@ class Known(NamedTuple):
     prm: list[np.ndarray] | None  # log-odds of the PRM
     prm_reward: list[np.ndarray] | None  # and in the form that is asked
     orm: list[np.ndarray] | None  # log-odds of the outcome model after each step
+    own: Callable | None  # the user's function
     max_tokens: int
 
 
@@ -52,6 +53,7 @@ SOURCES = {
     "orm": lambda rollouts, known: np.array([probability(own_T[-1]) for own_T in known.orm]),
     # tokens of the longest allowed; a negative weight asks for short responses
     "length": lambda rollouts, known: np.array([len(r.ids_L) / known.max_tokens for r in rollouts]),
+    "own": lambda rollouts, known: known.own(rollouts),
 }
 FORMS = {
     "probability": lambda log_odds_T, before: probability(log_odds_T),
@@ -72,21 +74,21 @@ class RewardConfig:
     prm: float
     orm: float
     length: float
-    own: dict[str, float]
+    own: float
     prm_checkpoint: str | None
     prm_form: Annotated[str, one_of(FORMS)]
     orm_checkpoint: str | None
+    own_function: str | None
 
     def __post_init__(self):
-        for name in ("prm", "orm"):
-            checkpoint = getattr(self, f"{name}_checkpoint")
-            expect(not getattr(self, name) or checkpoint, f"reward.{name}_checkpoint", checkpoint, "a verifier to ask")
+        for name, asked in (("prm", "prm_checkpoint"), ("orm", "orm_checkpoint"), ("own", "own_function")):
+            found = getattr(self, asked)
+            expect(not getattr(self, name) or found, f"reward.{asked}", found, "what to ask")
         expect(bool(self.weights), "reward", 0, "a source with a weight")
 
     @property
     def weights(self) -> dict[str, float]:
-        named = {name: getattr(self, name) for name in SOURCES} | dict(self.own)
-        return {name: weight for name, weight in named.items() if weight}
+        return {name: getattr(self, name) for name in SOURCES if getattr(self, name)}
 
 
 @dataclasses.dataclass
@@ -101,7 +103,7 @@ class Rewards:
     orm: object = None
 
     def __post_init__(self):
-        self.own = {name: read_function(name) for name in self.cfg.own}
+        self.own = self.cfg.own_function and read_function(self.cfg.own_function)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, Known, dict[str, float]]:
         """(step_reward_NT, outcome_N, what is known, the mean of each source: of step rewards of their sum a response)."""
@@ -109,11 +111,11 @@ class Rewards:
         steps = max(len(r.steps) for r in rollouts)
         step_reward_NT, outcome_N, means = np.zeros((len(rollouts), steps)), np.zeros(len(rollouts)), {}
         for name, weight in self.cfg.weights.items():
-            found = SOURCES[name](rollouts, known) if name in SOURCES else self.own[name](rollouts)
+            found = SOURCES[name](rollouts, known)
             of_steps = not isinstance(found, np.ndarray)
             check(name, found, rollouts, of_steps)
             own = padded(found, steps) if of_steps else found
-            means[f"reward_{Path(name).name.replace(':', '_')}"] = float(own.sum(1).mean() if of_steps else own.mean())
+            means[f"reward_{name}"] = float(own.sum(1).mean() if of_steps else own.mean())
             if of_steps:
                 step_reward_NT += weight * own
             else:
@@ -127,7 +129,7 @@ class Rewards:
         before = 1.0 if self.prm and self.prm.label_kind == "correctness" else 0.5  # an empty solution is right
         form = FORMS[self.cfg.prm_form]
         prm_reward = [form(log_odds_T, before) for log_odds_T in prm] if prm else None
-        return Known(right_N, verdicts, prm, prm_reward, orm, self.policy.sampling.max_tokens)
+        return Known(right_N, verdicts, prm, prm_reward, orm, self.own, self.policy.sampling.max_tokens)
 
 
 def check(name: str, found, rollouts: Sequence[Rollout], of_steps: bool):
@@ -136,12 +138,12 @@ def check(name: str, found, rollouts: Sequence[Rollout], of_steps: bool):
     wanted = [len(r.steps) for r in rollouts] if of_steps else [len(rollouts)]
     expect(
         sizes == wanted,
-        f"reward {name}",
+        f"reward.{name}",
         f"{sizes[:3]}... numbers",
         f"{wanted[:3]}..., one a step or one array of one a roll-out",
     )
     finite = all(np.isfinite(own).all() for own in found)
-    expect(finite, f"reward {name}", "a number that is not finite", "numbers")
+    expect(finite, f"reward.{name}", "a number that is not finite", "numbers")
 
 
 def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
@@ -171,12 +173,12 @@ def as_scored(policy: Policy, r: Rollout) -> Encoded:
 def read_function(place: str) -> Callable:
     """The function of FILE.py:FUNCTION."""
     path, _, name = place.rpartition(":")
-    expect(Path(path).is_file(), "reward.own", place, "FILE.py:FUNCTION of a file that exists")
+    expect(Path(path).is_file(), "reward.own_function", place, "FILE.py:FUNCTION of a file that exists")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 (anybody's code)
-        raise InputError(f"reward.own: {path}: {type(error).__name__}: {error}") from None
-    expect(callable(getattr(module, name, None)), "reward.own", place, f"a function of {path}")
+        raise InputError(f"reward.own_function: {path}: {type(error).__name__}: {error}") from None
+    expect(callable(getattr(module, name, None)), "reward.own_function", place, f"a function of {path}")
     return getattr(module, name)

@@ -1,0 +1,254 @@
+"""RL with step rewards: the objective against finite differences, KL estimators against a law, roll-outs, rewards, resume."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import call, printed
+from flax import nnx
+
+from prm_jax import InputError, tasks
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.data.formats import read_format
+from prm_jax.policies import Sampling
+from prm_jax.rl import __main__ as rl
+from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, score
+from prm_jax.rl.rollouts import cut, lay_out, roll_out
+from prm_jax.rl.update import UpdateConfig, kl, policy_loss, surrogate, token_weights, update
+from prm_jax.sampling import open_policy
+
+UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
+REWARD = RewardConfig(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, "signed", None, None)
+PROBLEMS = ["3 +2 *4 mod7?", "1 *3 +5 mod7?"]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return open_policy("embedded", "best", read_format("plain"), "float32", Sampling(1.0, None, 1.0, 80), 32)
+
+
+@pytest.fixture(scope="module")
+def rollouts(policy):
+    return roll_out(policy, PROBLEMS, 3, jax.random.key(0))
+
+
+def test_kl_estimators_estimate_it():  # E16
+    rng = np.random.default_rng(0)
+    q, p = np.array([0.4, 0.3, 0.15, 0.1, 0.05]), np.array([0.2, 0.2, 0.2, 0.2, 0.2])
+    exact, x = (q * np.log(q / p)).sum(), rng.choice(5, size=200_000, p=q)
+    log_ratio = jnp.log(q / p)[x]
+    found = {name: np.asarray(kl(log_ratio, name)) for name in ("k1", "k2", "k3")}
+    error = {name: abs(own.mean() - exact) / (own.std() / np.sqrt(len(x))) for name, own in found.items()}
+    assert error["k1"] < 3 and error["k3"] < 3 and error["k2"] > 3
+    assert found["k3"].min() >= 0 > found["k1"].min()
+
+
+def test_only_k2_as_a_loss_has_the_gradient_of_the_divergence():
+    """Expected gradients on a softmax of 5 outcomes, against finite differences of KL(q || p) and KL(p || q)."""
+    p, z = jnp.array([0.2, 0.3, 0.1, 0.25, 0.15]), jnp.array([0.5, -0.3, 0.2, 0.0, -0.4])
+    law = jax.nn.softmax
+    backward = lambda z: (law(z) * jnp.log(law(z) / p)).sum()
+    forward = lambda z: (p * jnp.log(p / law(z))).sum()
+    slope = lambda f: np.array([(f(z + 1e-2 * e) - f(z - 1e-2 * e)) / 2e-2 for e in jnp.eye(5)])
+    fixed = law(z)
+    expected = lambda name: jax.grad(lambda z: (fixed * kl(jnp.log(law(z) / p), name)).sum())(z)
+    assert expected("k1") == pytest.approx(np.zeros(5), abs=1e-6)
+    assert expected("k2") == pytest.approx(slope(backward), abs=2e-4)
+    assert expected("k3") == pytest.approx(slope(forward), abs=2e-4)
+
+
+def test_clipping_holds_a_token_back_where_the_ratio_has_gone_far_enough():
+    ratio, advantage = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5]), jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
+    loss, is_clipped = surrogate(jnp.log(ratio), advantage, UPDATE)
+    assert np.asarray(loss) == pytest.approx([-2.0, -1.2, -0.5, 1.5, 0.8])
+    assert is_clipped.tolist() == [False, True, False, False, True]
+    slope = jax.grad(lambda x: surrogate(x, advantage, UPDATE)[0].sum())(jnp.log(ratio))
+    assert np.asarray(slope) == pytest.approx([-2.0, 0, -0.5, 1.5, 0])
+
+
+def test_loss_norms_weigh_tokens_as_they_say():
+    mask = np.array([[1, 1, 1, 1], [1, 0, 0, 0]], bool)
+    assert token_weights(mask, "response", 8).tolist() == [[0.125] * 4, [0.5, 0, 0, 0]]
+    assert token_weights(mask, "token", 8).tolist() == [[0.2] * 4, [0.2, 0, 0, 0]]
+    assert token_weights(mask, "constant", 8).tolist() == [[0.0625] * 4, [0.0625, 0, 0, 0]]
+
+
+def batch_of(policy, rollouts, advantage=None):
+    layout = lay_out(rollouts, 2, 128)
+    width = max(len(r.ids_L) for r in rollouts)
+    padded = lambda rows: np.array([np.pad(x, (0, width - len(x))) for x in rows])
+    old_NL, mask_NL = padded([r.logp_L for r in rollouts]), padded([np.ones(len(r.ids_L), bool) for r in rollouts])
+    rng = np.random.default_rng(0)
+    advantage_NL = rng.normal(size=mask_NL.shape) * mask_NL if advantage is None else advantage * mask_NL
+    tokens = {"old": old_NL - 0.05, "advantage": advantage_NL, "weight": token_weights(mask_NL, "token", 80)}
+    tokens["reference"] = old_NL - 0.1
+    return layout.batch | {name: layout.put(x) for name, x in tokens.items()}
+
+
+def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
+    layout, width = lay_out(rollouts, 2, 128), max(len(r.ids_L) for r in rollouts)
+    ids_NL = layout.take(layout.batch["ids"], width)
+    for r, own_L in zip(rollouts, ids_NL, strict=True):
+        assert own_L[: len(r.ids_L)].tolist() == r.ids_L.tolist()
+    assert layout.put(ids_NL).sum() == ids_NL.sum()
+    assert layout.take(layout.put(ids_NL), width).tolist() == ids_NL.tolist()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_gradient_of_the_loss_is_its_finite_difference(policy, rollouts, estimator):
+    cfg = dataclasses.replace(UPDATE, kl=0.5, kl_estimator=estimator)
+    batch = {name: jnp.asarray(x[0]) for name, x in batch_of(policy, rollouts).items()}
+    graph, params = nnx.split(policy.model)
+    loss = jax.jit(lambda params: policy_loss(nnx.merge(graph, params), batch, cfg)[0])
+    grads = jax.grad(loss)(params)
+    direction = jax.tree.map(lambda g: g / optax.tree.norm(grads), grads)
+    moved = lambda h: jax.tree.map(lambda x, d: x + h * d, params, direction)
+    slope = (loss(moved(1e-4)) - loss(moved(-1e-4))) / 2e-4
+    assert float(slope) == pytest.approx(float(optax.tree.norm(grads)), rel=0.01)
+
+
+def test_no_advantage_no_update(policy, rollouts):
+    copy = lambda: jax.tree.map(jnp.copy, policy.model)
+    tx = optax.adam(1e-2)
+    step = lambda advantage: update(
+        model := copy(), nnx.Optimizer(model, tx, wrt=nnx.Param), batch_of(policy, rollouts, advantage), UPDATE
+    )
+    still, _, metrics = step(0.0)
+    moved, *_ = step(1.0)
+    same = lambda model: [bool((a == b).all()) for a, b in zip(*map(jax.tree.leaves, (model, policy.model)))]
+    assert all(same(still)) and not any(same(moved)) and float(metrics["grad_norm"]) == 0
+    assert float(metrics["kl_change"]) == pytest.approx(np.exp(-0.05) - 1 + 0.05, rel=0.02)
+
+
+def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
+    assert {r.group for r in rollouts} == {0, 1} and len(rollouts) == 6
+    for r in rollouts:
+        text = policy.tokenizer.decode([i for i in r.ids_L if i not in policy.ends])
+        assert r.steps == tuple(line for line in text.split("\n") if line.strip())
+        assert r.step_L[0] == 0 and r.step_L[-1] == len(r.steps) - 1 and set(np.diff(r.step_L)) <= {0, 1}
+    encode = lambda text: np.array(policy.tokenizer.encode(text, add_special_tokens=False), np.int32)
+    end = np.array(policy.ends, np.int32)
+    assert cut(policy, end) == (("",), pytest.approx([0]))
+    steps, step_L = cut(policy, np.concatenate([encode("3+2=5"), encode("\n"), encode("\n"), encode("5*4=6"), end]))
+    assert steps == ("3+2=5", "5*4=6") and (np.diff(step_L) >= 0).all() and step_L[-1] == 1
+
+
+def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
+    scorer = open_verifier("embedded_orm", Opening(rows=4))
+    by_ids, by_text = score(scorer, policy, rollouts), scorer.score([(r.problem, r.steps) for r in rollouts])
+    for a_T, b_T in zip(by_ids, by_text, strict=True):
+        assert a_T == pytest.approx(b_T, abs=1e-4)
+    short = dataclasses.replace(rollouts[0], ids_L=rollouts[0].ids_L[:-2], step_L=rollouts[0].step_L[:-2])
+    ids_L = as_scored(policy, short).ids_L
+    assert policy.stops["step"][ids_L[-1]] and ids_L[-1] not in policy.ends  # a cut step gets its mark
+
+
+def make_rewards(policy, **changes):
+    right = lambda r: tasks.task_of(r.problem).solved(r.problem, r.steps)
+    return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.task_of(PROBLEMS[0]))
+
+
+def with_steps(rollout, *steps, finished=True):
+    return dataclasses.replace(rollout, steps=steps, finished=finished)
+
+
+def test_sources_give_what_they_say(policy, rollouts, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "def brevity(rollouts):\n    return [np.full(len(r.steps), -0.5) for r in rollouts]\n"
+        "def first(rollouts):\n    return np.array([float(r.steps[0] == '3+2=5') for r in rollouts])\n"
+    )
+    here = rollouts[0]  # 3 +2 *4 mod7? is 6
+    lines = ("3+2=5", "5*4=6"), ("3+2=4", "4*4=6")  # the second is right by luck
+    given = [with_steps(here, *lines[0]), with_steps(here, *lines[1]), with_steps(here, *lines[0], finished=False)]
+    reward = lambda name, **more: make_rewards(policy, own_function=f"{tmp_path}/mine.py:{name}", **more)(given)
+    step_reward_NT, outcome_N, known, means = reward("brevity", own=1.0, steps=2.0, process_accuracy=4.0)
+    assert known.right_N.tolist() == [1, 1, 0]
+    assert step_reward_NT.tolist() == [[1.5, 1.5], [-2.5, -2.5], [1.5, 1.5]]  # both lines of luck are wrong
+    assert outcome_N.tolist() == [1 + 4, 1, 0] and means["reward_own"] == -1.0
+    step_reward_NT, outcome_N, *_ = reward("first", own=10.0)
+    assert outcome_N.tolist() == [11, 1, 10] and not step_reward_NT.any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["reward.prm=1"], "reward.prm_checkpoint: got None, expected what to ask"),
+        (["reward.answer=0"], "reward: got 0, expected a source with a weight"),
+        (["sampling.temperature=0.7"], "sampling: .*expected temperature 1 and all tokens"),
+        (["n=1"], "n: got 1, expected at least 2"),
+        (["select=prof"], "reward.prm_checkpoint: got None, expected a verifier, which select=prof asks"),
+        (["advantage=gae"], "advantage: got 'gae', expected grpo"),
+        (["data=prm800k", "data.path=x"], "data: got 'prm800k', expected an embedded task"),
+        (["batch.tokens=64"], "batch.tokens: got 64, expected at least"),
+        (["policy=embedded_orm"], "is a verifier"),
+        (
+            ["reward.own=1", "reward.own_function=no.py:f"],
+            "reward.own_function: got 'no.py:f', expected FILE.py:FUNCTION of a file that exists",
+        ),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_claims_no_folder(changes, message, monkeypatch, tmp_path):
+    told = call(rl.main, monkeypatch, "rl", *changes, f"hydra.run.dir={tmp_path}/run")
+    assert "\n" not in told and re.search(message, told), told
+    assert not (tmp_path / "run" / ".hydra").exists()
+
+
+def test_a_reward_of_the_wrong_size_is_refused(policy, rollouts, tmp_path):
+    (tmp_path / "mine.py").write_text("import numpy as np\ndef f(rollouts):\n    return np.zeros(2)\n")
+    with pytest.raises(InputError, match="reward.own: got .*2.* numbers"):
+        make_rewards(policy, own=1.0, own_function=f"{tmp_path}/mine.py:f")(rollouts)
+
+
+SMALL = [
+    "problems=4",
+    "n=4",
+    "eval.problems=8",
+    "eval.n=2",
+    "eval.every=2",
+    "batch.rows=8",
+    "batch_rows=32",
+    "cpu_devices=1",
+]
+
+
+def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(monkeypatch, tmp_path):
+    run = lambda name, *more: printed(
+        rl.main, monkeypatch, *SMALL, *more, f"hydra.run.dir={tmp_path}/{name}", cwd=tmp_path
+    )
+    keys = [
+        "reward.prm=0.5",
+        "reward.prm_checkpoint=checker-0.05-3",
+        "advantage=pure",
+        "update.kl=0.1",
+        "update.kl_as=reward",
+    ]
+    run("whole", "steps=4", "checkpoint_every=2", *keys)
+    learn, told = rl.Trainer.learn, []
+
+    def stopped(self, step):
+        told.append(step)
+        if step == 3:
+            raise InputError("stop here")
+        return learn(self, step)
+
+    monkeypatch.setattr(rl.Trainer, "learn", stopped)
+    call(rl.main, monkeypatch, "rl", *SMALL, "steps=4", "checkpoint_every=2", *keys, f"hydra.run.dir={tmp_path}/cut")
+    monkeypatch.setattr(rl.Trainer, "learn", learn)
+    printed(rl.main, monkeypatch, f"resume={tmp_path}/cut", cwd=tmp_path)
+    assert told == [1, 2, 3]
+    lines = lambda name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    timeless = lambda rows: [{k: x for k, x in row.items() if not k.startswith("seconds")} for row in rows]
+    assert timeless(lines("cut")) == timeless(lines("whole")) and len(lines("cut")) == 4
+    watched = {"right", "sound", "restated", "steps_a_solution", "kl_reference", "entropy", "clipped", "prm_step_auroc"}
+    assert watched <= lines("cut")[0].keys()
+    whole, cut_run = (open_checkpoint(tmp_path / name, "latest", None, "float32") for name in ("whole", "cut"))
+    assert whole.objective == "lm"
+    for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (whole, cut_run)), strict=True):
+        assert (np.asarray(a) == np.asarray(b)).all()
