@@ -20,7 +20,7 @@ from prm_jax.policies import Sampling
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, score
 from prm_jax.rl.rollouts import cut, lay_out, roll_out
-from prm_jax.rl.update import UpdateConfig, kl, policy_loss, surrogate, token_weights, update
+from prm_jax.rl.update import UpdateConfig, kl, learned, policy_loss, surrogate, token_weights, update
 from prm_jax.sampling import open_policy
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
@@ -65,10 +65,11 @@ def test_only_k2_as_a_loss_has_the_gradient_of_the_divergence():
 
 def test_clipping_holds_a_token_back_where_the_ratio_has_gone_far_enough():
     ratio, advantage = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5]), jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
-    loss, is_clipped = surrogate(jnp.log(ratio), advantage, UPDATE)
+    up, down = jnp.maximum(advantage, 0), jnp.minimum(advantage, 0)
+    loss, held = surrogate(jnp.log(ratio), up, down, UPDATE)
     assert np.asarray(loss) == pytest.approx([-2.0, -1.2, -0.5, 1.5, 0.8])
-    assert is_clipped.tolist() == [False, True, False, False, True]
-    slope = jax.grad(lambda x: surrogate(x, advantage, UPDATE)[0].sum())(jnp.log(ratio))
+    assert held.tolist() == [0, 1, 0, 0, 1]
+    slope = jax.grad(lambda x: surrogate(x, up, down, UPDATE)[0].sum())(jnp.log(ratio))
     assert np.asarray(slope) == pytest.approx([-2.0, 0, -0.5, 1.5, 0])
 
 
@@ -79,16 +80,16 @@ def test_loss_norms_weigh_tokens_as_they_say():
     assert token_weights(mask, "constant", 8).tolist() == [[0.0625] * 4, [0.0625, 0, 0, 0]]
 
 
-def batch_of(policy, rollouts, advantage=None):
-    layout = lay_out(rollouts, 2, 128)
+def batch_of(policy, rollouts, advantage=None, share=True):
+    layout = lay_out(rollouts, 2, 128, share)
     width = max(len(r.ids_L) for r in rollouts)
     padded = lambda rows: np.array([np.pad(x, (0, width - len(x))) for x in rows])
     old_NL, mask_NL = padded([r.logp_L for r in rollouts]), padded([np.ones(len(r.ids_L), bool) for r in rollouts])
     rng = np.random.default_rng(0)
     advantage_NL = rng.normal(size=mask_NL.shape) * mask_NL if advantage is None else advantage * mask_NL
-    tokens = {"old": old_NL - 0.05, "advantage": advantage_NL, "weight": token_weights(mask_NL, "token", 80)}
-    tokens["reference"] = old_NL - 0.1
-    return layout.batch | {name: layout.put(x) for name, x in tokens.items()}
+    weight_NL = token_weights(mask_NL, "token", 80)
+    batch = layout.batch | learned(layout, weight_NL, advantage_NL, old_NL - 0.05, mask_NL)
+    return batch | {"reference": layout.put((old_NL - 0.1) * mask_NL) / np.maximum(batch["count"], 1)}
 
 
 def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
@@ -97,7 +98,25 @@ def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
     for r, own_L in zip(rollouts, ids_NL, strict=True):
         assert own_L[: len(r.ids_L)].tolist() == r.ids_L.tolist()
     assert layout.put(ids_NL).sum() == ids_NL.sum()
-    assert layout.take(layout.put(ids_NL), width).tolist() == ids_NL.tolist()
+    apart = lay_out(rollouts, 2, 128, share=False)
+    assert apart.take(apart.put(ids_NL), width).tolist() == ids_NL.tolist()
+    assert len(layout.batch["ids"]) <= len(apart.batch["ids"])
+
+
+def test_what_responses_share_is_computed_once_and_learned_as_if_apart(policy, rollouts):
+    cfg = dataclasses.replace(UPDATE, kl=0.5)
+    found = []
+    for share in (True, False):
+        batch = batch_of(policy, [*rollouts, *rollouts[:2]], share=share)  # two responses are the same as two others
+        total = lambda model, batch=batch: sum(
+            policy_loss(model, {name: jnp.asarray(x[a]) for name, x in batch.items()}, cfg)[0]
+            for a in range(len(batch["ids"]))
+        )
+        found.append(jax.value_and_grad(total)(policy.model))
+    (loss, grads), (apart, grads_apart) = found
+    assert float(loss) == pytest.approx(float(apart), abs=1e-6)
+    for a, b in zip(*map(jax.tree.leaves, (grads, grads_apart)), strict=True):
+        assert np.asarray(a) == pytest.approx(np.asarray(b), abs=2e-5)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

@@ -22,6 +22,7 @@ from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import Format
+from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
 from prm_jax.launch import cli, run_folder
@@ -36,9 +37,9 @@ from prm_jax.policies import Sampling, SamplingStats
 from prm_jax.rl import advantages
 from prm_jax.rl.rewards import Known, RewardConfig, Rewards
 from prm_jax.rl.rollouts import Rollout, arrays, lay_out, padded, roll_out
-from prm_jax.rl.update import UpdateConfig, kl, token_weights, update
+from prm_jax.rl.update import UpdateConfig, kl, learned, token_weights, update, written_logps
 from prm_jax.sampling import Policy, open_policy
-from prm_jax.training import OptimizerConfig, make_optimizer, token_logps
+from prm_jax.training import OptimizerConfig, make_optimizer
 
 PROBLEMS = 4096  # distinct ones to learn from; then in another order again
 
@@ -226,30 +227,26 @@ class Trainer:
         """Advantages of the roll-outs, and `passes` updates on them."""
         cfg, rows, model = self.cfg.update, self.cfg.batch.rows, self.policy.model
         step_NL, mask_NL, group_N = arrays(rollouts)
-        layout, width = lay_out(rollouts, rows, self.cfg.batch.tokens), mask_NL.shape[1]
+        share, width = fits_window(model.cfg, self.cfg.batch.tokens), mask_NL.shape[1]
+        layout = lay_out(rollouts, rows, self.cfg.batch.tokens, share)
+        on_mesh = lambda batch: shard_batch(batch, rows, axis=1)
+        reference_ABL = np.asarray(written_logps(self.reference, on_mesh(layout.batch)))
         old_NL = padded([r.logp_L for r in rollouts], width)
-        reference_ABL = np.stack([self.reference_logps(layout.batch, a) for a in range(len(layout.batch["ids"]))])
         if cfg.kl_as == "reward" and cfg.kl:
             apart_NL = np.asarray(kl(old_NL - layout.take(reference_ABL, width), cfg.kl_estimator))
-            step_reward_NT = step_reward_NT - cfg.kl * advantages.of_steps(
-                apart_NL, step_NL, mask_NL, step_reward_NT.shape[1]
-            )
+            of_steps_NT = advantages.of_steps(apart_NL, step_NL, mask_NL, step_reward_NT.shape[1])
+            step_reward_NT = step_reward_NT - cfg.kl * of_steps_NT
         advantage_NL = self.cfg.estimator()(step_reward_NT, outcome_N, step_NL, mask_NL, group_N)
         weight_NL = token_weights(mask_NL, cfg.loss_norm, self.cfg.sampling.max_tokens)
         if self.cfg.share_counts:
             count_NT = advantages.shared_by([r.steps for r in rollouts], group_N, step_reward_NT.shape[1])
             weight_NL /= np.maximum(advantages.at_tokens(count_NT, step_NL, mask_NL), 1)
-        tokens = {"old": old_NL, "advantage": advantage_NL, "weight": weight_NL}
-        batch = layout.batch | {name: layout.put(x_NL) for name, x_NL in tokens.items()}
-        batch = shard_batch(batch | {"reference": reference_ABL}, rows, axis=1)
+        batch = layout.batch | learned(layout, weight_NL, advantage_NL, old_NL, mask_NL) | {"reference": reference_ABL}
+        batch = on_mesh(batch)
         for _ in range(cfg.passes):
             model, self.opt, metrics = update(model, self.opt, batch, cfg)
         self.policy.model = model
         return {name: float(x) for name, x in metrics.items()}
-
-    def reference_logps(self, batch, a: int) -> np.ndarray:
-        micro = {name: x[a] for name, x in batch.items()}
-        return np.asarray(token_logps(self.reference, shard_batch(micro, self.cfg.batch.rows)))
 
     def evaluate(self) -> dict[str, float]:
         """pass@1 on the held-out problems, always by the same draws."""

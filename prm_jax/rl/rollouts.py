@@ -75,17 +75,20 @@ def padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the tokens of roll-outs stand in packed rows: whole roll-outs, some a row, rows in A micro-batches of B."""
+    """Where the tokens of roll-outs stand in packed rows: prefix trees, in which what responses share stands once.
 
-    batch: dict[str, np.ndarray]  # ids, pos and visible_until, [A, B, L]
+    Rows are in A micro-batches of B. A shared token is one token of several responses: their numbers are summed there.
+    """
+
+    batch: dict[str, np.ndarray]  # ids, pos, visible_until and `before`, the place of the token before, [A, B, L]
     places: list[tuple[int, np.ndarray]]  # of each roll-out its row of A x B, and the places of its own tokens in that
 
     def put(self, x_NL: np.ndarray) -> np.ndarray:
-        """A number for each token of a response, at its place, x_ABL; 0 elsewhere."""
+        """A number for each token of a response, summed at its place, x_ABL; 0 elsewhere."""
         A, B, L = self.batch["ids"].shape
         found = np.zeros((A * B, L), np.float32)
         for own_L, (row, place_L) in zip(x_NL, self.places, strict=True):
-            found[row, place_L] = own_L[: len(place_L)]
+            found[row, place_L] += own_L[: len(place_L)]
         return found.reshape(A, B, L)
 
     def take(self, x_ABL: np.ndarray, width: int) -> np.ndarray:
@@ -94,15 +97,19 @@ class Layout:
         return padded([rows[row, place_L] for row, place_L in self.places], width)
 
 
-def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int) -> Layout:
+def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, share: bool = True) -> Layout:
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
-    packs, _ = plan_rows(sequences, row_tokens, share=False)
+    packs, _ = plan_rows(sequences, row_tokens, share)
     packs += [[]] * (-len(packs) % rows)
     none, place_of = np.zeros(0, np.int32), {}
     as_read = lambda i: Encoded(sequences[i], none, len(rollouts[i].prompt_L))
-    batch, places, _ = layout_batch([[as_read(i) for i in pack] for pack in packs], row_tokens)
-    for row, (pack, own) in enumerate(zip(packs, places, strict=True)):
-        place_of |= {i: (row, place_L[len(rollouts[i].prompt_L) :]) for i, place_L in zip(pack, own, strict=True)}
+    batch, places, _ = layout_batch([[as_read(i) for i in pack] for pack in packs], row_tokens, share=share)
     del batch["step_end"]
+    batch["before"] = np.zeros_like(batch["ids"])
+    for row, (pack, own) in enumerate(zip(packs, places, strict=True)):
+        for i, place_L in zip(pack, own, strict=True):
+            start = len(rollouts[i].prompt_L)
+            place_of[i] = row, place_L[start:]
+            batch["before"][row, place_L[start:]] = place_L[start - 1 : -1]
     batch = {name: x.reshape(-1, rows, row_tokens) for name, x in batch.items()}
     return Layout(batch, [place_of[i] for i in range(len(rollouts))])

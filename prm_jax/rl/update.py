@@ -14,8 +14,7 @@ import optax
 from flax import nnx
 
 from prm_jax.launch.config import Count, NotNegative, Positive
-from prm_jax.launch.mesh import constrain
-from prm_jax.losses import next_token_loss
+from prm_jax.launch.mesh import constrain, replicate
 from prm_jax.model import PRM
 
 
@@ -52,37 +51,72 @@ def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
 
 
-def surrogate(log_ratio, advantage, cfg: UpdateConfig):
-    """(-min(rho A, clip(rho) A), whether the clip holds the token back), rho = policy / the policy that wrote it (PPO)."""
+def learned(layout, weight_NL, advantage_NL, old_NL, mask_NL) -> dict[str, np.ndarray]:
+    """What `policy_loss` reads of the tokens of a rollouts.Layout beside the reference, {name: x_ABL}."""
+    put, gain_NL = layout.put, weight_NL * advantage_NL
+    count_ABL = put(mask_NL)
+    sums = {"up": put(np.maximum(gain_NL, 0)), "down": put(np.minimum(gain_NL, 0)), "weight": put(weight_NL)}
+    return sums | {"count": count_ABL, "old": put(old_NL * mask_NL) / np.maximum(count_ABL, 1)}
+
+
+def surrogate(log_ratio, up, down, cfg: UpdateConfig):
+    """(the clipped objective's loss, how much of it the clip holds back), rho = policy / the policy that wrote it (PPO).
+
+    -min(rho A, clip(rho) A) is linear in A on either side of 0. So a token that many responses share needs only two sums over
+    them, up = sum w max(A, 0) and down = sum w min(A, 0): the loss is -(up min(rho, clip rho) + down max(rho, clip rho)).
+    """
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
-    return -jnp.minimum(ratio * advantage, clipped * advantage), ratio * advantage > clipped * advantage
+    held = up * (ratio > clipped) - down * (ratio < clipped)
+    return -(up * jnp.minimum(ratio, clipped) + down * jnp.maximum(ratio, clipped)), held
+
+
+def written_logits(model: PRM, batch):
+    """What the policy said where each token was written, logit_BLV: its hidden state is that of the token before."""
+    x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"])
+    return model.vocab_logits(jnp.take_along_axis(x_BLD, batch["before"][:, :, None], axis=1))
+
+
+def logps(logit_BLV, ids_BL):
+    """log p of each token, in nats."""
+    own_BL = jnp.take_along_axis(logit_BLV, ids_BL[:, :, None], axis=2)[..., 0]
+    return own_BL - jax.nn.logsumexp(logit_BLV, axis=-1)
+
+
+@jax.jit
+def written_logps(model: PRM, batch):
+    """log p of the written tokens of a layout, logp_ABL; elsewhere it means nothing."""
+    return replicate(jax.lax.map(lambda micro: logps(written_logits(model, micro), micro["ids"]), batch))
 
 
 def policy_loss(model: PRM, batch, cfg: UpdateConfig):
-    """The loss of one micro-batch [B, L], `weight` already its share of the whole, and sums to be logged."""
-    is_written_BL = (batch["weight"] > 0).astype(jnp.float32)
-    logit_BLV = model.vocab_logits(model(batch["ids"], batch["pos"], batch["visible_until"]))
-    logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_written_BL), 1, axis=1)
-    change_BL, from_reference_BL = (is_written_BL * (logp_BL - batch[name]) for name in ("old", "reference"))
-    loss_BL, is_clipped_BL = surrogate(change_BL, batch["advantage"], cfg)
+    """The loss of one micro-batch [B, L], and sums over its tokens to be logged.
+
+    batch: up, down and weight, whose weights are shares of the whole; count: how many responses have the token; old and
+    reference: log p by the policy that wrote it and by the one that it began as.
+    """
+    count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
+    logit_BLV = written_logits(model, batch)
+    logp_BL = logps(logit_BLV, batch["ids"])
+    change_BL, apart_BL = (is_written_BL * (logp_BL - batch[name]) for name in ("old", "reference"))
+    loss_BL, held_BL = surrogate(change_BL, batch["up"], batch["down"], cfg)
     if cfg.kl > 0 and cfg.kl_as == "loss":
-        loss_BL += cfg.kl * kl(from_reference_BL, cfg.kl_estimator)
+        loss_BL += cfg.kl * batch["weight"] * kl(apart_BL, cfg.kl_estimator)
     log_p_BLV = jax.nn.log_softmax(jax.lax.stop_gradient(logit_BLV))
-    entropy_BL = jnp.roll(-(jnp.exp(log_p_BLV) * log_p_BLV).sum(-1), 1, axis=1)
-    sums = {
-        "n_tokens": is_written_BL.sum(),
-        "clipped": (is_written_BL * is_clipped_BL).sum(),
-        "entropy": (is_written_BL * entropy_BL).sum(),
-        "kl_reference": kl(from_reference_BL, "k3").sum(),
-        "kl_change": kl(change_BL, "k3").sum(),
+    told = {
+        "entropy": -(jnp.exp(log_p_BLV) * log_p_BLV).sum(-1),
+        "kl_reference": kl(apart_BL, "k3"),
+        "kl_change": kl(change_BL, "k3"),
     }
-    return (batch["weight"] * loss_BL).sum(), sums
+    sums = {name: (count_BL * x_BL).sum() for name, x_BL in told.items()}
+    sums |= {"n_tokens": count_BL.sum(), "held": held_BL.sum(), "pull": (batch["up"] - batch["down"]).sum()}
+    return loss_BL.sum(), sums
 
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
 def update(model: PRM, opt: nnx.Optimizer, batch, cfg: UpdateConfig):
-    """One step of the optimiser on A micro-batches, arrays [A, B, L]; returns (model, opt, metrics)."""
+    """One step of the optimiser on A micro-batches, arrays [A, B, L]; returns (model, opt, metrics): means over written tokens,
+    and the share of the absolute advantage that the clip holds back."""
     graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 
     def accumulate(total, micro):
@@ -90,11 +124,12 @@ def update(model: PRM, opt: nnx.Optimizer, batch, cfg: UpdateConfig):
         (loss, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
         return jax.tree.map(jnp.add, total, (constrain(grads), sums | {"loss": loss})), None
 
-    names = ("n_tokens", "clipped", "entropy", "kl_reference", "kl_change", "loss")
+    names = ("n_tokens", "held", "pull", "entropy", "kl_reference", "kl_change", "loss")
     zeros = jax.tree.map(jnp.zeros_like, trained), dict.fromkeys(names, jnp.zeros(()))
     (grads, sums), _ = jax.lax.scan(accumulate, zeros, batch)
     opt.update(model, grads)
-    loss, n_tokens = sums.pop("loss"), sums.pop("n_tokens")
-    metrics = {f"{name}": x / jnp.maximum(n_tokens, 1) for name, x in sums.items()}
+    n_tokens = jnp.maximum(sums["n_tokens"], 1)
+    metrics = {name: sums[name] / n_tokens for name in ("entropy", "kl_reference", "kl_change")}
+    metrics["clipped"] = sums["held"] / jnp.maximum(sums["pull"], 1e-12)
     model, opt = constrain((model, opt))
-    return model, opt, metrics | {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+    return model, opt, metrics | {"loss": sums["loss"], "grad_norm": optax.tree.norm(grads)}
