@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.data.formats import Encoded
-from prm_jax.data.packing import layout_batch, plan_rows
+from prm_jax.data.packing import doubled, layout_batch, plan_rows
 from prm_jax.sampling import Policy
 
 
@@ -100,7 +100,7 @@ class Layout:
 def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, share: bool = True) -> Layout:
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
     packs, _ = plan_rows(sequences, row_tokens, share)
-    packs += [[]] * (-len(packs) % rows)
+    packs += [[]] * (doubled(rows, len(packs)) - len(packs))  # few numbers of micro-batches: few programs
     none, place_of = np.zeros(0, np.int32), {}
     as_read = lambda i: Encoded(sequences[i], none, len(rollouts[i].prompt_L))
     batch, places, _ = layout_batch([[as_read(i) for i in pack] for pack in packs], row_tokens, share=share)
