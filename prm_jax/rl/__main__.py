@@ -26,10 +26,10 @@ from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, Positive, expect, parse
+from prm_jax.launch.config import Count, Positive, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, make_sharded, shard_batch
-from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite
+from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, require_packages
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.metrics import step_metrics
 from prm_jax.model import choose_dtype
@@ -64,7 +64,7 @@ class RLConfig:
     policy: str
     which: Literal["best", "latest"]
     dtype: str
-    seed: Natural
+    seed: Seed
     steps: Count
     problems: Count
     n: Count
@@ -114,11 +114,10 @@ def main(cfg):
     data_cfg = data_config(raw_cfg.data)
     expect(isinstance(data_cfg, TaskData), "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data", "distributed", "cpu_devices"))
-    texts = writable_folder(run)
-    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch.rows)):
+    require_packages(cfg.tensorboard, cfg.wandb)
+    mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
+    with run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*"), jax.set_mesh(mesh):
         trainer = Trainer(cfg, data_cfg)
-        if not resumes:
-            run_folder.create_run_folder(texts, raw_cfg)
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
         final = trainer.fit(run, texts)
