@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import call, printed
+from conftest import ROOT, call, printed
 from flax import nnx
 
 from prm_jax import InputError, tasks
@@ -171,6 +171,15 @@ def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
 def make_rewards(policy, **changes):
     right = lambda r: tasks.task_of(r.problem).solved(r.problem, r.steps)
     return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.task_of(PROBLEMS[0]))
+
+
+def test_the_readmes_own_reward_is_one(policy, rollouts, tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search(r"```python\n(# mine.py.*?)```", readme, flags=re.DOTALL)[1])
+    assert len((tmp_path / "mine.py").read_text().splitlines()) <= 10
+    given = [with_steps(rollouts[0], "3+2=5", "3+2=5", "5*4=6"), with_steps(rollouts[0], "3+2=5")]
+    step_reward_NT, *_ = make_rewards(policy, own=0.5, own_function=f"{tmp_path}/mine.py:no_repeats")(given)
+    assert step_reward_NT.tolist() == [[0, -0.5, 0], [0, 0, 0]]
 
 
 def with_steps(rollout, *steps, finished=True):
