@@ -1,8 +1,12 @@
 """Marks: one a step, at the separator's last token, whatever the text. Uses the real Qwen2.5 tokenizer where it is."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-from conftest import real_data
+from conftest import ROOT, real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
@@ -137,3 +141,15 @@ def test_a_conversation_and_an_outcome_are_tokenised_together():
             Format("x", "\n", **keys)
     with pytest.raises(InputError, match="format.good: got .'Y', 'N'., expected .* good with 'vocabulary'"):
         Format("x", "\n", head="vocabulary", good="Y", bad="N")
+
+
+@pytest.mark.parametrize("ours", ["", "import prm_jax;"])
+def test_transformers_does_not_miss_pytorch_aloud(ours):
+    """As in an environment that has the requirements alone."""
+    without = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'torch' else f(n, *a);"
+    )
+    command = [sys.executable, "-c", f"{without} {ours} import transformers"]
+    bare = {key: x for key, x in os.environ.items() if not key.startswith("TRANSFORMERS_")}
+    said = subprocess.run(command, cwd=ROOT, env=bare, capture_output=True, text=True, check=True).stderr
+    assert ("PyTorch was not found" in said) == (not ours)
