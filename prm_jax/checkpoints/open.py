@@ -97,6 +97,7 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     else:
         as_lm = fmt is None
         fmt = None if as_lm else choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
+    hf_config.shape_of(config, where)  # before transformers makes lists of as many layers as are claimed
     tokenizer = hf.load_tokenizer(folder)
     head, ids, objective, label_kind = "none", None, "lm", "unknown"
     if not as_lm:
