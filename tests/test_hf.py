@@ -529,7 +529,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path, tokenizer, monkeypatch):
 def test_a_hostile_config_is_refused_before_anything_large_is_made(tmp_path, tokenizer):
     hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
     for changes, pattern in (
-        ({"layers": 9_999}, "model.layers.2.input_layernorm.weight is missing: config.json says 9999 layers"),
+        ({"layers": 9_999}, "model.layers.9998.input_layernorm.weight is missing: config.json says 9999 layers"),
         ({"vocab": 10**9}, "embed_tokens.weight: has shape .64, 32., expected .1000000000, 32."),
         ({"ffn": 10**9}, "has shape .48, 32., expected .1000000000, 32."),
         ({"dim": 10**9}, "has shape .64, 32., expected .64, 1000000000."),
