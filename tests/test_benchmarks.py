@@ -369,7 +369,10 @@ def test_bad_overrides_are_one_line(overrides, message, monkeypatch, tmp_path):
     write(tmp_path / "s.jsonl", GOOD)
     write(tmp_path / "a.jsonl", pb("a", steps=("one",)))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "x/checkpoints").mkdir(parents=True)
+    for name in ("x", "y"):  # as far as can be seen without reading a weight
+        (tmp_path / name / "checkpoints/best/1").mkdir(parents=True)
+        (tmp_path / name / ".hydra").mkdir()
+        (tmp_path / name / ".hydra/config.yaml").write_text("seed: 0")
     error = call(evaluate.main, monkeypatch, "evaluate.py", *overrides)
     assert message in error and "\n" not in error
 
