@@ -226,7 +226,9 @@ def test_moves_are_ranked_by_what_a_verifier_knows_of_the_future(tmp_path, monke
     assert found[1]["auroc"] == pytest.approx(0.5, abs=0.1)
     low, high = found[1]["first_minus_this"]["interval"]
     assert low < 0 < high
-    setup = Setup(types.SimpleNamespace(seed=0), ["exact", "checker"], DEFAULT, tmp_path / "exact")
+    batch = types.SimpleNamespace(rows=4, tokens=None)
+    cfg = types.SimpleNamespace(which="best", format=None, dtype="float32", batch=batch, reference=None, seed=0)
+    setup = Setup(cfg, ["exact", "checker"], DEFAULT, tmp_path / "exact")
     setup.folder.mkdir()
     results = moves_eval.run(setup, moves_eval.Config(30))
     assert results["runs"][0]["auroc"] == 1 and results["runs"][1]["first_minus_this"]["difference"] == 0.5
