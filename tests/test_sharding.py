@@ -241,4 +241,6 @@ def test_ways_to_join_that_do_not_exist_are_refused(monkeypatch, tmp_path):
         err = call(train.main, monkeypatch, "train.py", how)
         assert err.startswith("error: distributed: got") and "expected null, auto or {coordinator" in err
     _, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
-    assert err.startswith("error: distributed: got 'auto', but no SLURM, Open MPI or Cloud TPU") and err.count("\n") == 1
+    assert (
+        err.startswith("error: distributed: got 'auto', but no SLURM, Open MPI or Cloud TPU") and err.count("\n") == 1
+    )
