@@ -141,7 +141,7 @@ def min_weights(step_reward_NT, is_step_NT, temperature: float) -> np.ndarray:
 
 def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the prover's advantage of the token's own
-    step, which is the step reward (reward.prm.form=difference of a prover's values), and `rloo` of the outcome."""
+    step, which is the step reward (reward.prm_form=difference of a prover's values), and `rloo` of the outcome."""
     return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
