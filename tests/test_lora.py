@@ -11,7 +11,7 @@ import pytest
 from conftest import TINY, printed, run, start
 from flax import nnx
 from test_losses import OPT, make_batch
-from test_train import SMALL, kill_after, parameters, records
+from test_train import SMALL, THIN, kill_after, parameters, records
 
 import train
 from prm_jax import InputError
@@ -106,11 +106,11 @@ def test_settings_that_do_not_exist_are_refused():
 
 @pytest.mark.slow
 def test_lora_run_resumes_bitwise_and_its_export_scores_as_the_run(monkeypatch, tmp_path):
-    args = [*SMALL, "optimizer.trainable=lora", "lora.rank=2", "steps=30", "eval.every=8"]
+    args = [*SMALL, *THIN, "optimizer.trainable=lora", "lora.rank=2", "steps=30", "eval.every=8"]
     out = printed(train.main, monkeypatch, *args, "hydra.run.dir=whole", cwd=tmp_path)
     assert "of them train" in out
     kill_after(start("train.py", *args, "hydra.run.dir=killed", cwd=tmp_path), tmp_path / "killed", 3)
-    run("train.py", "resume=killed", cwd=tmp_path)
+    printed(train.main, monkeypatch, "resume=killed", cwd=tmp_path)
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
     for mine, theirs in zip(*(parameters(tmp_path / r, 30) for r in ("killed", "whole")), strict=True):
         np.testing.assert_array_equal(mine, theirs)

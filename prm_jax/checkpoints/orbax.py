@@ -64,6 +64,7 @@ class Checkpoints:
         first checkpoint: started again, it is the same run.
         """
         for kept in (self.best, self.latest):
+            kept.wait_until_finished()  # a save under way has no name yet
             step = newest_whole(Path(kept.directory))
             for damaged in [s for s in kept.all_steps() if step is not None and s > step]:
                 kept.delete(damaged)
