@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import TINY, printed, run, start
+from conftest import TINY, printed, start
 from flax import nnx
 from test_losses import OPT, make_batch
 from test_train import SMALL, THIN, kill_after, parameters, records

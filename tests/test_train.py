@@ -37,7 +37,15 @@ SMALL = [
     "log_every=3",
     "batch.rows=4",
 ]
-THIN = "init=random model.dim=16 model.layers=2 model.heads=2 model.kv_heads=1 model.head_dim=8 model.ffn=16".split()
+THIN = [
+    "init=random",
+    "model.dim=16",
+    "model.layers=2",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.head_dim=8",
+    "model.ffn=16",
+]
 
 
 def records(folder):
