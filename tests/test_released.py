@@ -9,6 +9,7 @@ import dataclasses
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,16 +24,37 @@ from prm_jax.data.units import UNITS
 from prm_jax.launch.config import parse
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # of tensors this small, two take longer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once():
+    """A tokenizer of 150,000 entries takes seconds to read: of folders whose tokenizers are equal to the byte, the first's."""
+    from transformers import AutoTokenizer
+
+    known, read = {}, AutoTokenizer.from_pretrained
+
+    def cached(folder, **settings):
+        files = sorted(path for path in Path(folder).glob("*.*") if path.suffix in (".json", ".txt", ".jinja"))
+        key = tuple((path.name, hash(path.read_bytes())) for path in files if "index" not in path.name)
+        if key not in known:
+            known[key] = read(folder, **settings)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AutoTokenizer, "from_pretrained", cached)
+        yield
+
 
 SHAPE = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "tie_word_embeddings": False, "attn_implementation": "eager",
 }  # fmt: skip
-FORTY = tuple(f"Take {n} and add {n * n}: {n + n * n}." for n in range(40))
+MANY = tuple(f"Take {n} and add {n * n}: {n + n * n}." for n in range(16))
 CONVERSATIONS = [
     ("What is 1 + 1?", ("It is 2.",)),
     ("Janet has 3 boxes of 4 pens.\nHow many pens?", ("3 * 4 = 12.", "The answer is: \\boxed{12}")),
-    ("Count.", FORTY),
+    ("Count.", MANY),
     ("naïve 数学 → ∑?", ("two\nlines\n\nhere", "$x^2$ ∑ 数", "end")),
 ]
 WITH_EMPTY = ("Go on.", ("", "then", "", ""))
@@ -55,6 +77,12 @@ def qwen(tmp_path_factory):
             folder.joinpath(path.name).write_text(path.read_text().replace("<|quad_end|>", "<extra_0>"))
     (folder / "config.json").write_text('{"model_type": "qwen2"}')
     return hf.load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """For what no text is read by: the shipped model's, of 320 entries."""
+    return hf.load_tokenizer(hf.SHIPPED["embedded_orm"])
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +111,7 @@ def marked_qwen(tmp_path_factory):
     return hf.load_tokenizer(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def reasoneval_tokenizer(mistral):
     mistral.pad_token = "<s>"  # which the authors' indices for the 7B model imply
     yield mistral
@@ -530,11 +558,11 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
     logits = make_checkpoint(tmp_path, family, tokenizer, head)
     verifier = open_checkpoint(tmp_path, "best", read_format(name), "float32")
     assert (verifier.objective, verifier.label_kind) == ("prm", LABEL_KINDS[name])
-    # Those of other systems' layouts are read shorter texts: one of forty steps takes most of a test's time.
-    rows = [row for row in CONVERSATIONS if row[1] is not FORTY or name in ORIGINAL]
+    # Those of other systems' layouts are read shorter texts: one of many steps takes most of a test's time.
+    rows = [row for row in CONVERSATIONS if row[1] is not MANY or name in ORIGINAL]
     rows += [] if name in NO_EMPTY else [WITH_EMPTY]
     encoded = encode(verifier.format, verifier.tokenizer, rows)
-    scorer = verifier.scorer(2, 2048 if name == "rlhflow" else 1024 if name in ORIGINAL else None)
+    scorer = verifier.scorer(2, 1024 if name in ORIGINAL else None)
     assert scorer.unit == "logit"
     found, (low, high) = scorer.score(rows), (UNITS[verifier.format.score].low, UNITS[verifier.format.score].high)
     if name in ("granite", "reasonflux"):  # random weights give P(good) near 0: log-odds are compared
@@ -555,7 +583,7 @@ def test_rlhflow_in_one_pass_equals_one_dialogue_a_step(tmp_path, llama):
     logits = make_checkpoint(tmp_path, "llama", llama, {})
     verifier = open_checkpoint(tmp_path, "best", read_format("rlhflow"), "float32")
     problem, steps = CONVERSATIONS[1][0], (*CONVERSATIONS[1][1], "So 12.")
-    (found,) = verifier.scorer(2, 2048).score([(problem, steps)])
+    (found,) = verifier.scorer(2, 1024).score([(problem, steps)])
     found = as_published(verifier.format, found)
     for t in range(3):
         ids, _ = rlhflow(llama, problem, steps[: t + 1])
@@ -567,7 +595,7 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
     """ImplicitPRM eval/processbench.py: running sum of coef * (log pi - log pi_ref) from the first response token on."""
     models = [make_checkpoint(tmp_path / n, "qwen2", qwen, {}, seed) for seed, n in enumerate(("policy", "ref"))]
     fmt = read_format("eurus_implicit")
-    verifier = open_checkpoint(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref")).scorer(2, 1024)
+    verifier = open_checkpoint(tmp_path / "policy", "best", fmt, "float32", str(tmp_path / "ref")).scorer(2, 512)
     rows = [*CONVERSATIONS, WITH_EMPTY]
     found = verifier.score(rows)
     for row, e, score_T in zip(rows, encode(fmt, qwen, rows), found, strict=True):
@@ -598,8 +626,8 @@ def test_exact_zeros_are_scores(tmp_path, qwen):
     tensors["score.2.bias"] = torch.tensor([900.0, -900.0])
     save_file(tensors, path)
     verifier = open_checkpoint(tmp_path, "best", read_format("auto"), "float32")
-    found = verifier.scorer(2, 1024).score(CONVERSATIONS)
-    assert [len(s) for s in found] == [1, 2, 40, 3] and all((s < -1700).all() for s in found)
+    found = verifier.scorer(2, 512).score(CONVERSATIONS)
+    assert [len(s) for s in found] == [1, 2, 16, 3] and all((s < -1700).all() for s in found)
     assert all((np.float32(as_published(verifier.format, s)) == 0).all() for s in found)
 
 
@@ -663,12 +691,12 @@ def test_verdict_tokens(qwen, mistral, llama):
     assert verdicts(read_format("trl"), qwen) is None
 
 
-def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, qwen):
+def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small):
     auto = read_format("auto")
 
     def load(head, fmt=auto, folder=tmp_path / "x"):
         shutil.rmtree(folder, ignore_errors=True)
-        make_checkpoint(folder, "qwen2", qwen, head)
+        make_checkpoint(folder, "qwen2", small, head)
         return open_checkpoint(folder, "best", fmt, "float32").format.name
 
     assert load(MLP) == "qwen_prm"
@@ -712,8 +740,8 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, qwen):
     assert load({k: (1, *v[1:]) if "2" in k else v for k, v in MLP.items()}) == "qwen_rm"
 
 
-def test_keys_beside_format_auto_change_the_format_that_is_found(tmp_path, qwen):
-    make_checkpoint(tmp_path, "qwen2", qwen, {"score_head.weight": (3, D)})
+def test_keys_beside_format_auto_change_the_format_that_is_found(tmp_path, small):
+    make_checkpoint(tmp_path, "qwen2", small, {"score_head.weight": (3, D)})
     keys = {"shift": 0, "separator": None, "label_kind": "unknown"}
     auto = parse({"name": "auto"} | keys, Format, "format")
     found = open_checkpoint(tmp_path, "best", auto, "float32").format
@@ -741,7 +769,8 @@ def test_a_sentencepiece_file_alone_encodes_as_its_own_library(mistral, tmp_path
     assert mistral.decode(own.encode(texts[-2])) == texts[-2] and mistral.bos_token_id == 1
     mistral.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
-    assert [plain_ids(hf.load_tokenizer(tmp_path), text) for text in texts] == own.encode(texts)
+    again = hf.load_tokenizer(tmp_path)
+    assert [plain_ids(again, text) for text in texts] == own.encode(texts)
 
 
 def set_class(folder, kind):
@@ -751,9 +780,9 @@ def set_class(folder, kind):
 
 @pytest.mark.parametrize("head", [SCALAR, LINEAR2])
 @pytest.mark.parametrize("kind", ["Qwen2ForSequenceClassification", "Qwen2ForRewardModel"])
-def test_an_outcome_model_is_not_read_at_separators(tmp_path, qwen, head, kind):
+def test_an_outcome_model_is_not_read_at_separators(tmp_path, small, head, kind):
     """One score for a whole text: with format=plain it was read at TRL's separators, wrong numbers without a word."""
-    make_checkpoint(tmp_path, "qwen2", qwen, head)
+    make_checkpoint(tmp_path, "qwen2", small, head)
     set_class(tmp_path, kind)
     for name in ("plain", "trl", "auto"):
         known = "format=acemath_rm or format=orm" if head is SCALAR else "no known format"
@@ -855,12 +884,12 @@ def test_math_psa_as_it_is_released_an_adapter(tmp_path, qwen):
     assert merged.get_shape() == [D, D] and np.abs(merged[2:5, 1:3] - stored[2:5, 1:3].numpy()).max() > 0.1
 
 
-def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, qwen):
-    make_checkpoint(tmp_path / "base", "qwen2", qwen, {})
+def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, small):
+    make_checkpoint(tmp_path / "base", "qwen2", small, {})
     q, embedding = "model.layers.0.self_attn.q_proj", "model.embed_tokens"
-    whole = {"score.weight": torch.randn(2, D), f"{embedding}.lora_embedding_A": torch.randn(3, 151_680)}
+    whole = {"score.weight": torch.randn(2, D), f"{embedding}.lora_embedding_A": torch.randn(3, 320)}
     whole |= {f"{embedding}.lora_embedding_B": torch.randn(D, 3)}
-    made = make_adapter(tmp_path / "a", tmp_path / "base", qwen, {q: (4, D, D)}, whole, use_rslora=True)
+    made = make_adapter(tmp_path / "a", tmp_path / "base", small, {q: (4, D, D)}, whole, use_rslora=True)
     base, found = open_weights(tmp_path / "base"), open_weights(tmp_path / "a")
     update = 8 / 2 * made[f"{q}.lora_B.weight"] @ made[f"{q}.lora_A.weight"]
     np.testing.assert_allclose(found[f"{q}.weight"][:] - base[f"{q}.weight"][:], update, atol=1e-4)
@@ -891,6 +920,6 @@ def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, qw
         ({q: (4, D, D + 1)}, "q_proj: shapes .16, 4. and .4, 17. do not update .* of shape .16, 16."),
     ):
         shutil.rmtree(tmp_path / "a")
-        make_adapter(tmp_path / "a", tmp_path / "base", qwen, updates)
+        make_adapter(tmp_path / "a", tmp_path / "base", small, updates)
         with pytest.raises(InputError, match=pattern):
             open_weights(tmp_path / "a")
