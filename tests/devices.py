@@ -38,7 +38,7 @@ CFG = dataclasses.replace(
     window=SHORT,
 )
 LOSS = LossConfig("prm", "bce", 1.0, 0.3)
-MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (4, 1, 2), "all": (2, 2, 2)}
+MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "all": (2, 2, 2)}
 
 
 def leaves(tree):
