@@ -1,0 +1,123 @@
+"""An HTTP scorer: python -m prm_jax.serve checkpoint=RUN. Problems and steps in, step scores and a ranking out."""
+
+import dataclasses
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, open_verifier
+from prm_jax.data.formats import Encoded, Format
+from prm_jax.evals.common import BatchConfig, check_there
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
+from prm_jax.model import choose_dtype
+from prm_jax.rerank import AGGREGATORS
+from prm_jax.scoring import ModelScorer
+from prm_jax.serve.worker import ServedScorer, aggregated
+
+PAGE = Path(__file__).parents[1] / "assets" / "serve.html"
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeBatch(BatchConfig):
+    solutions: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    body: Count
+    solutions: Count
+    steps: Count
+    tokens: Count
+    requests: Count
+    seconds: Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeConfig:
+    """conf/serve.yaml says what each key means."""
+
+    checkpoint: str | None
+    reference: str | None
+    which: Literal["best", "latest"]
+    dtype: str
+    seed: Seed
+    format: Format
+    aggregator: Annotated[str, one_of(AGGREGATORS)]
+    batch: ServeBatch
+    host: str
+    port: Natural
+    limits: Limits
+    stop_seconds: Count
+
+
+def open_served(cfg: ServeConfig):
+    """(the scorer, the name that clients may call it by)."""
+    name = str(run_folder.newest_run()) if cfg.checkpoint is None else cfg.checkpoint
+    if not BUILT_IN.fullmatch(name):
+        check_there(name, cfg.which)
+    how = (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
+    scorer = open_verifier(name, Opening(*how))
+    if isinstance(scorer, ModelScorer):
+        longest = min(cfg.limits.tokens, scorer.model.cfg.positions)
+        scorer = ServedScorer(**vars(scorer), longest=longest)
+        compile_usual_shapes(scorer, cfg.aggregator)
+    return scorer, name
+
+
+def compile_usual_shapes(scorer: ServedScorer, how: str):
+    """Scores a text, then rows of any tokens, full ones, one, two, four, .. at a time: no client waits for the compiler."""
+    aggregated(scorer.score([("1+1?", ("1+1=2",))]), how)
+    L = scorer.usual
+    ends_T = np.arange(15, L, 16, dtype=np.int32) if not scorer.format.outcome else np.array([L - 1], np.int32)
+    for k in range(scorer.batch_rows.bit_length()):
+        rows = [np.full(L, i % scorer.model.cfg.vocab, np.int32) for i in range(min(1 << k, scorer.batch_rows))]
+        scorer.score_encoded([Encoded(ids_L, ends_T, 1) for ids_L in rows])
+    scorer.stats = type(scorer.stats)(shapes=scorer.stats.shapes)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket: said in one line where the address is taken or is none of this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"host, port: cannot listen at {host}:{port} ({error})") from None
+
+
+@cli.command("serve")
+def main(cfg):
+    """Serve a verifier over HTTP: step scores and rankings, vLLM's /pooling, health, metrics, and a page to try it."""
+    try:
+        from prm_jax.serve.app import App, make_server
+    except ImportError as error:
+        raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
+    given, cfg = cfg, parse(cfg, ServeConfig)
+    folder = run_folder.output_dir()
+    with run_folder.claimed(folder, given), listen(cfg.host, cfg.port) as listener:
+        scorer, name = open_served(cfg)
+        token = os.environ.get("PRM_JAX_TOKEN") or None
+        app = App(
+            scorer, (name, scorer.name), cfg.aggregator, cfg.limits, cfg.batch.solutions, token, PAGE.read_bytes()
+        )
+        host, port = listener.getsockname()[:2]
+        for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again once it has stopped
+            signal.signal(number, lambda *_: None)
+        if token is None and cfg.host not in ("127.0.0.1", "::1", "localhost"):
+            print("warning     PRM_JAX_TOKEN is not set: whoever reaches this address may ask")
+        print(f"verifier    {scorer.name}")
+        print(f"serving     http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        make_server(app, cfg.host, port, cfg.stop_seconds).run([listener])
+        app.worker.stop()
+        answered = {f"{path} {status}": n for (path, status), n in sorted(app.metrics.requests.items())}
+        run_folder.write_json(folder / "results.json", {"verifier": scorer.name, "requests": answered})
+        print(f"stopped     {sum(answered.values())} requests answered, {app.metrics.steps} steps scored")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The HTTP server: routes, limits, errors. Every answer but the page and the metrics is JSON; nothing in a request is a path."""
+
+import asyncio
+import dataclasses
+import functools
+import hmac
+import json
+import logging
+import time
+
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from prm_jax import InputError
+from prm_jax.rerank import AGGREGATORS
+from prm_jax.scoring import ModelScorer
+from prm_jax.serve.bodies import pooling_answer, pooling_job, read_json, score_answer, score_job
+from prm_jax.serve.metrics import Metrics
+from prm_jax.serve.worker import Refused, Worker
+
+LOG = logging.getLogger("prm_jax.serve")
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
+
+
+def json_response(content: dict, status: int = 200, **headers: str) -> Response:
+    return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
+
+
+def refusal(status: int, why: str) -> Response:
+    """An error as the OpenAI protocol and vLLM have it. The connection ends: of this request more may be on its way."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if status == 401 else {})
+    headers |= {"retry-after": "1"} if status == 429 else {}
+    return json_response({"error": {"message": why, "type": kind, "code": status}}, status, **headers)
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol, which waits for a request's headers for ever: here for `seconds`; its own refusals are JSON too."""
+
+    def __init__(self, *args, seconds: float, **more):
+        super().__init__(*args, **more)
+        self.seconds, self.timer = seconds, None
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        self.timer = self.loop.call_later(self.seconds, self.cut)
+
+    def data_received(self, data: bytes):
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:  # the headers are there
+            self.stop_timer()
+        elif self.timer is None and self.conn.trailing_data[0]:  # the next request has begun
+            self.timer = self.loop.call_later(self.seconds, self.cut)
+
+    def connection_lost(self, exc):
+        self.stop_timer()
+        super().connection_lost(exc)
+
+    def stop_timer(self):
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = None
+
+    def cut(self):
+        if not self.transport.is_closing():
+            self.refuse(408, f"the headers did not arrive within {self.seconds:g} s")
+
+    def send_400_response(self, msg: str):
+        self.refuse(400, msg)
+
+    def refuse(self, status: int, why: str):
+        response = refusal(status, why)
+        events = [h11.Response(status_code=status, headers=response.raw_headers), h11.Data(data=response.body)]
+        for event in (*events, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+
+class App:
+    """What the routes share. `names`: what a client may call the model; `token`: what it must bring, None: nothing."""
+
+    def __init__(
+        self, scorer, names: tuple[str, ...], how: str, limits, solutions: int, token: str | None, page: bytes
+    ):
+        self.scorer, self.names, self.how, self.limits, self.token = scorer, names, how, limits, token
+        self.metrics, self.page = Metrics(), page
+        self.worker = Worker(scorer, solutions, self.metrics)
+        routes = {"/": ("GET", self.show_page), "/health": ("GET", self.health), "/metrics": ("GET", self.show_metrics)}
+        routes |= {"/score": ("POST", self.score), "/pooling": ("POST", self.pooling)}
+        self.asgi = Starlette(
+            routes=[Route(path, self.guarded(path, act), methods=[method]) for path, (method, act) in routes.items()],
+            exception_handlers={HTTPException: self.no_route},
+        )
+        self.asgi.router.redirect_slashes = False
+
+    def guarded(self, path: str, act):
+        """The route that answers with what `act` gives, or with a refusal, and counts it. No traceback leaves it."""
+
+        async def endpoint(request: Request) -> Response:
+            start = time.perf_counter()
+            try:
+                self.check_token(path, request)
+                response = await act(request)
+            except Refused as error:
+                response = refusal(error.status, str(error))
+            except InputError as error:  # of the format, such as a step that holds its separator
+                response = refusal(400, str(error))
+            except Exception:
+                LOG.exception("POST or GET %s failed", path)
+                response = refusal(500, "the server failed; its log says why")
+            self.metrics.requests[path, response.status_code] += 1
+            self.metrics.seconds.add(time.perf_counter() - start)
+            return response
+
+        return endpoint
+
+    async def no_route(self, request: Request, error: HTTPException) -> Response:
+        self.metrics.requests["other", error.status_code] += 1
+        given = f"{request.method} {request.url.path[:80]!r}"
+        response = refusal(
+            error.status_code, f"{given}: {error.detail}; POST /score, /pooling, GET /, /health, /metrics"
+        )
+        response.headers.update(error.headers or {})
+        return response
+
+    def check_token(self, path: str, request: Request):
+        if self.token is None or path in ("/", "/health"):
+            return
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):  # takes as long whatever is wrong
+            raise Refused(401, "authorization: expected `Bearer` and the server's token")
+
+    async def body(self, request: Request) -> dict:
+        """The request's object. What is too long is read to its end, but not kept, so that the client reads why."""
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        # A page of another site may send a browser's user's text here, but not JSON.
+        if kind != "application/json":
+            raise Refused(415, f"content-type: got {kind[:80]!r}, expected 'application/json'")
+        size, parts = 0, []
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                async for part in request.stream():
+                    size += len(part)
+                    parts = [*parts, part] if size <= self.limits.body else []
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self.limits.seconds:g} s: {size} bytes did") from None
+        except ClientDisconnect:
+            raise Refused(400, f"the body ended after {size} bytes") from None
+        if size > self.limits.body:
+            raise Refused(413, f"the body has {size} bytes, expected at most {self.limits.body}")
+        return read_json(b"".join(parts))
+
+    async def scored(self, request: Request, read):
+        """(the job of the request's body, scored; what else `read` makes of the body)."""
+        if self.metrics.waiting >= self.limits.requests:
+            raise Refused(
+                429, f"{self.metrics.waiting} requests are being answered, which is the most at a time; try later"
+            )
+        self.metrics.waiting += 1
+        try:
+            job, more = read(await self.body(request))
+            return await self.worker.score(job), more
+        finally:
+            self.metrics.waiting -= 1
+
+    async def score(self, request: Request) -> Response:
+        job, sizes = await self.scored(request, lambda body: score_job(body, self.how, self.limits))
+        return json_response({"model": self.names[0]} | score_answer(job, sizes, self.scorer))
+
+    async def pooling(self, request: Request) -> Response:
+        read = lambda body: pooling_job(body, self.scorer, self.names, self.limits)
+        job, activated = await self.scored(request, read)
+        return json_response(pooling_answer(job, activated, self.scorer, self.names[0]))
+
+    async def health(self, request: Request) -> Response:
+        about = {"status": "ok", "model": self.names[0], "verifier": self.scorer.name, "unit": self.scorer.unit}
+        about |= {"label_kind": self.scorer.label_kind, "objective": self.scorer.objective, "aggregator": self.how}
+        return json_response(about | {"aggregators": list(AGGREGATORS), "limits": dataclasses.asdict(self.limits)})
+
+    async def show_metrics(self, request: Request) -> Response:
+        stats = self.scorer.stats if isinstance(self.scorer, ModelScorer) else None
+        return Response(self.metrics.text(stats), media_type="text/plain; version=0.0.4")
+
+    async def show_page(self, request: Request) -> Response:
+        headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-store"}
+        return Response(self.page, headers=headers, media_type="text/html")
+
+
+def make_server(app: App, host: str, port: int, stop_seconds: int) -> uvicorn.Server:
+    http = functools.partial(PatientProtocol, seconds=app.limits.seconds)
+    settings = {"http": http, "ws": "none", "lifespan": "off", "access_log": False, "log_level": "warning"}
+    settings |= {"server_header": False, "proxy_headers": False, "timeout_keep_alive": 30}
+    return uvicorn.Server(uvicorn.Config(app.asgi, host, port, timeout_graceful_shutdown=stop_seconds, **settings))

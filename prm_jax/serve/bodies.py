@@ -1,0 +1,182 @@
+"""Bodies of requests, checked field by field, and bodies of answers. What is wrong is said by name, with what was expected."""
+
+import json
+import time
+import uuid
+
+import numpy as np
+
+from prm_jax.checkpoints.card import step_tag
+from prm_jax.data.formats import Encoded
+from prm_jax.data.units import UNITS, probability
+from prm_jax.model import HEADS
+from prm_jax.rerank import AGGREGATORS
+from prm_jax.scoring import ModelScorer
+from prm_jax.serve.worker import Job, Refused
+
+
+def expect(is_right: bool, where: str, found, expected: str, status: int = 400):
+    if not is_right:
+        text = repr(found)
+        raise Refused(status, f"{where}: got {text if len(text) < 80 else text[:80] + '...'}, expected {expected}")
+
+
+def no_number(text: str):
+    raise ValueError(f"{text} is no JSON")
+
+
+def read_json(body: bytes) -> dict:
+    """The object that a body holds. NaN and Infinity, which Python's reader takes, are no JSON."""
+    try:
+        found = json.loads(body.decode(), parse_constant=no_number)
+    except RecursionError:
+        raise Refused(400, "the body: nested too deeply") from None
+    except ValueError as error:
+        raise Refused(400, f"the body: not JSON in UTF-8 ({error})") from None
+    expect(isinstance(found, dict), "the body", found, "a JSON object")
+    return found
+
+
+def check_keys(found, where: str, allowed: tuple[str, ...]):
+    expect(isinstance(found, dict), where, found, "an object")
+    for key in found:
+        expect(key in allowed, f"{where}: unknown key", key, ", ".join(allowed))
+
+
+def check_text(x, where: str):
+    expect(isinstance(x, str), where, x, "a text")
+    expect(x.isascii() or not any("\ud800" <= c <= "\udfff" for c in x), where, x, "a text that UTF-8 can write")
+
+
+def check_list(x, where: str, most: int):
+    expect(isinstance(x, list) and x, where, x, "a list that is not empty")
+    expect(len(x) <= most, where, f"{len(x)} entries", f"at most {most}", 413)
+
+
+def score_job(body: dict, how: str, limits) -> tuple[Job, list[int]]:
+    """POST /score: the solutions of all problems, and how many each has.
+
+    {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, and "aggregator".
+    """
+    many = "problems" in body
+    check_keys(
+        body, "the body", ("problems", "aggregator") if many else ("problem", "steps", "candidates", "aggregator")
+    )
+    how = body.get("aggregator", how)
+    expect(isinstance(how, str) and how in AGGREGATORS, "aggregator", how, ", ".join(AGGREGATORS))
+    problems = body["problems"] if many else [{key: x for key, x in body.items() if key != "aggregator"}]
+    check_list(problems, "problems", limits.solutions)
+    rows, sizes = [], []
+    for p, problem in enumerate(problems):
+        where = f"problems[{p}]." if many else ""
+        check_keys(problem, where.rstrip(".") or "the body", ("problem", "steps", "candidates"))
+        check_text(problem.get("problem"), f"{where}problem")
+        expect(
+            ("steps" in problem) != ("candidates" in problem), f"{where}steps", sorted(problem), "steps or candidates"
+        )
+        is_one = "steps" in problem
+        candidates = [problem["steps"]] if is_one else problem["candidates"]
+        check_list(candidates, f"{where}candidates", limits.solutions)
+        for c, steps in enumerate(candidates):
+            here = f"{where}steps" if is_one else f"{where}candidates[{c}]"
+            check_list(steps, here, limits.steps)
+            for t, step in enumerate(steps):
+                check_text(step, f"{here}[{t}]")
+            rows.append((problem["problem"], tuple(steps)))
+        sizes.append(len(candidates))
+    expect(len(rows) <= limits.solutions, "problems", f"{len(rows)} solutions", f"at most {limits.solutions}", 413)
+    return Job(rows, how), sizes
+
+
+def score_answer(job: Job, sizes: list[int], scorer) -> dict:
+    """What POST /score answers: each candidate's step scores, aggregate and weakest step, and each problem's ranking."""
+    problems, at, log_odds = [], 0, UNITS[scorer.unit].log_odds
+    for size in sizes:
+        own, score_N = job.scores[at : at + size], job.log_scores[at : at + size]
+        at += size
+        candidates = [
+            {
+                "probability": probability(log_odds(score_T)).tolist(),
+                "log_odds": score_T.tolist(),
+                "log_score": score,
+                "weakest_step": int(score_T.argmin()) + 1,
+            }
+            for score_T, score in zip(own, score_N.tolist(), strict=True)
+        ]
+        problems.append({"candidates": candidates, "ranking": np.argsort(-score_N, kind="stable").tolist()})
+    return {"aggregator": job.how, "unit": scorer.unit, "label_kind": scorer.label_kind, "problems": problems}
+
+
+def no_pooling(scorer) -> str | None:
+    """Why a scorer has no scores in vLLM's form, None where it has."""
+    if not isinstance(scorer, ModelScorer):
+        return "it scores texts, without tokens"
+    if scorer.reference is not None:
+        return "it scores by the log-ratio of two models"
+    if HEADS[scorer.model.cfg.head].outputs > 2:
+        return f"its head has {HEADS[scorer.model.cfg.head].outputs} classes, of which one score is made"
+    if not scorer.format.outcome and step_tag(scorer.format, scorer.tokenizer) is None:
+        return f"format={scorer.format.name} reads scores at no token of its own"
+    return None
+
+
+def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job, bool]:
+    """POST /pooling: the inputs as tokens, and whether the answer is probabilities; vLLM's request of /pooling.
+
+    input: a text, a list of texts, token ids, or a list of lists of them. Each is read at every token that is the step tag
+    (vLLM's STEP pooling), of an outcome format at the last token.
+    """
+    why, outcome = no_pooling(scorer), isinstance(scorer, ModelScorer) and scorer.format.outcome
+    expect(why is None, "/pooling", names[0], f"a verifier that vLLM could serve: {why}; POST /score")
+    expect("messages" not in body, "messages", "a conversation", "its text or its token ids as `input`")
+    known = ("model", "input", "task", "use_activation", "add_special_tokens", "encoding_format", "user")
+    check_keys(body, "the body", known)
+    asked = body.get("model")
+    expect(asked is None or asked in names, "model", asked, f"{names[0]!r}, or none", 404)
+    task = "classify" if outcome else "token_classify"
+    expect(body.get("task", task) in (task, None), "task", body.get("task"), task)
+    for key in ("use_activation", "add_special_tokens"):
+        expect(body.get(key) in (None, True, False), key, body.get(key), "true or false")
+    expect(body.get("encoding_format", "float") == "float", "encoding_format", body.get("encoding_format"), "float")
+    given = body.get("input")
+    inputs = [given] if isinstance(given, str) or isinstance(given, list) and given and type(given[0]) is int else given
+    check_list(inputs, "input", limits.solutions)
+    vocab = scorer.model.cfg.vocab
+    for i, one in enumerate(inputs):
+        if isinstance(one, str):
+            check_text(one, f"input[{i}]")
+            continue
+        check_list(one, f"input[{i}]", limits.tokens)
+        for token in one:
+            expect(type(token) is int and 0 <= token < vocab, f"input[{i}]", token, f"token ids from 0 to {vocab - 1}")
+    special = body.get("add_special_tokens") is not False
+
+    def tokens() -> list[Encoded]:
+        """In the worker: a tokenizer is one thread's."""
+        tag, found = step_tag(scorer.format, scorer.tokenizer), []
+        for i, one in enumerate(inputs):
+            ids = scorer.tokenizer.encode(one, add_special_tokens=special) if isinstance(one, str) else one
+            ids_L = np.array(ids, np.int32)
+            read_T = np.array([len(ids_L) - 1]) if outcome else np.flatnonzero(ids_L == tag)
+            expect(len(read_T), f"input[{i}]", f"{len(ids_L)} tokens", f"some with the step tag, token {tag}")
+            found.append(Encoded(ids_L, read_T.astype(np.int32), 0))
+        return found
+
+    return Job(tokens=tokens), body.get("use_activation") is not False
+
+
+def pooling_answer(job: Job, activated: bool, scorer, name: str) -> dict:
+    """vLLM's answer of /pooling: for each input a row a step tag, [P(good)] of a head of one output, [P(bad), P(good)] of one
+    of two; not activated: logits, of which that of `bad` is taken as 0."""
+    two, data = HEADS[scorer.model.cfg.head].outputs == 2, []
+    for index, logit_T in enumerate(job.scores):
+        good_T = probability(logit_T) if activated else logit_T.astype(np.float64)
+        bad_T = probability(-logit_T) if activated else np.zeros_like(good_T)
+        rows = np.stack([bad_T, good_T] if two else [good_T], -1)
+        data.append(
+            {"index": index, "object": "pooling", "data": (rows[0] if scorer.format.outcome else rows).tolist()}
+        )
+    n = sum(len(e.ids_L) for e in job.encoded)
+    usage = {"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0}
+    about = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": name}
+    return about | {"data": data, "usage": usage}

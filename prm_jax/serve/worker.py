@@ -1,0 +1,142 @@
+"""One thread that scores all requests that wait at once: micro-batches onto prefix trees.
+
+While a batch is computed the next requests gather, so batches grow with the load and nobody waits for company.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.data.formats import Encoded
+from prm_jax.rerank import aggregate, round_score
+from prm_jax.scoring import ModelScorer, Rows
+from prm_jax.serve.metrics import Metrics
+
+LOG = logging.getLogger("prm_jax.serve")
+
+
+class Refused(Exception):
+    """A request that is not answered: its status and why, in one line."""
+
+    def __init__(self, status: int, why: str):
+        super().__init__(why)
+        self.status = status
+
+
+@dataclasses.dataclass
+class ServedScorer(ModelScorer):
+    """A ModelScorer that refuses solutions of more than `longest` tokens, and whose rows are widened for one batch alone."""
+
+    longest: int = 1 << 30
+
+    def __post_init__(self):
+        self.usual = self.row_tokens
+
+    def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
+        if (most := max(len(e.ids_L) for e in encoded)) > self.longest:
+            raise Refused(413, f"a solution has {most} tokens, expected at most {self.longest}")
+        self.row_tokens = self.usual
+        return super().score_encoded(encoded)
+
+
+@dataclasses.dataclass
+class Job:
+    """The solutions of one request: texts and the aggregator that ranks them, or a function that gives them as tokens."""
+
+    rows: Rows = ()
+    how: str = "min"
+    tokens: Callable[[], list[Encoded]] | None = None
+    answer: asyncio.Future | None = None
+    encoded: list[Encoded] | None = None  # what `tokens` gave
+    scores: list[np.ndarray] = dataclasses.field(default_factory=list)  # log-odds of each solution's steps
+    log_scores: np.ndarray | None = None  # of each solution, by `how`, rounded so that equal ones tie
+
+
+class Worker:
+    """Takes jobs from the event loop and gives them back scored. After `stop` what waits is still scored."""
+
+    def __init__(self, scorer, solutions: int, metrics: Metrics):
+        self.scorer, self.solutions, self.metrics = scorer, solutions, metrics
+        self.waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self.run, name="scorer", daemon=True)
+        self.thread.start()
+
+    async def score(self, job: Job) -> Job:
+        """The job with its scores. Raises Refused, InputError, or what went wrong."""
+        job.answer = asyncio.get_running_loop().create_future()
+        self.waiting.put(job)
+        return await job.answer
+
+    def stop(self):
+        self.waiting.put(None)
+        self.thread.join()
+
+    def run(self):
+        while (job := self.waiting.get()) is not None:
+            jobs, n = [job], max(1, len(job.rows))
+            while n < self.solutions and not self.waiting.empty():
+                job = self.waiting.get()
+                if job is None:  # stop, once these are done
+                    self.waiting.put(None)
+                    break
+                jobs.append(job)
+                n += max(1, len(job.rows))
+            done = self.work(jobs)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: stopping took too long
+                jobs[0].answer.get_loop().call_soon_threadsafe(give_back, done)
+
+    def work(self, jobs: list[Job]) -> list[tuple[Job, Exception | None]]:
+        """Each job and what went wrong with it. Where something did, halves are tried, until the one job is found that it was."""
+        try:
+            self.score_all(jobs)
+        except Exception as error:
+            if len(jobs) > 1:
+                middle = len(jobs) // 2
+                return self.work(jobs[:middle]) + self.work(jobs[middle:])
+            if not isinstance(error, (Refused, InputError)):
+                LOG.exception("scoring failed")  # for whoever runs the server; a client gets no more than a status
+            return [(jobs[0], error)]
+        return [(job, None) for job in jobs]
+
+    def score_all(self, jobs: list[Job]):
+        for job in jobs:
+            if job.tokens and job.encoded is None:
+                job.encoded = job.tokens()
+        rows = [row for job in jobs for row in job.rows]
+        encoded = [e for job in jobs for e in job.encoded or ()]
+        by_text = iter(self.scorer.score(rows) if rows else ())
+        by_token = iter(self.scorer.score_encoded(encoded) if encoded else ())
+        for job in jobs:
+            job.scores = [next(by_token) for _ in job.encoded] if job.tokens else [next(by_text) for _ in job.rows]
+            if not all(np.isfinite(score_T).all() for score_T in job.scores):
+                raise FloatingPointError(f"{self.scorer.name}: gives a score that is no number")
+        for how in {job.how for job in jobs if job.rows}:
+            own = [job for job in jobs if job.rows and job.how == how]
+            log_scores = iter(aggregated([score_T for job in own for score_T in job.scores], how))
+            for job in own:
+                job.log_scores = np.array([next(log_scores) for _ in job.rows])
+        self.metrics.solutions.add(len(rows) + len(encoded))
+        self.metrics.steps += sum(len(score_T) for job in jobs for score_T in job.scores)
+
+
+def aggregated(scores: list[np.ndarray], how: str) -> np.ndarray:
+    """Log score of each solution from the log-odds of its steps, score_N; few shapes, since each is compiled."""
+    N, T = (1 << (n - 1).bit_length() for n in (len(scores), max(map(len, scores))))
+    logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
+    for logit_T, mask_T, score_T in zip(logit_NT, mask_NT, scores, strict=False):
+        logit_T[: len(score_T)], mask_T[: len(score_T)] = score_T, True
+    score_N = round_score(aggregate(logit_NT, mask_NT, how, unit="logit"))
+    return np.asarray(score_N)[: len(scores)]
+
+
+def give_back(done: list[tuple[Job, Exception | None]]):
+    for job, error in done:
+        if not job.answer.done():  # its task may have been cancelled
+            job.answer.set_result(job) if error is None else job.answer.set_exception(error)
