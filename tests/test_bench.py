@@ -180,7 +180,10 @@ def test_the_compiled_steps_of_eight_devices_hold_an_eighth_each(tmp_path):
         ("rerank.python_trials=0", "error: rerank.python_trials: got 0, expected at least 1"),
         ("rerank.steps=2.5", "error: rerank.steps: got 2.5, expected an integer"),
         ("train.rows=3", "error: train.rows: got 3, expected a divisor of train.solutions (8)"),
-        ("what=sleep", "error: what: got 'sleep', expected train, score, sampling, rerank, search, startup, memory"),
+        (
+            "what=sleep",
+            "error: what: got 'sleep', expected train, score, sampling, rerank, search, serve, startup, memory",
+        ),
         ("peer=keras", "error: peer: got 'keras', expected null, torch, trl where what=train"),
         ("repeats=0", "error: repeats: got 0, expected at least 1"),
         ("dtypes=[float16]", "error: dtypes: got ['float16'], expected float32, bfloat16 or both"),

@@ -17,6 +17,7 @@ from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.sampling import bench_sampling
 from prm_jax.bench.score import bench_score
 from prm_jax.bench.search import bench_search
+from prm_jax.bench.serve import bench_serve
 from prm_jax.bench.train import bench_train
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
@@ -43,12 +44,12 @@ def bench_startup(cfg: BenchConfig) -> list[Row]:
 
 
 JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, "rerank": bench_rerank}
-JOBS |= {"search": bench_search, "startup": bench_startup, "memory": bench_memory}
+JOBS |= {"search": bench_search, "serve": bench_serve, "startup": bench_startup, "memory": bench_memory}
 
 
 @cli.command("bench")
 def main(cfg):
-    """Measure how fast this machine trains, scores, samples, searches, reranks and starts, or the bytes of a step on devices that are not here."""
+    """Measure how fast this machine trains, scores, samples, searches, serves, reranks and starts, or the bytes of a step on devices that are not here."""
     given, cfg = cfg, parse(cfg, BenchConfig)
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()

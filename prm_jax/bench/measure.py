@@ -69,6 +69,14 @@ class Search:
 
 
 @dataclasses.dataclass(frozen=True)
+class Serve:
+    requests: Count
+    candidates: Count
+    clients: Count
+    repeats: Count
+
+
+@dataclasses.dataclass(frozen=True)
 class Rerank:
     problems: Count
     candidates: Count
@@ -103,6 +111,7 @@ class BenchConfig:
     score: Score
     sampling: Samples
     search: Search
+    serve: Serve
     rerank: Rerank
     memory: Memory
     peer: str | None
