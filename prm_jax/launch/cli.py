@@ -115,7 +115,7 @@ def known_keys(config_name: str) -> list[str]:
 def print_help(config_name: str, doc: str):
     """The commented configuration files: Hydra's own help drops the comments, which say what each key means."""
     print(doc.strip(), end="\n\n")
-    module = {"sweeps": "figures.sweeps"}.get(config_name, config_name)
+    module = {"sweeps": "figures.sweeps", "compare": "serve.compare"}.get(config_name, config_name)
     command = Path(sys.argv[0]).name if config_name in ("train", "evaluate") else f"-m prm_jax.{module}"
     print(f"Usage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
     top = (CONF / f"{config_name}.yaml").read_text()

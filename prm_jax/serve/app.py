@@ -7,15 +7,15 @@ import hmac
 import json
 import logging
 import time
+from http import HTTPStatus
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from prm_jax import InputError
 from prm_jax.rerank import AGGREGATORS
@@ -24,6 +24,7 @@ from prm_jax.serve.bodies import pooling_answer, pooling_job, read_json, score_a
 from prm_jax.serve.metrics import Metrics
 from prm_jax.serve.worker import Refused, Worker
 
+MOST_HEADERS = 1 << 14  # bytes
 LOG = logging.getLogger("prm_jax.serve")
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
@@ -40,22 +41,25 @@ def refusal(status: int, why: str) -> Response:
     return json_response({"error": {"message": why, "type": kind, "code": status}}, status, **headers)
 
 
-class PatientProtocol(H11Protocol):
-    """uvicorn's protocol, which waits for a request's headers for ever: here for `seconds`; its own refusals are JSON too."""
+class PatientProtocol(AutoHTTPProtocol):
+    """uvicorn's protocol, which waits for headers for ever, as many as come: here for `seconds`. Its own refusals are JSON too."""
 
     def __init__(self, *args, seconds: float, **more):
         super().__init__(*args, **more)
-        self.seconds, self.timer = seconds, None
+        self.seconds, self.timer, self.size = seconds, None, 0
 
     def connection_made(self, transport):
         super().connection_made(transport)
         self.timer = self.loop.call_later(self.seconds, self.cut)
 
     def data_received(self, data: bytes):
+        self.size += len(data)
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:  # the headers are there
             self.stop_timer()
-        elif self.timer is None and self.conn.trailing_data[0]:  # the next request has begun
+        elif self.size > MOST_HEADERS:
+            self.refuse(431, f"the headers have more than {MOST_HEADERS} bytes")
+        elif self.timer is None:  # the next request has begun
             self.timer = self.loop.call_later(self.seconds, self.cut)
 
     def connection_lost(self, exc):
@@ -65,20 +69,21 @@ class PatientProtocol(H11Protocol):
     def stop_timer(self):
         if self.timer is not None:
             self.timer.cancel()
-        self.timer = None
+        self.timer, self.size = None, 0
 
     def cut(self):
-        if not self.transport.is_closing():
-            self.refuse(408, f"the headers did not arrive within {self.seconds:g} s")
+        self.refuse(408, f"the headers did not arrive within {self.seconds:g} s")
 
     def send_400_response(self, msg: str):
         self.refuse(400, msg)
 
     def refuse(self, status: int, why: str):
+        if self.transport.is_closing():
+            return
         response = refusal(status, why)
-        events = [h11.Response(status_code=status, headers=response.raw_headers), h11.Data(data=response.body)]
-        for event in (*events, h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event))
+        lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
+        lines += [b"%s: %s" % pair for pair in response.raw_headers]
+        self.transport.write(b"\r\n".join([*lines, b"", response.body]))
         self.transport.close()
 
 

@@ -1,0 +1,146 @@
+"""The same rows scored by us and by a server with vLLM's /pooling: python -m prm_jax.serve.compare checkpoint=X url=U input=FILE
+
+Token ids are sent, ours, so that what differs is the model. docs/vllm.md says what vLLM needs for each released format.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import urllib.error
+import urllib.request
+from typing import Literal
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.checkpoints.card import step_tag
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data import pools, rows, sources
+from prm_jax.data.formats import Encoded, Format, encode
+from prm_jax.data.units import probability
+from prm_jax.evals.common import BatchConfig
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import Count, Positive, expect, parse
+from prm_jax.model import choose_dtype
+from prm_jax.scoring import ModelScorer
+
+AT_ONCE = 32  # solutions a request
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareConfig:
+    """conf/compare.yaml says what each key means."""
+
+    checkpoint: str
+    which: Literal["best", "latest"]
+    dtype: str
+    format: Format
+    url: str
+    model: str | None
+    input: str
+    most: Count
+    batch: BatchConfig
+    seconds: Positive
+
+
+def read_solutions(path: str, most: int) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The first (id, problem, steps) rows of a file of solutions or a pool."""
+    if "candidates" in next(iter(rows.read_rows(path)), (0, {}))[1]:
+        found = pools.candidate_rows(pools.iter_pool(path))
+    else:
+        found = ((s.id, s.problem, s.steps) for s in sources.load(path, "native")[0])
+    return [(str(i), problem, tuple(steps)) for i, problem, steps in itertools.islice(found, most)]
+
+
+def ask(url: str, body: dict, seconds: float) -> dict:
+    """The JSON that a POST answers; InputError with the server's own words where it refuses."""
+    headers = {"Content-Type": "application/json"}
+    if token := os.environ.get("PRM_JAX_TOKEN"):
+        headers["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(f"{url.rstrip('/')}/pooling", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        why = " ".join(error.read().decode(errors="replace").split())[:300]
+        raise InputError(f"{url}: status {error.code}: {why}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{url}: no answer of /pooling ({error})") from None
+
+
+def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str) -> np.ndarray:
+    """P(good) at each step, score_T, of what a server gave for a solution: a row of class probabilities for each token, or for
+    each that is the step tag (vLLM's STEP pooling); of an outcome model one. Classes: [good], or bad first and good after it.
+    """
+    class_nC = class_nC.reshape(1, -1) if class_nC.ndim == 1 else class_nC
+    places = {len(encoded.ids_L): np.arange(len(encoded.ids_L))}  # of what was given, by their number
+    tags_n = encoded.step_end_T if tag is None else np.flatnonzero(encoded.ids_L == tag)
+    places[len(tags_n)] = tags_n
+    if len(class_nC) not in places or class_nC.shape[1] > 3:
+        expected = f"rows of 1 to 3 classes: {' or '.join(map(str, sorted(places)))} of them"
+        hint = "is the step tag the server's? (docs/vllm.md)"
+        raise InputError(f"{where}: the server gave an array of shape {class_nC.shape}, expected {expected}; {hint}")
+    if not ((class_nC >= 0) & (class_nC <= 1)).all():
+        raise InputError(
+            f"{where}: the server gave {class_nC.ravel()[:4]}, expected probabilities: use_activation is off there"
+        )
+    good_n = class_nC[:, -1] if class_nC.shape[1] < 3 else class_nC[:, 1:].sum(-1)
+    return good_n[np.searchsorted(places[len(class_nC)], encoded.step_end_T)]
+
+
+def theirs(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: CompareConfig) -> list[np.ndarray]:
+    """P(good) of each solution's steps by the server."""
+    outcome = scorer.format.outcome
+    tag = None if outcome else step_tag(scorer.format, scorer.tokenizer)
+    about = {"task": "classify" if outcome else "token_classify"} | ({"model": cfg.model} if cfg.model else {})
+    found = []
+    for at in range(0, len(encoded), AT_ONCE):
+        here = encoded[at : at + AT_ONCE]
+        answer = ask(cfg.url, about | {"input": [e.ids_L.tolist() for e in here]}, cfg.seconds)
+        try:
+            data = [np.array(row["data"], np.float64) for row in sorted(answer["data"], key=lambda row: row["index"])]
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise InputError(f"{cfg.url}: an answer that is none of /pooling ({why})") from None
+        expect(len(data) == len(here), f"{cfg.url}: results", len(data), f"{len(here)}, one a solution")
+        found += [at_steps(*pair, tag, f"solution {i}") for pair, i in zip(zip(data, here), ids[at:])]
+    return found
+
+
+@cli.command("compare")
+def main(cfg):
+    """Score the same rows by us and by a vLLM server (or another that has its /pooling), and print the difference."""
+    given, cfg = cfg, parse(cfg, CompareConfig)
+    folder = run_folder.output_dir()
+    with run_folder.claimed(folder, given):
+        solutions = read_solutions(cfg.input, cfg.most)
+        loaded = open_checkpoint(cfg.checkpoint, cfg.which, cfg.format, choose_dtype(cfg.dtype))
+        scorer = loaded.scorer(cfg.batch.rows, cfg.batch.tokens)
+        ids, texts = [i for i, *_ in solutions], [(problem, steps) for _, problem, steps in solutions]
+        encoded = encode(scorer.format, scorer.tokenizer, texts)
+        other = theirs(scorer, encoded, ids, cfg)
+        own = [probability(score_T) for score_T in scorer.score_encoded(encoded)]
+    difference_n = np.abs(np.concatenate(own) - np.concatenate(other))
+    largest = [float(np.abs(a - b).max()) for a, b in zip(own, other, strict=True)]
+    worst = int(np.argmax(largest))
+    step = int(np.abs(own[worst] - other[worst]).argmax())
+    results = {"verifier": scorer.name, "url": cfg.url, "format": scorer.format.name, "dtype": cfg.dtype}
+    results |= {"solutions": len(own), "steps": len(difference_n), "largest_difference": largest[worst]}
+    results |= {"mean_difference": float(difference_n.mean()), "at": {"id": ids[worst], "step": step + 1}}
+    results["same_side_of_half"] = float(np.mean((np.concatenate(own) >= 0.5) == (np.concatenate(other) >= 0.5)))
+    results["same_weakest_step"] = float(np.mean([a.argmin() == b.argmin() for a, b in zip(own, other, strict=True)]))
+    run_folder.write_json(folder / "results.json", results)
+    print(f"compared    {len(own)} solutions, {len(difference_n)} steps of {scorer.name}, ours in {cfg.dtype}")
+    print(f"differs     P(good) by at most {largest[worst]:.3g}, {difference_n.mean():.3g} on average")
+    print(
+        f"worst       solution {ids[worst]}, step {step + 1}: ours {own[worst][step]:.6f}, theirs {other[worst][step]:.6f}"
+    )
+    print(
+        f"same        side of 0.5 {results['same_side_of_half']:.4f}, weakest step {results['same_weakest_step']:.4f}"
+    )
+    print(f"results     {folder / 'results.json'}")
+
+
+if __name__ == "__main__":
+    main()

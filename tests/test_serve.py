@@ -1,0 +1,548 @@
+"""The HTTP scorer: its answers are task=score's, nothing is lost under load, and what is wrong gets a reason and harms nobody."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+
+import hydra
+import numpy as np
+import pytest
+from conftest import ROOT, call, printed, start
+
+from prm_jax import InputError
+from prm_jax.bench import __main__ as bench_command
+from prm_jax.bench import serve as bench
+from prm_jax.data.formats import Encoded
+from prm_jax.data.units import probability
+from prm_jax.launch.config import CONF, parse
+from prm_jax.scoring import RandomScorer
+from prm_jax.serve import __main__ as command
+from prm_jax.serve import bodies, compare
+from prm_jax.serve.app import App, make_server
+from prm_jax.serve.worker import Job, aggregated
+
+PROBLEM = "4 +5 *3 mod7?"
+RIGHT, WRONG, SHORT = ("4+5=2", "2*3=6"), ("4+5=3", "3*3=2"), ("4+5*3=6",)
+JSON = {"Content-Type": "application/json"}
+
+
+def config(*overrides):
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return parse(hydra.compose("serve", ["checkpoint=embedded_orm", *overrides]), command.ServeConfig)
+
+
+LIMITS = config().limits  # before a command runs in this process
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return command.open_served(config("batch.rows=2"))[0]
+
+
+@contextlib.contextmanager
+def served(scorer, token=None, solutions=512, **limits):
+    """(address, App) of a server in this process."""
+    app = App(
+        scorer,
+        ("embedded_orm",),
+        "min",
+        dataclasses.replace(LIMITS, **limits),
+        solutions,
+        token,
+        command.PAGE.read_bytes(),
+    )
+    with command.listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        server = make_server(app, "127.0.0.1", port, 5)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}", app
+        finally:
+            server.should_exit = True
+            thread.join()
+            app.worker.stop()
+
+
+@pytest.fixture(scope="module")
+def address(scorer):
+    with served(scorer, seconds=5.0) as (url, _):
+        yield url
+
+
+def ask(url, method, path, body=None, headers=JSON):
+    """(status, JSON or text, headers) of one request."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    body = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
+    connection.request(method, path, body, headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    is_json = answer.headers["content-type"] == "application/json"
+    return answer.status, json.loads(text) if is_json else text, answer.headers
+
+
+def raw(url, *parts, pause=0.0):
+    """What a server sends to a client that writes these bytes, with a pause after each part."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
+        for part in parts:
+            client.sendall(part)
+            time.sleep(pause)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := client.recv(1 << 16):
+                answer += part
+    return answer.decode()
+
+
+# Answers
+
+
+def test_one_solution_and_candidates_of_many_problems(address, scorer):
+    logit = {
+        row: x for row, x in zip((RIGHT, WRONG, SHORT), scorer.score([(PROBLEM, s) for s in (RIGHT, WRONG, SHORT)]))
+    }
+    status, one, _ = ask(address, "POST", "/score", {"problem": PROBLEM, "steps": WRONG, "aggregator": "prod"})
+    (scored,) = one["problems"][0]["candidates"]
+    assert status == 200 and scored["weakest_step"] == int(logit[WRONG].argmin()) + 1
+    np.testing.assert_allclose(scored["log_odds"], logit[WRONG], atol=1e-5)
+    np.testing.assert_allclose(scored["probability"], 1 / (1 + np.exp(-logit[WRONG])), atol=1e-6)
+    np.testing.assert_allclose(scored["log_score"], -np.logaddexp(0, -logit[WRONG]).sum(), rtol=2e-5)
+    about = {"model": "embedded_orm", "aggregator": "prod", "unit": "logit", "label_kind": "correctness"}
+    assert {key: one[key] for key in about} == about and one["problems"][0]["ranking"] == [0]
+
+    candidates = [WRONG, RIGHT, SHORT, RIGHT]
+    body = {"problems": [{"problem": PROBLEM, "candidates": candidates}, {"problem": PROBLEM, "steps": SHORT}]}
+    _, many, _ = ask(address, "POST", "/score", body)
+    best, alone = many["problems"]
+    lowest = [logit[row].min() for row in candidates]
+    np.testing.assert_allclose(
+        [c["log_score"] for c in best["candidates"]], -np.logaddexp(0, -np.array(lowest)), rtol=2e-5
+    )
+    assert best["ranking"] == sorted(range(4), key=lambda i: -lowest[i])  # of equal ones the first leads
+    assert [len(c["log_odds"]) for c in best["candidates"]] == [2, 2, 1, 2] and len(alone["candidates"]) == 1
+
+
+def test_aggregates_of_ragged_solutions():
+    scores = [np.log(np.array(p) / (1 - np.array(p))).astype(np.float32) for p in ([0.5, 0.8, 0.9], [0.4])]
+    np.testing.assert_allclose(np.exp(aggregated(scores, "prod")), [0.36, 0.4], rtol=2e-5)
+    np.testing.assert_allclose(np.exp(aggregated(scores, "last")), [0.9, 0.4], rtol=2e-5)
+
+
+def test_pooling_has_vllms_shape_and_the_scores_of_score(address, scorer):
+    """The text as our format writes it, its token ids, and both at once, which are a batch."""
+    text = PROBLEM + "".join(step + "\n" for step in WRONG)
+    ids = scorer.tokenizer.encode(text, add_special_tokens=False)
+    first = ids[: ids.index(ids[-1]) + 1]  # up to the first step's tag
+    expected = probability(scorer.score([(PROBLEM, WRONG)])[0])[:, None]
+    for given, n in ((text, 1), ([text, text], 2), (ids, 1), ([ids, first, text], 3)):
+        status, got, _ = ask(address, "POST", "/pooling", {"input": given, "task": "token_classify"})
+        assert status == 200 and [row["index"] for row in got["data"]] == list(range(n))
+        assert got["object"] == "list" and {row["object"] for row in got["data"]} == {"pooling"}
+        np.testing.assert_allclose(got["data"][0]["data"], expected, atol=1e-6)
+    assert got["usage"]["prompt_tokens"] == 2 * len(ids) + len(first) and got["model"] == "embedded_orm"
+    _, got, _ = ask(address, "POST", "/pooling", {"input": ids, "use_activation": False, "model": "embedded_orm"})
+    np.testing.assert_allclose(probability(got["data"][0]["data"]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("head", "outcome"), [("binary", False), ("mlp", False), ("scalar", True)])
+def test_pooling_of_other_heads(head, outcome):
+    fmt = types.SimpleNamespace(outcome=outcome)
+    fake = types.SimpleNamespace(format=fmt, model=types.SimpleNamespace(cfg=types.SimpleNamespace(head=head)))
+    logit_T = np.array([0.0] if outcome else [0.0, np.log(3)], np.float32)
+    job = Job(encoded=[Encoded(np.zeros(7, np.int32), np.arange(len(logit_T)), 0)], scores=[logit_T])
+    shown = lambda activated: bodies.pooling_answer(job, activated, fake, "m")["data"][0]["data"]
+    np.testing.assert_allclose(shown(True), [0.5] if outcome else [[0.5, 0.5], [0.25, 0.75]], rtol=1e-6)
+    np.testing.assert_allclose(shown(False), [0] if outcome else [[0, 0], [0, np.log(3)]], atol=1e-6)
+
+
+def test_a_scorer_without_a_model_is_served_too():
+    with served(RandomScorer(0)) as (url, _):
+        _, got, _ = ask(url, "POST", "/score", {"problem": "p", "steps": ["a", "b"]})
+        np.testing.assert_allclose(
+            got["problems"][0]["candidates"][0]["log_odds"], RandomScorer(0).score([("p", ("a", "b"))])[0]
+        )
+        status, refused, _ = ask(url, "POST", "/pooling", {"input": "p"})
+        assert status == 400 and "it scores texts, without tokens; POST /score" in refused["error"]["message"]
+        assert "prm_jax_tokens_total" not in ask(url, "GET", "/metrics")[1]
+
+
+def test_health_metrics_and_page(scorer):
+    with served(scorer) as (url, _):
+        for body, status in (({"problem": PROBLEM, "steps": RIGHT}, 200), ({}, 400)):
+            assert ask(url, "POST", "/score", body)[0] == status
+        ask(url, "GET", f"/{'x' * 50}")
+        _, about, _ = ask(url, "GET", "/health")
+        assert (about["status"], about["model"], about["objective"]) == ("ok", "embedded_orm", "orm")
+        _, text, headers = ask(url, "GET", "/metrics")
+        assert headers["content-type"].startswith("text/plain; version=0.0.4")
+        for line in ('requests_total{path="/score",status="200"} 1', 'requests_total{path="/score",status="400"} 1',
+                     'requests_total{path="other",status="404"} 1', 'batch_solutions_bucket{le="1"} 1', "steps_total 2",
+                     "batch_solutions_count 1", "request_seconds_count 3", "requests_waiting 0"):  # fmt: skip
+            assert f"\nprm_jax_{line}\n" in text
+        assert re.fullmatch(r"(# (HELP|TYPE) .*\n|[a-z_]+(\{[^}]*\})? [-+.e\d]+\n)*", text)
+        assert ask(url, "GET", "/")[2]["content-security-policy"].startswith("default-src 'none'")
+
+
+# Under load
+
+
+def test_many_clients_at_once_get_what_task_score_gives(monkeypatch, tmp_path, scorer):
+    """The bench's own comparison, with a server in this process."""
+
+    @contextlib.contextmanager
+    def started():
+        with served(scorer) as (url, _):
+            yield url
+
+    monkeypatch.setattr(bench, "started", started)
+    sizes = [f"serve.{key}" for key in ("requests=192", "candidates=2", "clients=64", "repeats=1")]
+    monkeypatch.setattr(sys, "argv", ["bench", "what=serve", *sizes, f"hydra.run.dir={tmp_path}/bench"])
+    bench_command.main()
+    got = json.loads((tmp_path / "bench" / "results.json").read_text())
+    assert got["serve_lost_requests"] == 0 and got["serve_largest_difference"] < 1e-5
+    ratio = got["serve_solutions_per_second"] / got["score_solutions_per_second"]
+    assert got["serve_share_of_score"] == pytest.approx(ratio)
+    assert 0 < got["serve_p50_milliseconds"] <= got["serve_p99_milliseconds"]
+
+
+class Gate:
+    """A scorer that waits until it may go on, and notes how many solutions it is given at a time."""
+
+    name, unit, label_kind, objective = "gate", "logit", "unknown", "prm"
+
+    def __init__(self):
+        self.open, self.sizes = threading.Event(), []
+
+    def score(self, rows):
+        self.sizes.append(len(rows))
+        self.open.wait(20)
+        if any("fail" in problem for problem, _ in rows):
+            raise RuntimeError("a secret of /home/me")
+        if any("InputError" in problem for problem, _ in rows):
+            raise InputError("problem: holds the separator")
+        return [
+            np.full(len(steps), np.nan if "nan" in problem else len(problem), np.float32) for problem, steps in rows
+        ]
+
+
+def in_threads(url, problems):
+    """Requests that are on their way, and their answers once they are joined."""
+    found = {}
+
+    def one(problem):
+        found[problem] = ask(url, "POST", "/score", {"problem": problem, "steps": ["s"]})
+
+    threads = [threading.Thread(target=one, args=(problem,)) for problem in problems]
+    for thread in threads:
+        thread.start()
+    return threads, found
+
+
+def until(is_so):
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_what_waits_is_scored_together_and_one_failure_is_no_one_elses(caplog):
+    gate = Gate()
+    with served(gate) as (url, app):
+        first, _ = in_threads(url, ["first"])
+        until(lambda: gate.sizes == [1])
+        problems = ["fail", "InputError", "nan", *(f"good {'x' * n}" for n in range(9))]
+        threads, found = in_threads(url, problems)
+        until(lambda: app.metrics.waiting == 13)
+        gate.open.set()
+        for thread in first + threads:
+            thread.join()
+    assert gate.sizes[1] == 12  # then halves
+    assert {name: found[name][0] for name in problems[:3]} == {"fail": 500, "InputError": 400, "nan": 500}
+    assert found["InputError"][1]["error"]["message"] == "problem: holds the separator"
+    assert "secret" not in str(found) and "Traceback" not in str(found) and "secret" in caplog.text
+    for problem in problems[3:]:
+        assert found[problem][1]["problems"][0]["candidates"][0]["log_odds"] == [len(problem)]
+
+
+def test_too_many_at_once_are_told_to_come_again():
+    gate = Gate()
+    with served(gate, requests=2) as (url, app):
+        threads, found = in_threads(url, ["a", "b"])
+        until(lambda: app.metrics.waiting == 2)
+        status, answer, headers = ask(url, "POST", "/score", {"problem": "c", "steps": ["s"]})
+        assert status == 429 and headers["retry-after"] == "1" and "2 requests are being answered" in str(answer)
+        assert ask(url, "GET", "/health")[0] == 200
+        gate.open.set()
+        for thread in threads:
+            thread.join()
+        assert [found[name][0] for name in "ab"] == [200, 200]
+        assert ask(url, "POST", "/score", {"problem": "c", "steps": ["s"]})[0] == 200
+
+
+# What is wrong
+
+STEPS = {"problem": PROBLEM, "steps": ["4+5=2"]}
+DEEP = b'{"problem": ' + b"[" * 100_000 + b"]" * 100_000 + b', "steps": ["s"]}'
+BAD = {
+    # name: (method, path, body, headers), status, what the reason says
+    "no body": (("POST", "/score", b"", JSON), 400, "the body: not JSON in UTF-8"),
+    "not JSON": (("POST", "/score", b"{'problem': 1}", JSON), 400, "the body: not JSON in UTF-8 (Expecting"),
+    "cut short": (("POST", "/score", b'{"problem": "p", "st', JSON), 400, "the body: not JSON"),
+    "two values": (("POST", "/score", b"{}{}", JSON), 400, "the body: not JSON in UTF-8 (Extra data"),
+    "not UTF-8": (("POST", "/score", b'{"problem": "\xff"}', JSON), 400, "the body: not JSON in UTF-8 ('utf-8'"),
+    "NaN": (("POST", "/score", b'{"problem": NaN, "steps": ["s"]}', JSON), 400, "NaN is no JSON"),
+    "Infinity": (("POST", "/score", b'{"problem": -Infinity}', JSON), 400, "-Infinity is no JSON"),
+    "a long number": (("POST", "/score", b'{"problem": ' + b"9" * 9999 + b"}", JSON), 400, "the body: not JSON"),
+    "deep": (("POST", "/score", DEEP, JSON), 400, "the body: nested too deeply"),
+    "deep objects": (("POST", "/pooling", b'{"a":' * 99_999 + b"1" + b"}" * 99_999, JSON), 400, "nested too deeply"),
+    "a list": (("POST", "/score", [STEPS], JSON), 400, "the body: got [{'problem'"),
+    "a number": (("POST", "/score", 7, JSON), 400, "the body: got 7, expected a JSON object"),
+    "null": (("POST", "/score", b"null", JSON), 400, "the body: got None, expected a JSON object"),
+    "nothing in it": (("POST", "/score", {}, JSON), 400, "problem: got None, expected a text"),
+    "unknown key": (("POST", "/score", STEPS | {"path": "/etc/passwd"}, JSON), 400, "unknown key: got 'path'"),
+    "problem a number": (("POST", "/score", STEPS | {"problem": 4}, JSON), 400, "problem: got 4, expected a text"),
+    "half a surrogate": (("POST", "/score", STEPS | {"problem": "\ud800"}, JSON), 400, "problem: got '\\ud800'"),
+    "steps a text": (("POST", "/score", STEPS | {"steps": "4+5=2"}, JSON), 400, "steps: got '4+5=2', expected a list"),
+    "no steps": (("POST", "/score", STEPS | {"steps": []}, JSON), 400, "steps: got [], expected a list that is not empty"),
+    "a step null": (("POST", "/score", STEPS | {"steps": ["a", None]}, JSON), 400, "steps[1]: got None, expected a text"),
+    "a step a list": (("POST", "/score", STEPS | {"steps": [["a"]]}, JSON), 400, "steps[0]: got ['a'], expected a text"),
+    "both forms": (("POST", "/score", STEPS | {"candidates": [["a"]]}, JSON), 400, "expected steps or candidates"),
+    "candidates flat": (("POST", "/score", {"problem": "p", "candidates": ["a"]}, JSON), 400, "candidates[0]: got 'a'"),
+    "problems flat": (("POST", "/score", {"problems": ["p"]}, JSON), 400, "problems[0]: got 'p', expected an object"),
+    "problems of one": (("POST", "/score", {"problems": STEPS}, JSON), 400, "problems: got {'problem'"),
+    "aggregator": (("POST", "/score", STEPS | {"aggregator": "../min"}, JSON), 400, "aggregator: got '../min', expected min,"),
+    "aggregator a list": (("POST", "/score", STEPS | {"aggregator": ["min"]}, JSON), 400, "aggregator: got ['min']"),
+    "too many steps": (("POST", "/score", STEPS | {"steps": ["a"] * 513}, JSON), 413, "steps: got '513 entries', expected at most 512"),
+    "too many solutions": (("POST", "/score", {"problem": "p", "candidates": [["a"]] * 1025}, JSON), 413, "at most 1024"),
+    "too many tokens": (("POST", "/score", STEPS | {"problem": "1" * 9000}, JSON), 413, "tokens, expected at most 8192"),
+    "too many bytes": (("POST", "/score", STEPS | {"problem": "1" * 1_500_000}, JSON), 413, "expected at most 1048576"),
+    "a text": (("POST", "/score", STEPS, {"Content-Type": "text/plain"}), 415, "content-type: got 'text/plain'"),
+    "a form": (("POST", "/score", b"problem=p", {"Content-Type": "application/x-www-form-urlencoded"}), 415, "content-type"),
+    "no type": (("POST", "/score", STEPS, {}), 415, "content-type: got '', expected 'application/json'"),
+    "another method": (("DELETE", "/score", None, {}), 405, "DELETE '/score': Method Not Allowed"),
+    "no such path": (("GET", "/score/1", None, {}), 404, "GET '/score/1': Not Found"),
+    "up the tree": (("GET", "/../../etc/passwd", None, {}), 404, "Not Found"),
+    "up, encoded": (("GET", "/%2e%2e/%2e%2e/etc/passwd", None, {}), 404, "Not Found"),
+    "up, twice": (("GET", "//etc/passwd", None, {}), 404, "Not Found"),
+    "a zero byte": (("GET", "/health%00.html", None, {}), 404, "Not Found"),
+    "pooling, no input": (("POST", "/pooling", {}, JSON), 400, "input: got None, expected a list that is not empty"),
+    "pooling, wrong ids": (("POST", "/pooling", {"input": [[1, 320]]}, JSON), 400, "input[0]: got 320, expected token ids from 0 to 319"),
+    "pooling, true": (("POST", "/pooling", {"input": [[1, True]]}, JSON), 400, "input[0]: got True"),
+    "pooling, no step": (("POST", "/pooling", {"input": ["4?"]}, JSON), 400, "expected some with the step tag"),
+    "pooling, long": (("POST", "/pooling", {"input": [[1] * 8193]}, JSON), 413, "input[0]: got '8193 entries'"),
+    "pooling, task": (("POST", "/pooling", {"input": "4?\n", "task": "embed"}, JSON), 400, "task: got 'embed', expected token_classify"),
+    "pooling, model": (("POST", "/pooling", {"input": "4?\n", "model": "../../run"}, JSON), 404, "model: got '../../run'"),
+    "pooling, base64": (("POST", "/pooling", {"input": "4?\n", "encoding_format": "base64"}, JSON), 400, "encoding_format"),
+    "pooling, chat": (("POST", "/pooling", {"messages": []}, JSON), 400, "messages: got 'a conversation'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_gets_a_reason(address, name):
+    request, status, why = BAD[name]
+    got, answer, headers = ask(address, *request)
+    assert got == status and why in answer["error"]["message"] and answer["error"]["code"] == status
+    assert headers["content-type"] == "application/json" and "Traceback" not in str(answer)
+
+
+def test_the_server_is_alive_after_all_of_them(address):
+    assert ask(address, "POST", "/score", STEPS)[0] == 200
+
+
+def test_what_is_no_http_gets_a_reason_and_slow_writers_are_cut(scorer):
+    head = b"POST /score HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    with served(scorer, seconds=0.3) as (url, _):
+        for parts, status, why in (
+            ((b"\x16\x03\x01\x02\x00\r\n\r\n",), 400, "Invalid HTTP request"),
+            ((b"GET / HTTP/1.1\r\nHost: h\r\nx: " + b"y" * 100_000,), 4, ""),
+            ((b"",), 408, "the headers did not arrive within 0.3 s"),
+            ((b"GET /health HT",), 408, "the headers did not arrive within 0.3 s"),
+            (
+                (head + b"Content-Length: 40\r\n\r\n", b'{"pro'),
+                408,
+                "the body did not arrive within 0.3 s: 5 bytes did",
+            ),
+            ((head + b"Transfer-Encoding: chunked\r\n\r\n", b"5\r\n"), 408, "the body did not arrive"),
+            ((head + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n"), 400, ""),
+        ):
+            begun = time.monotonic()
+            answer = raw(url, *parts)
+            assert answer.startswith(f"HTTP/1.1 {status}") and why in answer and time.monotonic() - begun < 5
+            assert json.loads(answer.split("\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
+        # A byte now and then is slow too; so is the second request of a connection.
+        assert "the headers did not arrive" in raw(url, b"G", b"E", b"T", b" ", b"/", pause=0.08)
+        both = raw(url, b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n", b"GET /health", pause=0.05)
+        assert both.startswith("HTTP/1.1 200") and "HTTP/1.1 408" in both
+        with contextlib.closing(socket.create_connection(url.removeprefix("http://").split(":"))) as client:
+            client.sendall(head + b"Content-Length: 40\r\n\r\n{")  # and leaves
+        assert ask(url, "POST", "/score", STEPS)[0] == 200
+
+
+def test_a_token_is_asked_for_where_there_is_one(scorer):
+    with served(scorer, token="secret") as (url, _):
+        for given, status in (
+            ("", 401),
+            ("Bearer", 401),
+            ("Bearer secre", 401),
+            ("Bearer sécret", 401),
+            ("Bearer secret", 200),
+        ):
+            headers = JSON | {"Authorization": given.encode()}
+            assert ask(url, "POST", "/score", STEPS, headers)[0] == status
+        assert ask(url, "GET", "/metrics")[0] == 401 and ask(url, "GET", "/health")[0] == ask(url, "GET", "/")[0] == 200
+
+
+# The command
+
+
+def test_sigterm_finishes_what_was_accepted(tmp_path):
+    """A request whose body is still on its way when the signal comes; a new connection is refused."""
+    asked = ["checkpoint=random", "port=0", f"hydra.run.dir={tmp_path}/run"]
+    process = start("prm_jax/serve/__main__.py", *asked, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    try:
+        assert process.stdout.readline() == "verifier    random\n"
+        url = process.stdout.readline().split()[1]
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps({"problem": "p", "steps": ["s"]}).encode()
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            head = f"POST /score HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body[:5])
+            until(lambda: "requests_waiting 1" in ask(url, "GET", "/metrics")[1])
+            process.send_signal(signal.SIGTERM)
+
+            def refuses():
+                with contextlib.suppress(ConnectionRefusedError):
+                    socket.create_connection((host, int(port)), timeout=5).close()
+                    return False
+                return True
+
+            until(refuses)
+            client.sendall(body[5:])
+            assert b"HTTP/1.1 200 OK" in client.recv(1 << 16)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and out.endswith(" 1 steps scored\n") and "Traceback" not in err
+    requests = json.loads((tmp_path / "run" / "results.json").read_text())["requests"]
+    assert requests.pop("/metrics 200") >= 1 and requests == {"/score 200": 1}
+
+
+def test_what_the_command_cannot_do_it_says_in_one_line(monkeypatch, tmp_path):
+    folder = f"hydra.run.dir={tmp_path}/a"
+    said = lambda *asked: call(command.main, monkeypatch, "serve", *asked, folder)
+    with command.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert said(f"port={port}").startswith(f"error: host, port: cannot listen at 127.0.0.1:{port} (")
+    assert said("port=0", "checkpoint=embedded").startswith("error: ") and "objective=lm" in said(
+        "port=0", "checkpoint=embedded"
+    )
+    assert said("port=0", "checkpoint=none/such").startswith("error: none/such")
+    assert said("aggregator=best").startswith("error: aggregator: got 'best', expected min, ")
+    assert said("limits.tokens=0") == "error: limits.tokens: got 0, expected at least 1"
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "prm_jax.serve.app")
+    assert said() == "error: the server needs the package uvicorn: pip install starlette uvicorn"
+    assert not (tmp_path / "a" / ".hydra").exists()
+
+
+# Beside vLLM
+
+
+@pytest.fixture
+def solutions(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": PROBLEM, "completions": list(steps)} for steps in (RIGHT, WRONG, SHORT)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_comparison_with_a_server_of_poolings_shape(address, solutions, monkeypatch, tmp_path):
+    asked = ["checkpoint=embedded_orm", f"input={solutions}", f"url={address}"]
+    out = printed(compare.main, monkeypatch, *asked, f"hydra.run.dir={tmp_path}/a", cwd=tmp_path)
+    got = json.loads((tmp_path / "a" / "results.json").read_text())
+    assert (got["solutions"], got["steps"], got["same_weakest_step"]) == (3, 5, 1.0) and got[
+        "largest_difference"
+    ] < 1e-6
+    assert "compared    3 solutions, 5 steps of embedded_orm, ours in float32" in out
+
+    real = compare.theirs
+    worse = lambda *args: [score_T - 0.125 * (t == 1) for t, score_T in enumerate(real(*args))]
+    monkeypatch.setattr(compare, "theirs", worse)
+    printed(compare.main, monkeypatch, *asked, f"hydra.run.dir={tmp_path}/b", cwd=tmp_path)
+    got = json.loads((tmp_path / "b" / "results.json").read_text())
+    assert (got["largest_difference"], got["mean_difference"]) == pytest.approx((0.125, 0.05), abs=1e-6)
+    assert got["at"]["id"] == "rows.jsonl:2"
+
+    said = lambda *more: call(compare.main, monkeypatch, "compare", *asked, *more, f"hydra.run.dir={tmp_path}/c")
+    assert said("model=other").startswith(f"error: {address}: status 404: ") and "model: got 'other'" in said(
+        "model=other"
+    )
+    assert said("url=http://127.0.0.1:9").startswith("error: http://127.0.0.1:9: no answer of /pooling (")
+
+
+def test_a_servers_scores_are_found_at_the_steps():
+    """Tokens 5 7 9 5 7: the tag 7 stands behind the one step and in its text."""
+    encoded = Encoded(np.array([5, 7, 9, 5, 7]), np.array([4]), 1)
+    of_all, of_tags = np.array([[0.1], [0.2], [0.3], [0.4], [0.5]]), np.array([[0.2], [0.5]])
+    assert compare.at_steps(of_all, encoded, 7, "it") == compare.at_steps(of_tags, encoded, 7, "it") == 0.5
+    assert compare.at_steps(np.hstack([1 - of_tags, of_tags]), encoded, 7, "it") == 0.5
+    assert compare.at_steps(np.array([[0.9, 0, 0.1], [0.25, 0.5, 0.25]]), encoded, 7, "it") == 0.75
+    assert compare.at_steps(np.array([0.625]), encoded, None, "it") == 0.625  # an outcome model's
+    with pytest.raises(
+        InputError, match=r"it: the server gave an array of shape \(3, 1\), expected rows of .* 2 or 5 of them"
+    ):
+        compare.at_steps(of_all[:3], encoded, 7, "it")
+    with pytest.raises(InputError, match="expected probabilities: use_activation is off there"):
+        compare.at_steps(of_tags * 7, encoded, 7, "it")
+
+
+# The page
+
+
+def test_the_page_shows_steps_and_marks_the_weakest(chromium, address, scorer):
+    find = lambda name: chromium.find_element("id", name)
+    chromium.get_log("performance")
+    chromium.get(address)
+    until(lambda: "embedded_orm: orm" in find("about").text)
+    steps = ("4+5=3", "<img src=x onerror=alert(1)>", "3*3=2")
+    find("problem").send_keys(PROBLEM)
+    find("steps").send_keys("\n\n".join(steps))
+    find("send").click()
+    until(lambda: find("result").is_displayed())
+    logit_T = scorer.score([(PROBLEM, steps)])[0]
+    items = find("scored").find_elements("css selector", "li")
+    values = [float(item.find_element("css selector", "data").get_attribute("value")) for item in items]
+    np.testing.assert_allclose(values, probability(logit_T), atol=1e-6)
+    assert [item.find_element("css selector", ".step").text for item in items] == list(steps)
+    weakest = int(logit_T.argmin())
+    assert ["weakest" in item.text for item in items] == [t == weakest for t in range(3)]
+    assert find("says").text.startswith(f"Step {weakest + 1} of 3 is the weakest; min: log score ")
+    shades = [item.value_of_css_property("border-left-color") for item in items]
+    assert [shade == "rgb(0, 114, 178)" for shade in shades] == [p >= 0.5 for p in values]
+
+    find("steps").clear()
+    find("steps").send_keys("a\n" * 513)
+    find("send").click()
+    until(lambda: find("error").text)
+    assert find("error").text == "steps: got '513 entries', expected at most 512" and not find("result").is_displayed()
+    chromium.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 320, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    )
+    assert chromium.execute_script("return document.documentElement.scrollWidth") <= 320
+    chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    named = [x.accessible_name for x in chromium.find_elements("css selector", "button, select, input, textarea")]
+    assert named == ["Problem", "Solution", "A step is", "Aggregate", "Token, if the server asks for one", "Score"]
+    assert [row for row in chromium.get_log("browser") if "413" not in row["message"]] == []
+    messages = [json.loads(row["message"])["message"] for row in chromium.get_log("performance")]
+    urls = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+    assert {url for url in urls if url.startswith("http")} == {f"{address}/", f"{address}/health", f"{address}/score"}
