@@ -205,7 +205,7 @@ def test_many_clients_at_once_get_what_task_score_gives(monkeypatch, tmp_path, s
             yield url
 
     monkeypatch.setattr(bench, "started", started)
-    sizes = [f"serve.{key}" for key in ("requests=192", "candidates=2", "clients=64", "repeats=1")]
+    sizes = [f"serve.{key}" for key in ("requests=96", "candidates=2", "clients=64", "repeats=1")]
     monkeypatch.setattr(sys, "argv", ["bench", "what=serve", *sizes, f"hydra.run.dir={tmp_path}/bench"])
     bench_command.main()
     got = json.loads((tmp_path / "bench" / "results.json").read_text())
@@ -388,6 +388,26 @@ def test_what_is_no_http_gets_a_reason_and_slow_writers_are_cut(scorer):
         assert ask(url, "POST", "/score", STEPS)[0] == 200
 
 
+def test_who_does_not_read_the_answer_is_cut():
+    """An answer of 20 MB, which no buffer of the system takes."""
+    gate, steps = Gate(), ["s"] * 500
+    gate.open.set()
+    body = json.dumps({"problem": "p", "candidates": [steps] * 400}).encode()
+    with served(gate, seconds=0.3) as (url, app), socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = url.removeprefix("http://").split(":")
+        client.connect((host, int(port)))
+        head = (
+            f"POST /score HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + body)
+        until(lambda: app.metrics.requests["/score", 200] == 1)
+        time.sleep(0.5)
+        with pytest.raises(ConnectionResetError):
+            while client.recv(1 << 20):
+                pass
+
+
 def test_a_token_is_asked_for_where_there_is_one(scorer):
     with served(scorer, token="secret") as (url, _):
         for given, status in (
@@ -484,8 +504,8 @@ def test_comparison_with_a_server_of_poolings_shape(address, solutions, monkeypa
     assert got["at"]["id"] == "rows.jsonl:2"
 
     said = lambda *more: call(compare.main, monkeypatch, "compare", *asked, *more, f"hydra.run.dir={tmp_path}/c")
-    assert said("model=other").startswith(f"error: {address}: status 404: ") and "model: got 'other'" in said(
-        "model=other"
+    assert said("served_as=other").startswith(f"error: {address}: status 404: ") and "model: got 'other'" in said(
+        "served_as=other"
     )
     assert said("url=http://127.0.0.1:9").startswith("error: http://127.0.0.1:9: no answer of /pooling (")
 

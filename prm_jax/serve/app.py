@@ -42,7 +42,8 @@ def refusal(status: int, why: str) -> Response:
 
 
 class PatientProtocol(AutoHTTPProtocol):
-    """uvicorn's protocol, which waits for headers for ever, as many as come: here for `seconds`. Its own refusals are JSON too."""
+    """uvicorn's protocol, which waits for ever for headers, as many as come, and for a client to read its answer: here for
+    `seconds`. Its own refusals are JSON too."""
 
     def __init__(self, *args, seconds: float, **more):
         super().__init__(*args, **more)
@@ -61,6 +62,14 @@ class PatientProtocol(AutoHTTPProtocol):
             self.refuse(431, f"the headers have more than {MOST_HEADERS} bytes")
         elif self.timer is None:  # the next request has begun
             self.timer = self.loop.call_later(self.seconds, self.cut)
+
+    def pause_writing(self):
+        super().pause_writing()
+        self.timer = self.loop.call_later(self.seconds, self.transport.abort)
+
+    def resume_writing(self):
+        super().resume_writing()
+        self.stop_timer()
 
     def connection_lost(self, exc):
         self.stop_timer()
@@ -147,19 +156,19 @@ class App:
         # A page of another site may send a browser's user's text here, but not JSON.
         if kind != "application/json":
             raise Refused(415, f"content-type: got {kind[:80]!r}, expected 'application/json'")
-        size, parts = 0, []
+        size, kept = 0, bytearray()
         try:
             async with asyncio.timeout(self.limits.seconds):
                 async for part in request.stream():
                     size += len(part)
-                    parts = [*parts, part] if size <= self.limits.body else []
+                    kept += part if size <= self.limits.body else b""
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {self.limits.seconds:g} s: {size} bytes did") from None
         except ClientDisconnect:
             raise Refused(400, f"the body ended after {size} bytes") from None
         if size > self.limits.body:
             raise Refused(413, f"the body has {size} bytes, expected at most {self.limits.body}")
-        return read_json(b"".join(parts))
+        return read_json(bytes(kept))
 
     async def scored(self, request: Request, read):
         """(the job of the request's body, scored; what else `read` makes of the body)."""

@@ -37,7 +37,7 @@ class CompareConfig:
     dtype: str
     format: Format
     url: str
-    model: str | None
+    served_as: str | None
     input: str
     most: Count
     batch: BatchConfig
@@ -93,7 +93,7 @@ def theirs(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: Com
     """P(good) of each solution's steps by the server."""
     outcome = scorer.format.outcome
     tag = None if outcome else step_tag(scorer.format, scorer.tokenizer)
-    about = {"task": "classify" if outcome else "token_classify"} | ({"model": cfg.model} if cfg.model else {})
+    about = {"task": "classify" if outcome else "token_classify"} | ({"model": cfg.served_as} if cfg.served_as else {})
     found = []
     for at in range(0, len(encoded), AT_ONCE):
         here = encoded[at : at + AT_ONCE]
