@@ -4,6 +4,7 @@ without a server."""
 import asyncio
 import contextlib
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from prm_jax.bench.measure import BenchConfig, Row
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config
+from prm_jax.data.units import probability
 from prm_jax.launch.config import CONF
 from prm_jax.scoring import score_into, stored_scores
 
@@ -109,7 +111,11 @@ def bench_serve(cfg: BenchConfig) -> list[Row]:
     right = [json.loads(answer[1]) for answer in found if answer and answer[0] == 200]
     lost, note = len(bodies) - len(right), f"{s.requests} requests of {s.candidates} solutions, {s.clients} clients"
     got = [x for one in right for c in one["problems"][0]["candidates"] for x in c["log_odds"]]
-    difference = float(np.abs(np.array(got) - expected).max()) if not lost else float("nan")
+    difference, of_logits = (
+        (math.nan, math.nan)
+        if lost
+        else (float(np.abs(f(np.array(got)) - f(expected)).max()) for f in (probability, np.array))
+    )
     median = lambda values: statistics.median(values[1:])
     share = lambda ours, theirs: statistics.median(b / a for a, b in zip(ours[1:], theirs[1:], strict=True))
     p50, p99 = 1000 * np.percentile(waited, [50, 99])
@@ -126,5 +132,5 @@ def bench_serve(cfg: BenchConfig) -> list[Row]:
         Row("serve_p50_milliseconds", float(p50)),
         Row("serve_p99_milliseconds", float(p99)),
         Row("serve_lost_requests", lost),
-        Row("serve_largest_difference", difference, "of log-odds, from task=score's"),
+        Row("serve_largest_difference", difference, f"of P(good) from task=score's; {of_logits:.2g} of log-odds"),
     ]
