@@ -274,6 +274,25 @@ def test_what_waits_is_scored_together_and_one_failure_is_no_one_elses(caplog):
         assert found[problem][1]["problems"][0]["candidates"][0]["log_odds"] == [len(problem)]
 
 
+def test_a_batch_takes_no_more_solutions_than_it_may():
+    gate = Gate()
+    with served(gate, solutions=4) as (url, app):
+        first, _ = in_threads(url, ["first"])
+        until(lambda: gate.sizes == [1])
+        threads, found = in_threads(url, [f"good {n}" for n in range(9)])
+        until(lambda: app.metrics.waiting == 10)
+        gate.open.set()
+        for thread in first + threads:
+            thread.join()
+    assert gate.sizes == [1, 4, 4, 1] and {answer[0] for answer in found.values()} == {200}
+
+
+def test_a_long_solution_widens_the_rows_of_its_own_batch_alone(scorer):
+    for problem, width in (("1" * 600, 1024), (PROBLEM, 256)):
+        scorer.score([(problem, SHORT)])
+        assert scorer.row_tokens == width
+
+
 def test_too_many_at_once_are_told_to_come_again():
     gate = Gate()
     with served(gate, requests=2) as (url, app):
@@ -327,6 +346,8 @@ BAD = {
     "too many tokens": (("POST", "/score", STEPS | {"problem": "1" * 9000}, JSON), 413, "tokens, expected at most 8192"),
     "too many bytes": (("POST", "/score", STEPS | {"problem": "1" * 1_500_000}, JSON), 413, "expected at most 1048576"),
     "a text": (("POST", "/score", STEPS, {"Content-Type": "text/plain"}), 415, "content-type: got 'text/plain'"),
+    "a long text": (("POST", "/score", b"x" * 3_000_000, {"Content-Type": "text/plain"}), 415, "content-type: got"),
+    "long, to nowhere": (("POST", "/scores", b"x" * 3_000_000, JSON), 404, "POST '/scores': Not Found"),
     "a form": (("POST", "/score", b"problem=p", {"Content-Type": "application/x-www-form-urlencoded"}), 415, "content-type"),
     "no type": (("POST", "/score", STEPS, {}), 415, "content-type: got '', expected 'application/json'"),
     "another method": (("DELETE", "/score", None, {}), 405, "DELETE '/score': Method Not Allowed"),
@@ -512,6 +533,14 @@ def test_comparison_with_a_server_of_poolings_shape(address, solutions, monkeypa
     assert said("url=http://127.0.0.1:9").startswith("error: http://127.0.0.1:9: no answer of /pooling (")
 
 
+def test_solutions_of_a_pool_are_compared_too(tmp_path):
+    pool = {"id": "7", "problem": PROBLEM, "answer": "6", "candidates": [{"steps": list(s)} for s in (RIGHT, SHORT)]}
+    (tmp_path / "pool.jsonl").write_text(json.dumps(pool) + "\n")
+    found = compare.read_solutions(str(tmp_path / "pool.jsonl"), 9)
+    assert found == [("7/0", PROBLEM, RIGHT), ("7/1", PROBLEM, SHORT)]
+    assert compare.read_solutions(str(tmp_path / "pool.jsonl"), 1) == found[:1]
+
+
 def test_a_servers_scores_are_found_at_the_steps():
     """Tokens 5 7 9 5 7: the tag 7 stands behind the one step and in its text."""
     encoded = Encoded(np.array([5, 7, 9, 5, 7]), np.array([4]), 1)
@@ -549,6 +578,7 @@ def test_the_page_shows_steps_and_marks_the_weakest(chromium, address, scorer):
     weakest = int(logit_T.argmin())
     assert ["weakest" in item.text for item in items] == [t == weakest for t in range(3)]
     assert find("says").text.startswith(f"Step {weakest + 1} of 3 is the weakest; min: log score ")
+    assert find("unit").text == "Beside a step: the probability that the answer will be right, read there."
     shades = [item.value_of_css_property("border-left-color") for item in items]
     assert [shade == "rgb(0, 114, 178)" for shade in shades] == [p >= 0.5 for p in values]
 
@@ -563,7 +593,7 @@ def test_the_page_shows_steps_and_marks_the_weakest(chromium, address, scorer):
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= 320
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     named = [x.accessible_name for x in chromium.find_elements("css selector", "button, select, input, textarea")]
-    assert named == ["Problem", "Solution", "A step is", "Aggregate", "Token, if the server asks for one", "Score"]
+    assert named == ["Problem", "Solution", "A step is", "Aggregate", "Token, if asked for", "Score"]
     assert [row for row in chromium.get_log("browser") if "413" not in row["message"]] == []
     messages = [json.loads(row["message"])["message"] for row in chromium.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}

@@ -1,6 +1,7 @@
 """The HTTP server: routes, limits, errors. Every answer but the page and the metrics is JSON; nothing in a request is a path."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import hmac
@@ -123,6 +124,8 @@ class App:
                 response = await act(request)
             except Refused as error:
                 response = refusal(error.status, str(error))
+                if error.status != 408:
+                    await self.drain(request)
             except InputError as error:  # of the format, such as a step that holds its separator
                 response = refusal(400, str(error))
             except Exception:
@@ -141,7 +144,15 @@ class App:
             error.status_code, f"{given}: {error.detail}; POST /score, /pooling, GET /, /health, /metrics"
         )
         response.headers.update(error.headers or {})
+        await self.drain(request)
         return response
+
+    async def drain(self, request: Request):
+        """Reads what is left of a refused request: whoever is still writing when the connection ends does not read why."""
+        with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):  # the last: nothing is left
+            async with asyncio.timeout(self.limits.seconds):
+                async for _ in request.stream():
+                    pass
 
     def check_token(self, path: str, request: Request):
         if self.token is None or path in ("/", "/health"):
