@@ -133,8 +133,8 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
     check_keys(body, "the body", known)
     asked = body.get("model")
     expect(asked is None or asked in names, "model", asked, f"{names[0]!r}, or none", 404)
-    task = "classify" if outcome else "token_classify"
-    expect(body.get("task", task) in (task, None), "task", body.get("task"), task)
+    known = ("token_classify", "classify")[: 1 + outcome]  # of an outcome model one row is given by either
+    expect(body.get("task") in (*known, None), "task", body.get("task"), " or ".join(known))
     for key in ("use_activation", "add_special_tokens"):
         expect(body.get(key) in (None, True, False), key, body.get(key), "true or false")
     expect(body.get("encoding_format", "float") == "float", "encoding_format", body.get("encoding_format"), "float")

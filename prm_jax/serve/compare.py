@@ -15,6 +15,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.checkpoints.card import step_tag
+from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.formats import Encoded, Format, encode
@@ -89,11 +90,20 @@ def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str
     return good_n[np.searchsorted(places[len(class_nC)], encoded.step_end_T)]
 
 
+def gives_one_row(checkpoint: str) -> bool:
+    """Whether a server reads a checkpoint as one of a single score a text; our outcome models have the class of step models."""
+    config = locate(checkpoint) / "config.json"
+    return config.exists() and any(
+        "SequenceClassification" in x for x in run_folder.read_json(config).get("architectures") or ()
+    )
+
+
 def theirs(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: CompareConfig) -> list[np.ndarray]:
     """P(good) of each solution's steps by the server."""
     outcome = scorer.format.outcome
     tag = None if outcome else step_tag(scorer.format, scorer.tokenizer)
-    about = {"task": "classify" if outcome else "token_classify"} | ({"model": cfg.served_as} if cfg.served_as else {})
+    about = {"task": "classify" if gives_one_row(cfg.checkpoint) else "token_classify"}
+    about |= {"model": cfg.served_as} if cfg.served_as else {}
     found = []
     for at in range(0, len(encoded), AT_ONCE):
         here = encoded[at : at + AT_ONCE]
