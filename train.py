@@ -233,7 +233,7 @@ def fit(
         print(lengthened(cfg, first))
     position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
     logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
-    log = MetricsLog(texts, first, *logs)
+    log = MetricsLog(texts, first, *logs, every=cfg.log_every)
 
     bar = cli.progress("training", cfg.steps, "step", first)
     with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:

@@ -379,6 +379,8 @@ def main(cfg):
     graded = counts["right"] + counts["wrong"]
     by = "the task's checker" if by_task else checker.name
     rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {by}" if graded else "no answer to grade by"
+    if graded and counts["unanswered"] == counts["candidates"]:
+        rate += " (an answer was found in none; checker=task reads those of the embedded tasks)"
     print(f"pool        {rate}; {path}")
 
 

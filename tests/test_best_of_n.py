@@ -287,6 +287,19 @@ def test_length_is_compared_apart_among_who_repeats_the_problem():
     assert measured()["repeat_the_problem"] == 0
 
 
+def test_what_may_be_probabilities_and_repeated_problems_are_told(capsys):
+    pool = best_of_n.pool_arrays([*POOL, dataclasses.replace(POOL[0], id="r")])
+    assert pool.n_repeated == 1 and best_of_n.pool_arrays(POOL).n_repeated == 0
+    assert pool.unit("a", "probability") == "probability" and capsys.readouterr().out == ""
+    assert pool.unit("a", "logit") == "logit"
+    assert (
+        capsys.readouterr().out
+        == "scores      a: all in [0, 1], read as logit; probabilities need scores_unit=probability\n"
+    )
+    said = [dataclasses.replace(p, scores_unit={"a": "logit"}) for p in POOL]
+    assert best_of_n.pool_arrays(said).unit("a", "logit") == "logit" and capsys.readouterr().out == ""
+
+
 def test_intervals_of_the_curves_are_those_of_the_numbers():
     result = measured()
     for numbers, before in ((result["scorers"]["a"]["prod"], ""), (result, "oracle_"), (result, "majority_")):

@@ -13,6 +13,7 @@ import evaluate
 import train
 from prm_jax import InputError
 from prm_jax.launch import run_folder
+from prm_jax.launch.run_log import MetricsLog
 
 ROW = {"prompt": "p", "completions": ["a"], "labels": [True]}
 
@@ -47,6 +48,20 @@ def test_one_process_works_in_a_folder(tmp_path, cfg):
             pass
     with run_folder.claimed(tmp_path, cfg, resumes=True):  # the lock went with its owner
         pass
+
+
+def test_lines_that_a_log_has_lost_are_told(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    whole = [json.dumps({"step": step}) + "\n" for step in (5, 10, 15, 20)]
+    for lines, said in (
+        (whole, ""),
+        ([*whole[:2], "{\n", whole[3]], f"metrics     1 broken lines of {path} are left out\n"),
+        (whole[1:], f"metrics     {path} has 2 lines up to step 15, expected 3 at log_every=5: others are lost\n"),
+    ):
+        path.write_text("".join(lines))
+        MetricsLog(tmp_path, 15, False, every=5).close()
+        assert capsys.readouterr().out == said
+        assert path.read_text() == "".join(line for line in lines if line.startswith('{"') and "20" not in line)
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):

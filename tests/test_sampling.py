@@ -278,6 +278,7 @@ def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, fo
     about = json.loads((tmp_path / "a" / "about.json").read_text())
     counts = about["counts"]
     assert counts["problems"] == 12 and counts["candidates"] == 36 and counts["ungraded"] == 3
+    assert counts["unanswered"] == sum(c.answer is None for p in pool for c in p.candidates)
     assert counts["finished"] + counts["cut"] + counts["empty"] == 36
     cut = [c for p in pool for c in p.candidates if not c.finished]
     assert len(cut) == counts["cut"] + counts["empty"] > 0 < counts["finished"]

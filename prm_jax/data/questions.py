@@ -72,6 +72,7 @@ COUNTS = [
     "finished",
     "cut",
     "empty",
+    "unanswered",
     "right",
     "wrong",
     "ungraded",
@@ -84,5 +85,6 @@ def counts_of(line: dict) -> collections.Counter:
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
     for c in candidates:
         counts["empty" if c["steps"] == [""] else "finished" if c["finished"] else "cut"] += 1
+        counts["unanswered"] += c["answer"] is None
         counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
     return counts

@@ -62,6 +62,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     lacking = pool.lacking
     for name, n in lacking.items():
         print(f"scores      {name}: left out, {n} candidates have none")
+    if pool.n_repeated:
+        print(f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others")
     scorers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints))
     verifiers = {}
     if setup.checkpoints:

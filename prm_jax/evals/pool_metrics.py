@@ -70,6 +70,7 @@ class Pool:
     scores: dict[str, np.ndarray]  # score_m of the names that every candidate has, float64
     units: dict[str, set]  # units that the problems say of the scores of a name, None where one says nothing
     lacking: dict[str, int]  # name that only some candidates have -> how many have not
+    n_repeated: int  # problems whose text an earlier one has
     labels: list | None = None  # correctness label_T of each candidate, where they are known
 
     def unit(self, name: str, default: str) -> str:
@@ -82,6 +83,8 @@ class Pool:
             n = int(np.searchsorted(np.cumsum(self.steps_n), m, side="right"))
             p, own = np.argwhere(self.present_PN)[n]
             raise outside(self.ids[p], own, name, m - self.steps_n[:n].sum(), score_m[m], units[0])
+        if self.units[name] == {None} and units[0] != "probability" and 0 <= score_m.min() and score_m.max() <= 1:
+            print(f"scores      {name}: all in [0, 1], read as {units[0]}; probabilities need scores_unit=probability")
         return units[0]
 
     def labelled(self) -> tuple[np.ndarray, np.ndarray]:
@@ -98,11 +101,11 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
 
     Raises InputError naming problem and candidate where `correct` is missing.
     """
-    ids, count_P, units, labels = [], array("i"), collections.defaultdict(set), []
+    ids, count_P, units, labels, texts = [], array("i"), collections.defaultdict(set), [], set()
     right_n, finished_n, blank_n, repeats_n, answer_n, steps_n, length_n = (array(kind) for kind in "bbbbiii")
     scores, having = collections.defaultdict(lambda: array("d")), collections.Counter()
     for p, problem in enumerate(problems):
-        ids.append(problem.id), count_P.append(len(problem.candidates))
+        ids.append(problem.id), texts.add(hash(problem.problem)), count_P.append(len(problem.candidates))
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
         for n, c in enumerate(problem.candidates):
             if c.correct is None:
@@ -143,6 +146,7 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
         {name: np.frombuffer(scores[name]) for name in sorted(having) if having[name] == len(right_n)},
         units,
         {name: len(right_n) - n for name, n in sorted(having.items()) if n < len(right_n)},
+        len(ids) - len(texts),
         labels if step_labels else None,
     )
 

@@ -26,9 +26,12 @@ def require_packages(tensorboard: bool, wandb: str | None):
 
 
 class MetricsLog:
-    """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off."""
+    """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off.
 
-    def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None):
+    `every`: how many steps lie between two lines; what is not there of them is said.
+    """
+
+    def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None, every: int = 0):
         self.board = self.wandb = None
         require_packages(tensorboard, wandb)
         if tensorboard:
@@ -56,7 +59,12 @@ class MetricsLog:
                 broken += 1
         if broken:
             print(f"metrics     {broken} broken lines of {path} are left out")
-        path.write_text("".join(line + "\n" for line in kept))
+        if every and len(kept) + broken < first // every:
+            lost = f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
+            print(f"metrics     {path} {lost}: others are lost")
+        temporary = path.with_name(path.name + ".tmp")  # a kill here loses no line
+        temporary.write_text("".join(line + "\n" for line in kept))
+        temporary.replace(path)
         self.file = path.open("a")
 
     def write(self, record: dict):
