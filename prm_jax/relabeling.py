@@ -234,7 +234,8 @@ def main(cfg):
     run_folder.write_json(folder / "about.json", about)
     kind = {"unknown": "correctness|value, which their source does not say"}.get(made["label_kind"], made["label_kind"])
     print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
-    print(f"labels      {folder / 'labels.jsonl'}; train on them: data=jsonl data.path=... data.label_kind={kind}")
+    path = folder / "labels.jsonl"
+    print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")
 
 
 if __name__ == "__main__":

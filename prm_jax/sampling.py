@@ -241,6 +241,8 @@ class Policy:
         id_Bt, logp_Bt = (np.concatenate(x).T[:n_rows] for x in (ids, logps))
         stops_Bt = stop_V[id_Bt]
         n_B = np.where(stops_Bt.any(1), stops_Bt.argmax(1) + 1, id_Bt.shape[1])
+        if np.isnan(logp_Bt[np.arange(len(logp_Bt[0])) < n_B[:, None]]).any():
+            raise InputError(f"{self.name}: gives nan as the log-probability of a token, expected numbers")
         self.stats.continuations += n_rows
         self.stats.tokens += int(n_B.sum())
         self.stats.places += int(n_B.max()) * B

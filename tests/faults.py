@@ -25,6 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import evaluate
 import train
 from prm_jax import export, labeling, sampling
+from prm_jax.checkpoints.hf import SHIPPED
 from prm_jax.figures import __main__ as figures
 
 COMMANDS = {"train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "export": export}
@@ -274,22 +275,24 @@ def two_processes(cell, whole):
 
 
 def not_a_number(cell, whole):
-    if cell.name == "train":
-        code = (
-            cell.run(False, "optimizer.lr=1e30", "optimizer.clip=1e30", "optimizer.warmup=0")
-            if cell.stage != "resume"
-            else -1
-        )
-        if code == -1:
-            return "as train"
-        assert code == 1, "trains on"
-        return cell.one_line()
+    """Training that diverges, a model whose weights are not numbers, scores of a file that are none."""
+    if cell.stage in ("resume", "figure"):
+        return "as train"
+    words = ["optimizer.lr=1e30", "optimizer.clip=1e30", "optimizer.warmup=0"]
     if cell.stage == "best_of_n":
-        path = cell.at / "pool.jsonl"
+        path, words = cell.at / "pool.jsonl", []
         path.write_text(path.read_text().replace('"step_scores": {}', '"step_scores": {"s": [NaN, NaN]}'))
-        assert cell.run() == 1, "taken"
-        return cell.one_line()
-    return "reads no numbers, or those of a checkpoint with checksums"
+    elif cell.name != "train":
+        from safetensors.numpy import load_file, save_file
+
+        shutil.copytree(
+            SHIPPED["embedded" if cell.stage in ("sample", "label") else "embedded_orm"], cell.at / "broken"
+        )
+        tensors = load_file(cell.at / "broken/model.safetensors")
+        save_file({name: x * float("nan") for name, x in tensors.items()}, cell.at / "broken/model.safetensors")
+        words = ["checkpoint=broken"]
+    assert cell.run(False, *words) == 1, "taken without a word"
+    return cell.one_line()
 
 
 FAULTS = {

@@ -238,6 +238,14 @@ def test_few_shapes_serve_all_lengths(policy):
 # Pools
 
 
+def test_weights_that_are_no_numbers_are_refused(tokenizer):
+    broken = random_model()
+    broken.embed[...] *= np.nan
+    policy = Policy(broken, tokenizer, PLAIN, "tiny", ANY, batch_rows=4, ends=(tokenizer.eos_token_id,))
+    with pytest.raises(InputError, match="tiny: gives nan as the log-probability of a token, expected numbers"):
+        policy.extend([("4?", ())], 2, "end", jax.random.key(0))
+
+
 @pytest.fixture
 def questions(tmp_path):
     """Problems under each name, one without an answer, one without an id."""
