@@ -7,6 +7,7 @@ are a tmpfs, which needs root: without it those cells say so. Prints a table; ex
 """
 
 import contextlib
+import gzip
 import json
 import os
 import shutil
@@ -45,7 +46,7 @@ STAGES = {
     "best_of_n": ("evaluate", "task=best_of_n pool=pool.jsonl checkpoint=prm", True, "pool_scores_prm.jsonl", "results.json"),
     "sweep": ("train", f"-m seed=0,1 {TINY}", False, "0/metrics.jsonl", "*/metrics.jsonl"),
     "figure": ("figures", ("name=best_of_n seed=0 steps=6 data.samples=solver data.solutions=60 data.test_solutions=30 "
-               "fresh.problems=3 fresh.candidates=3"), False, "stages/*/metrics.jsonl", "best_of_n/*.json"),
+               "fresh.problems=3 fresh.candidates=3"), False, "stages/*/metrics.jsonl", "best_of_n/*.csv"),
     "export": ("export", "checkpoint=prm to=exported", False, "", "exported/*.safetensors"),
 }  # fmt: skip
 READS = {"score": "many.jsonl", "sample": "questions.jsonl", "best_of_n": "pool.jsonl", "train": "rows.jsonl"}
@@ -130,8 +131,9 @@ class Cell:
 
 def content(path: Path):
     drop = lambda x: {k: drop(y) for k, y in x.items() if k not in TIMES} if isinstance(x, dict) else x
-    if path.suffix == ".jsonl":
-        return [drop(json.loads(row)) for row in path.read_text().splitlines()]
+    if ".jsonl" in path.suffixes:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as rows:
+            return [drop(json.loads(row)) for row in rows]
     if path.suffix == ".json":
         found = json.loads(path.read_text())
         return {k: found[k] for k in ("mean", "oracle", "majority") if k in found} or drop(found)
