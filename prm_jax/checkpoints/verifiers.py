@@ -1,4 +1,4 @@
-"""A verifier by its name: the scorer of a checkpoint, or one that needs no folder (exact checkers, equations, noise)."""
+"""A verifier by its name: the scorer of a checkpoint, a critic, or one that needs no folder (exact checkers, equations, noise)."""
 
 import functools
 import re
@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.critics.critic import Critic
+from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.formats import Format
 from prm_jax.data.splits import data_config
 from prm_jax.scoring import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
@@ -38,7 +40,20 @@ def open_verifier(name: str, how: Opening):
     if built_in := BUILT_IN.fullmatch(name):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], how)
-    return open_checkpoint(name, how.which, how.format, how.dtype, how.reference).scorer(how.rows, how.tokens)
+    if how.format is None or how.format.critic is None:
+        return open_checkpoint(name, how.which, how.format, how.dtype, how.reference).scorer(how.rows, how.tokens)
+    if is_served(name):
+        return Critic(RemoteWriter(name, how.format), how.format, how.seed)
+    loaded = open_checkpoint(name, how.which, None, how.dtype)
+    if loaded.objective != "lm":  # beside critics a PRM brings its own format
+        print(f"format      {name}: has a step head, so it is no critic; it is read with its own format")
+        return loaded.scorer(how.rows, how.tokens)
+    return Critic(LocalWriter(loaded, name, how.format, how.rows, how.tokens), how.format, how.seed)
+
+
+def is_served(name: str) -> bool:
+    """Whether a verifier is behind a server: a critic, which needs no folder."""
+    return name.startswith(("http://", "https://"))
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], how: Opening):
