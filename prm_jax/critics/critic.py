@@ -34,6 +34,7 @@ class CriticStats:
     solutions: int = 0
     critiques: int = 0
     tokens: int = 0  # written
+    computed: int = 0  # these, and what was read for the verdicts
     no_verdict: int = 0  # critiques
     unscored: int = 0  # steps with the stand-in
     blocks: int = 0  # of code that were run
@@ -106,13 +107,13 @@ class Critic:
         else:  # what it said of the steps before stands in its prompt
             for n in sorted({len(steps) for _, steps in new}):
                 self.judge([prefix for prefix in new if len(prefix[1]) == n])
-        logit = {prefix: self.decide(prefix, self.known[prefix][0]) for prefix in prefixes}
         self.stats.solutions += len(rows)
         if lost := self.stats.no_verdict - before.no_verdict:
             of, limit = self.stats.critiques - before.critiques, self.format.critic.max_tokens
             print(
                 f"critic      {lost:,} of {of:,} critiques came to no verdict within {limit:,} tokens: left out of the votes"
             )
+        logit = {prefix: self.decide(prefix, self.known[prefix][0]) for prefix in prefixes}
         return [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
 
     def decide(self, prefix, logit_N: Sequence[float]) -> float:
@@ -146,10 +147,12 @@ class Critic:
         drafts = [Draft(prompt(prefix, i)) for prefix, i in asked]
         if c.max_tokens:
             self.write(drafts, [votes[i] for _, i in asked])
+        read = self.writer.computed
         logit_n = self.writer.verdicts([d.prompt for d in drafts], [d.last for d in drafts])
         logit_n = np.where([d.stopped or d.tokens > c.max_tokens for d in drafts], np.nan, logit_n)
         self.stats.critiques += len(drafts)
-        self.stats.tokens += sum(d.tokens for d in drafts)
+        self.stats.tokens += (written := sum(d.tokens for d in drafts))
+        self.stats.computed += written + self.writer.computed - read
         self.stats.no_verdict += int(np.isnan(logit_n).sum())
         for k, prefix in enumerate(prefixes):
             own = slice(k * len(votes), (k + 1) * len(votes))

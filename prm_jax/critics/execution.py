@@ -18,6 +18,9 @@ for kind, most in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, megabyte
                    (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NPROC, 0)):
     resource.setrlimit(kind, (most, most))
 code = sys.stdin.read()
+for name in ("numpy", "sympy"):  # what critics use; they load libraries, which the hook forbids
+    if name in code:
+        __import__(name)
 own = tuple({os.path.realpath(path) + os.sep for path in (*sysconfig.get_paths().values(), *sys.path) if os.path.isdir(path)})
 reading, realpath, string = os.O_RDONLY | os.O_CLOEXEC, os.path.realpath, str
 def hook(event, args):
@@ -51,7 +54,6 @@ def run_code(code: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> t
     text = found.stdout.decode("utf-8", "replace").strip()
     if found.returncode:
         last = found.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        text = f"{text}\n" * bool(text) + (
-            f"Error: {last[0]}" if found.returncode > 0 and last else "Error: was stopped at a limit"
-        )
+        why = last[0] if last else f"ended with status {found.returncode}, as at a limit"
+        text = f"{text}\n" * bool(text) + f"Error: {why}"
     return text[:CHARACTERS], found.returncode == 0

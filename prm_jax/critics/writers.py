@@ -41,6 +41,11 @@ class LocalWriter:
         self.judge = ModelScorer(model, loaded.tokenizer, text, "unknown", "prm", self.name, None, rows, row_tokens)
         self.model = loaded.model
 
+    @property
+    def computed(self) -> int:
+        """Tokens read for verdicts so far."""
+        return self.judge.stats.computed
+
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
         found = self.policy.extend([(prompt, ()) for prompt in prompts], 1, "end", key, numbers)
         return [own for (own,) in found]
@@ -79,6 +84,8 @@ class LocalWriter:
 class RemoteWriter:
     """A model behind a server of the completions protocol, which is asked for the log-probability of either verdict: the prompt
     and the critique up to it are sent with the verdict behind them (`echo`), so that it is exact and no list of the likeliest."""
+
+    computed = 0  # a server does not say what it reads
 
     def __init__(self, url: str, fmt: Format):
         server = Server(model=fmt.critic.model)
