@@ -41,6 +41,10 @@ def open_verifier(name: str, how: Opening):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], how)
     if how.format is None or how.format.critic is None:
+        if is_served(name):
+            raise InputError(
+                f"checkpoint: {name}: is a server, which is asked as a critic: format=judge, genprm, r_prm or thinkprm"
+            )
         return open_checkpoint(name, how.which, how.format, how.dtype, how.reference).scorer(how.rows, how.tokens)
     if is_served(name):
         return Critic(RemoteWriter(name, how.format), how.format, how.seed)
