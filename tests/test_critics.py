@@ -11,13 +11,15 @@ from conftest import call, printed
 import evaluate
 from prm_jax import InputError, relabeling
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.checkpoints.verifiers import Opening, critic_of, needs_folder, open_verifier
 from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.execution import run_code
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
 from prm_jax.data.formats import Encoded, Format, read_format
 from prm_jax.data.packing import layout_batch
+from prm_jax.rl import rewards
+from prm_jax.rl.rollouts import Rollout
 from prm_jax.tasks import chain
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is good and 2 is bad. So it
@@ -189,6 +191,24 @@ def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_pa
 def test_beside_critics_a_prm_keeps_its_own_format(capsys):
     scorer = open_verifier("embedded_orm", Opening(format=read_format("lab_critic")))
     assert scorer.objective == "orm" and "has a step head, so it is no critic" in capsys.readouterr().out
+
+
+def test_a_critic_is_named_with_its_format_where_others_are_read_otherwise(tmp_path):
+    assert critic_of("lab_self:embedded") == (read_format("lab_self"), "embedded")
+    assert critic_of("judge:http://localhost:9")[1] == "http://localhost:9"
+    assert [critic_of(x) for x in ("http://localhost:9", "plain:embedded", "runs/a:b", "checker-0.05-3")] == [None] * 4
+    assert [needs_folder(x) for x in ("runs/a", "lab_self:runs/a", "http://x", "random")] == [True, False, False, False]
+    scorer = open_verifier("lab_self:embedded", Opening(format=read_format("auto")))
+    assert scorer.name.endswith(", lab_self, 1 vote") and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
+
+
+def test_a_critic_rewards_the_steps_of_roll_outs():
+    """RL asks any Scorer: a critic gives a log-odds a step."""
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Rollout))
+    rollouts = [Rollout(**fields | {"problem": OTHER, "steps": ("6*5=2", "2-4=5")})]
+    scorer = open_verifier("lab_self:embedded", Opening())
+    (score_T,) = rewards.score(scorer, None, rollouts)
+    np.testing.assert_array_equal(score_T, scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0])
 
 
 def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path):
