@@ -18,6 +18,8 @@ from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
 from prm_jax.data.formats import Encoded, Format, read_format
 from prm_jax.data.packing import layout_batch
+from prm_jax.data.solutions import Solution
+from prm_jax.evals.steps import by_hidden_work
 from prm_jax.rl import rewards
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.tasks import chain
@@ -272,3 +274,20 @@ def test_the_hook_stands_when_libraries_were_loaded():
     pytest.importorskip("sympy")
     text, _ = run_code("import sympy\nprint(sympy.factor(sympy.Symbol('x') ** 2 - 1))\nopen('/etc/hostname')")
     assert text == "(x - 1)*(x + 1)\nError: PermissionError: no file may be opened: /etc/hostname"
+
+
+def test_accuracy_on_lines_that_hide_work_stands_apart():
+    """Two problems: of the first a merged right line (P .9) and a plain wrong one (.4), of the second a plain right one (.3), a merged
+    wrong one (.8) and a line after it, which does not count."""
+    rows = [
+        ("4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=5"), [0.9, 0.4]),
+        ("1 +1 +2 *3 -1 mod7?", ("1+1=2", "2+2*3=6", "6-1=5"), [0.3, 0.8, 0.9]),
+    ]
+    test = [Solution(problem, steps, (None,) * len(steps)) for problem, steps, _ in rows]
+    found = by_hidden_work(chain, test, [np.array(p_T) for *_, p_T in rows], 0.5, 0)
+    assert {kind: (x["n"], x["wrong"], x["accuracy"], x["balanced"]) for kind, x in found.items()} == {
+        "plain": (2, 1, 0.5, 0.5), "merged": (2, 1, 0.5, 0.5),
+    }  # fmt: skip
+    assert found["merged"]["auroc"] == 1.0 and found["plain"]["auroc"] == 0.0
+    one = by_hidden_work(chain, test[:1], [np.array([0.9, 0.4])], 0.5, 0)
+    assert (one["merged"]["accuracy"], one["plain"]["accuracy"]) == (1.0, 1.0) and np.isnan(one["merged"]["balanced"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.request
 
 import jax
@@ -463,6 +464,15 @@ def test_a_verdict_that_fails_is_an_error_and_no_score(stub, judge, script, why)
     stub.script = script
     with pytest.raises(InputError, match=f"^{stub.url}: .*{why}"):
         judge().score([("3 +4?", ("3+4=7",))])
+
+
+def test_the_turns_of_a_critic_behind_a_server_are_its_tokenizers_and_begin_once(stub, judge):
+    critic = judge(dataclasses.replace(JUDGE, chat=True))
+    turns = lambda messages, **_: "<s>[" + "][".join(m["role"] for m in messages) + "]"
+    critic.writer.tokenizer, critic.writer.bos = types.SimpleNamespace(apply_chat_template=turns), "<s>"
+    stub.script = [(200, answer("Verdict: No")), (200, echo(" Yes", -2.0)), (200, echo(" No", -1.0))]
+    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [-1.0]
+    assert [b["prompt"] for b in stub.bodies] == ["[user]", "[user]Verdict: Yes", "[user]Verdict: No"]
 
 
 def test_a_chat_critic_behind_a_server_needs_its_tokenizer(stub):

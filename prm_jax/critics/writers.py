@@ -95,14 +95,19 @@ class RemoteWriter:
         self.format, self.name, self.model = fmt, self.policy.name, self.policy.model
         named = fmt.critic.tokenizer
         self.tokenizer = named and hf.load_tokenizer(hf.locate(named))
+        self.bos = (
+            self.tokenizer and self.tokenizer.bos_token
+        ) or ""  # which a template writes, and the server once more
 
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
-        return [own for (own,) in self.policy.extend([(p, ()) for p in prompts], 1, "end", key, numbers)]
+        prefixes = [(prompt.removeprefix(self.bos), ()) for prompt in prompts]
+        return [own for (own,) in self.policy.extend(prefixes, 1, "end", key, numbers)]
 
     def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation | None]) -> np.ndarray:
         texts = []
         for prompt, critique in zip(prompts, critiques, strict=True):
             text, ask = "" if critique is None else critique.text, self.format.critic.ask
+            prompt = prompt.removeprefix(self.bos)
             if ask is not None:
                 texts.append(None if critique and critique.ended == "length" else prompt + text + ask)
             else:
