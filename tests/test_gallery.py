@@ -241,7 +241,7 @@ def made_up_critics():
     format_ = lambda n: {"critic": {"votes": n}}
     told = lambda n: {"critic": {"format": format_(n), "tokens": 120 * n, "critiques": 10 * n, "no_verdict": 1}}
     critics = [Made("critic", {}, writes=w, seed=s) for w in ("hops", "verdict") for s in SEEDS]
-    few, prm = ([Made(line, {}, seed=s) for s in SEEDS] for line in ("few", "prm"))
+    few, full, prm = ([Made(line, {}, seed=s) for s in SEEDS] for line in ("few", "full", "prm"))
     run = lambda stage, x, **more: {"verifier": f"{stage.folder} step 5", "n_solutions": 9, "lines": lines(x)} | more
     by_votes = lambda n: {"runs": [run(c, 0.6 + 0.1 * (c.at["writes"] == "hops") + n / 50, **told(n)) for c in critics]}
     itself = {"runs": [{"lines": lines(0.5)} | told(1)]}
@@ -250,7 +250,8 @@ def made_up_critics():
         "scored": [Made("scored", {"runs": [run(m, 0.7) for m in few + prm]})],
         "itself": [Made("itself", itself)],
     }
-    return {"critic": critics, "few": few, "prm": prm} | evaluated
+    evaluated |= {"once": [Made("once", {"runs": [run(m, 1.0) for m in full]})]}
+    return {"critic": critics, "few": few, "full": full, "prm": prm} | evaluated
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, line_style
 
 WRITES, ALONE, ITSELF = "critic", "critic, verdict alone", "policy's own P(Yes)"
-FEW, MANY = "PRM, same labels", "PRM, 8,000 solutions"
+FEW, FULL, MANY = "PRM", "critic, 8,000 solutions", "PRM, 8,000 solutions"
 TITLES = {"plain": "plain lines: one operation", "merged": "merged lines: two, one result unwritten"}
 
 
@@ -21,11 +21,13 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     critics = {kind: [s for s in stages["critic"] if s.at["writes"] == kind] for kind in learned}
     names = {"hops": WRITES, "verdict": ALONE}
     series = {name: {n: own(told[n], critics[kind]) for n in votes} for kind, name in names.items() if kind in learned}
-    for name, line in ((FEW, "few"), (MANY, "prm")):  # these do not vote
-        series[name] = dict.fromkeys(votes, own(scored, stages[line]))
+    once = of(stages["once"])[0]["runs"]
+    told_once = {FEW: ("few", scored), FULL: ("full", once), MANY: ("prm", scored)}  # of one vote, or of none
+    series |= {name: dict.fromkeys(votes, own(runs, stages[line])) for name, (line, runs) in told_once.items()}
     tokens = {n: np.mean([tokens_a_step(run["critic"]) for run in next(iter(series.values()))[n]]) for n in votes}
     figure, (axes,) = panels(1, 2, 3.6, sharey=True)
-    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a vote is a critique"
+    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a vote is a critique; "
+    text += "verifiers learned 1,000 solutions where nothing else is said, those that are level have one vote or none"
     drawn = Drawn(figure, text)
     for axis, (kind, title) in zip(axes, TITLES.items(), strict=True):
         for i, (name, runs) in enumerate(series.items()):
@@ -55,9 +57,10 @@ def says(series: dict, votes: list[int], tokens: dict) -> list[str]:
     for kind in TITLES:
         means = ", ".join(f"{name} {np.mean(numbers(name, first, kind)):.3f}" for name in series)
         lines.append(f"{kind} lines, balanced accuracy, {first} vote: {means}")
-        for other in (x for x in (ALONE, FEW, MANY) if x in series and x != writes):
-            title = f"{kind} lines, {writes} - {other}, {first} vote"
-            lines.append(mean_difference(title, numbers(writes, first, kind), numbers(other, first, kind)))
+        for one, other in ((WRITES, ALONE), (WRITES, FEW), (FULL, MANY)):
+            if one in series and other in series:
+                pair = numbers(one, first, kind), numbers(other, first, kind)
+                lines.append(mean_difference(f"{kind} lines, {one} - {other}, {first} vote", *pair))
         if last != first:
             title = f"{kind} lines, {writes}, {last} votes - {first}"
             lines.append(mean_difference(title, numbers(writes, last, kind), numbers(writes, first, kind)))
