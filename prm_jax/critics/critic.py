@@ -22,7 +22,7 @@ from prm_jax.critics.execution import run_code
 from prm_jax.data.critiques import CODE, fill, opening, prompt_text
 from prm_jax.data.formats import Format
 from prm_jax.data.units import UNITS
-from prm_jax.scoring import Rows
+from prm_jax.scoring import CERTAIN, Rows
 
 KEPT = 1 << 20  # steps whose votes are kept from call to call, since a search asks its prefixes again
 
@@ -73,9 +73,8 @@ class Critic:
     objective: str = "prm"
     unit: str = "logit"
     stats: CriticStats = dataclasses.field(default_factory=CriticStats)
-    known: dict = dataclasses.field(
-        default_factory=dict
-    )  # (problem, steps) -> (logit_N, the critiques), NaN: no verdict
+    # (problem, steps) -> (logit_N, NaN where there is no verdict; the critiques of a conversation)
+    known: dict = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -110,9 +109,8 @@ class Critic:
         self.stats.solutions += len(rows)
         if lost := self.stats.no_verdict - before.no_verdict:
             of, limit = self.stats.critiques - before.critiques, self.format.critic.max_tokens
-            print(
-                f"critic      {lost:,} of {of:,} critiques came to no verdict within {limit:,} tokens: left out of the votes"
-            )
+            why = f"came to no verdict within {limit:,} tokens: left out of the votes"
+            print(f"critic      {lost:,} of {of:,} critiques {why}")
         logit = {prefix: self.decide(prefix, self.known[prefix][0]) for prefix in prefixes}
         return [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
 
@@ -122,14 +120,14 @@ class Critic:
         logit_n = np.array([x for x in logit_N if not np.isnan(x)]) / self.format.critic.decision_temperature
         if len(logit_n):
             return combine(logit_n, self.format.critic.vote)
-        stand_in, c = self.format.critic.unscored, self.format.critic
-        if stand_in is None:
+        c = self.format.critic
+        if c.unscored is None:
             raise InputError(
                 f"{self.name}: step {len(steps)} of a solution of {problem[:60]!r}: none of its critiques came to a verdict; raise "
                 f"format.critic.max_tokens ({c.max_tokens}) or votes, or name the P(good) of such steps, format.critic.unscored=0.5"
             )
         self.stats.unscored += 1
-        return float(np.clip(UNITS["probability"].log_odds(stand_in), -20, 20))
+        return float(np.clip(UNITS["probability"].log_odds(c.unscored), -CERTAIN, CERTAIN))
 
     def judge(self, prefixes: Sequence[tuple[str, tuple[str, ...]]]):
         """The votes of each prefix, into `known`."""
@@ -177,11 +175,8 @@ class Critic:
                     text = text[: block.end()] + fill(c.output, output=output[0])
                     draft.prompt += text
                 draft.text += text
-            if not (
-                open_ := [
-                    i for i, block in zip(open_, blocks, strict=True) if block and drafts[i].tokens < c.max_tokens
-                ]
-            ):
+            open_ = [i for i in open_ if drafts[i].stopped and drafts[i].tokens < c.max_tokens]
+            if not open_:
                 break
 
 

@@ -13,6 +13,7 @@ from prm_jax.checkpoints.released import VerdictPair
 from prm_jax.checkpoints.remote import RemotePolicy, Server, reason
 from prm_jax.data.critiques import verdict_at
 from prm_jax.data.formats import Encoded, Format, verdicts
+from prm_jax.launch.config import expect
 from prm_jax.policies import Continuation, Sampling
 from prm_jax.sampling import as_policy
 from prm_jax.scoring import ModelScorer
@@ -56,9 +57,8 @@ class LocalWriter:
         asked = self.format.critic.ask
         ask = [] if asked is None else self.tokenizer.encode(asked, add_special_tokens=False)
         read, place_n = {}, []
-        for prompt_L, critique in zip(
-            self.policy.prefix_ids([(prompt, ()) for prompt in prompts]), critiques, strict=True
-        ):
+        prompt_ids = self.policy.prefix_ids([(prompt, ()) for prompt in prompts])
+        for prompt_L, critique in zip(prompt_ids, critiques, strict=True):
             ids_L = np.zeros(0, np.int32) if critique is None else critique.ids_L
             if asked is None:
                 n = self.verdict_token(decode, ids_L, critique.text)
@@ -69,6 +69,7 @@ class LocalWriter:
             place_n.append(None if whole is None else read.setdefault(whole, len(read)))
         encoded = [Encoded(np.array(ids, np.int32), np.array([len(ids) - 1], np.int32), 0) for ids in read]
         logits = [float(logit_T[0]) for logit_T in self.judge.score_encoded(encoded)] if encoded else []
+        expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", "some that are not finite", "numbers")
         return np.array([np.nan if place is None else logits[place] for place in place_n])
 
     def verdict_token(self, decode, ids_L: np.ndarray, text: str) -> int | None:
@@ -89,15 +90,12 @@ class RemoteWriter:
 
     def __init__(self, url: str, fmt: Format):
         server = Server(model=fmt.critic.model)
-        self.policy = RemotePolicy(
-            url, dataclasses.replace(as_text(fmt), bos=True), law_of(fmt), fmt.critic.rows, server
-        )
+        self.policy = RemotePolicy(url, as_text(fmt), law_of(fmt), fmt.critic.rows, server)
         self.format, self.name, self.model = fmt, self.policy.name, self.policy.model
         named = fmt.critic.tokenizer
         self.tokenizer = named and hf.load_tokenizer(hf.locate(named))
-        self.bos = (
-            self.tokenizer and self.tokenizer.bos_token
-        ) or ""  # which a template writes, and the server once more
+        # A template writes it, and the server once more.
+        self.bos = (self.tokenizer and self.tokenizer.bos_token) or ""
 
     def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
         prefixes = [(prompt.removeprefix(self.bos), ()) for prompt in prompts]
