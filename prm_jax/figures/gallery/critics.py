@@ -9,7 +9,7 @@ from prm_jax.figures.style import GREY, line_style
 
 WRITES, ALONE, ITSELF = "critic", "critic, verdict alone", "policy's own P(Yes)"
 FEW, FULL, MANY = "PRM", "critic, 8,000 solutions", "PRM, 8,000 solutions"
-TITLES = {"plain": "plain lines: one operation", "merged": "merged lines: two, one result unwritten"}
+TITLES = {"plain": "plain lines", "merged": "merged lines"}
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
@@ -26,7 +26,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     series |= {name: dict.fromkeys(votes, own(runs, stages[line])) for name, (line, runs) in told_once.items()}
     tokens = {n: np.mean([tokens_a_step(run["critic"]) for run in next(iter(series.values()))[n]]) for n in votes}
     figure, (axes,) = panels(1, 2, 3.6, sharey=True)
-    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a vote is a critique; "
+    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does two operations and hides a value; "
     text += "verifiers learned 1,000 solutions where nothing else is said, those that are level have one vote or none"
     drawn = Drawn(figure, text)
     for axis, (kind, title) in zip(axes, TITLES.items(), strict=True):
@@ -35,7 +35,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             drawn.curve(axis, title, name, np.log2(votes), y_SX, line_style(i))
         axis.axhline(itself["lines"][kind]["balanced"], color=GREY, linewidth=0.9, linestyle=":", label=ITSELF)
         n = scored[0]["lines"][kind]
-        axis.set_title(f"{title} ({n['n']:,}, {n['wrong']:,} wrong)", fontsize=8)
+        axis.set_title(f"{title} ({n['n']:,}, {n['wrong']:,} wrong)", fontsize=9)
         axis.set_xticks(np.log2(votes), [f"{n}\n{tokens[n]:.0f}" for n in votes])
         axis.set_xlabel("votes\ntokens written a step")
     axes[0].set_ylabel("balanced accuracy")
