@@ -35,7 +35,7 @@ from prm_jax.launch.hosts import start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.sampling import fingerprint
-from prm_jax.scoring import ModelScorer, score_into, stored_scores
+from prm_jax.scoring import score_into, stored_scores
 
 
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
@@ -224,7 +224,7 @@ def main(cfg):
         made |= {key: getattr(cfg, key) for key in ("threshold", "after_first_error")}
         made |= {key: getattr(cfg, key) for key in KEYS.get(cfg.by, ())} | ({"scorer": scorer.name} if scorer else {})
         about = made | {"files": {file: file_fingerprint(file) for file in files_of(cfg)}}
-        about |= {"weights": fingerprint(scorer.model)} if isinstance(scorer, ModelScorer) else {}
+        about |= {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
         path = folder / ("scores.jsonl" if scorer else "labels.jsonl")
         run_folder.check_about(path, about)
         counts = label_file(

@@ -27,7 +27,7 @@ import numpy as np
 
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.checkpoints.remote import AS_USUAL, RemotePolicy, Served, Server
 from prm_jax.data.formats import Format, encode
 from prm_jax.data.grading import Checker
@@ -269,7 +269,10 @@ def open_policy(
     """
     if str(path).startswith(("http://", "https://")):
         return RemotePolicy(str(path), fmt, sampling, batch_rows, server)
-    loaded = open_checkpoint(path, which, None, choose_dtype(dtype))
+    return as_policy(open_checkpoint(path, which, None, choose_dtype(dtype)), path, fmt, sampling, batch_rows)
+
+
+def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling, batch_rows: int) -> Policy:
     if loaded.objective != "lm":
         raise InputError(f"{path}: is a verifier (objective={loaded.objective}), expected a language model")
     ends = {loaded.tokenizer.eos_token_id}

@@ -255,7 +255,7 @@ def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0
     """
     rows = iter(rows)
     if hasattr(scorer, "stats"):
-        scorer.stats = ScoringStats()
+        scorer.stats = type(scorer.stats)()
     with cli.progress("scoring", total, "solution", done) as bar:
         while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
             yield from scorer.score(chunk)

@@ -234,6 +234,26 @@ def made_up_value_depth():
     return models | {"steps": [Made("steps", exact_runs([m for own in models.values() for m in own]))]}
 
 
+def made_up_critics():
+    lines = lambda x: {
+        kind: {"n": 90, "wrong": 9, "balanced": x - 0.1 * (kind == "merged")} for kind in ("plain", "merged")
+    }
+    format_ = lambda n: {"critic": {"votes": n}}
+    told = lambda n: {"critic": {"format": format_(n), "tokens": 120 * n, "critiques": 10 * n, "no_verdict": 1}}
+    critics = [Made("critic", {}, writes=w, seed=s) for w in ("hops", "verdict") for s in SEEDS]
+    few, full, prm = ([Made(line, {}, seed=s) for s in SEEDS] for line in ("few", "full", "prm"))
+    run = lambda stage, x, **more: {"verifier": f"{stage.folder} step 5", "n_solutions": 9, "lines": lines(x)} | more
+    by_votes = lambda n: {"runs": [run(c, 0.6 + 0.1 * (c.at["writes"] == "hops") + n / 50, **told(n)) for c in critics]}
+    itself = {"runs": [{"lines": lines(0.5)} | told(1)]}
+    evaluated = {"criticised": [Made("criticised", by_votes(n), votes=n) for n in (1, 4)]}
+    evaluated |= {
+        "scored": [Made("scored", {"runs": [run(m, 0.7) for m in few + prm]})],
+        "itself": [Made("itself", itself)],
+    }
+    evaluated |= {"once": [Made("once", {"runs": [run(m, 1.0) for m in full]})]}
+    return {"critic": critics, "few": few, "full": full, "prm": prm} | evaluated
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
     made_up = globals()[f"made_up_{name}"]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import urllib.request
 
 import jax
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 from conftest import ROOT, call, printed
 
+import evaluate
 from prm_jax import InputError, lab, sampling
 from prm_jax.checkpoints.remote import RemotePolicy, Served, Server, seeds
+from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
 from prm_jax.policies import Sampling
@@ -377,3 +380,120 @@ def test_formats_that_need_a_tokenizer_are_refused(stub):
         stub.policy(fmt=read_format("qwen_prm"))
     with pytest.raises(InputError, match="prefix '': got '', expected a text of at least one token"):
         stub.policy().extend([("", ())], 1, "end", KEY)
+
+
+# Critics and judges
+
+
+def echo(token, logp, **more):
+    """What is said of a prompt that is sent back with the log-probabilities of its tokens."""
+    logprobs = {"tokens": ["x", token], "token_logprobs": [None, logp]}
+    return {
+        "choices": [{"text": "", "finish_reason": "length", "logprobs": logprobs | more}],
+        "usage": {"completion_tokens": 0},
+    }
+
+
+JUDGE = dataclasses.replace(read_format("judge"), chat=False)
+JUDGE = dataclasses.replace(JUDGE, critic=dataclasses.replace(JUDGE.critic, max_tokens=60))
+
+
+@pytest.fixture
+def judge(stub):
+    """JUDGE behind the stub, which is asked for one thing at a time."""
+
+    def opened(fmt=JUDGE, **more):
+        critic = open_verifier(
+            stub.url, Opening(format=dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more)))
+        )
+        policy = critic.writer.policy
+        policy.concurrency, policy.client = 1, policy.client.with_options(max_retries=1, timeout=5.0)
+        return critic
+
+    return opened
+
+
+def test_a_judge_behind_a_server_writes_and_its_verdict_is_exact(stub, judge, capsys):
+    stub.script = [(200, answer("It is 7.\nVerdict: Yes", tokens=9)), (200, answer("Hm, 8", "length", tokens=60))]
+    stub.script += [(503, {}), (200, echo(" Yes", -0.25)), (200, echo(" No", -2.25))]
+    critic = judge(votes=2)
+    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [2.0]  # of one vote; the other was cut
+    assert critic.name == f"m at {stub.url}, judge, 2 votes" and critic.stats.tokens == 69
+    assert "critic      1 of 2 critiques came to no verdict within 60 tokens: left out" in capsys.readouterr().out
+    first, second, _, good, bad = stub.bodies
+    assert (
+        "Problem:\n3 +4?\n" in first["prompt"]
+        and first["prompt"] == second["prompt"]
+        and first["seed"] != second["seed"]
+    )
+    assert (first["temperature"], first["max_tokens"], first["top_p"]) == (1.0, 60, 1.0)
+    assert good == {
+        "model": "m", "prompt": first["prompt"] + "It is 7.\nVerdict: Yes", "echo": True, "max_tokens": 0, "logprobs": 0,
+        "temperature": 1.0,
+    } and bad["prompt"] == first["prompt"] + "It is 7.\nVerdict: No"  # fmt: skip
+    n = len(stub.bodies)
+    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [2.0] and len(stub.bodies) == n  # known
+
+
+def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, judge):
+    stub.script = [(200, echo(" Yes", -3.0)), (200, echo(" No", -1.0))]
+    assert judge(max_tokens=0, ask="Verdict:").score([("3 +4?", ("3+4=7",))])[0].tolist() == [-2.0]
+    assert [b["prompt"][-13:] for b in stub.bodies] == ["\nVerdict: Yes", ".\nVerdict: No"]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (
+            [(200, answer("Verdict: Yes")), (200, answer("Yes"))],
+            "no verdict after .*Verdict:': answered .*log-probabilities [(]echo",
+        ),
+        (
+            [(200, answer("Verdict: Yes")), (200, echo("Yes", -1.0))],
+            "its last token is 'Yes' with .*-1.0, not ' Yes' alone",
+        ),
+        ([(200, answer("Verdict: Yes")), (200, echo(" Yes", None))], "its last token is ' Yes' with .*None"),
+        (
+            [(200, answer("Verdict: Yes")), (400, {"detail": "echo is not supported"})],
+            "status 400: .*echo is not supported",
+        ),
+        ([(500, {})] * 5, "no continuation of .*status 500"),
+    ],
+)
+def test_a_verdict_that_fails_is_an_error_and_no_score(stub, judge, script, why):
+    stub.script = script
+    with pytest.raises(InputError, match=f"^{stub.url}: .*{why}"):
+        judge().score([("3 +4?", ("3+4=7",))])
+
+
+def test_the_turns_of_a_critic_behind_a_server_are_its_tokenizers_and_begin_once(stub, judge):
+    critic = judge(dataclasses.replace(JUDGE, chat=True))
+    turns = lambda messages, **_: "<s>[" + "][".join(m["role"] for m in messages) + "]"
+    critic.writer.tokenizer, critic.writer.bos = types.SimpleNamespace(apply_chat_template=turns), "<s>"
+    stub.script = [(200, answer("Verdict: No")), (200, echo(" Yes", -2.0)), (200, echo(" No", -1.0))]
+    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [-1.0]
+    assert [b["prompt"] for b in stub.bodies] == ["[user]", "[user]Verdict: Yes", "[user]Verdict: No"]
+
+
+def test_a_chat_critic_behind_a_server_needs_its_tokenizer(stub):
+    with pytest.raises(
+        InputError, match="format.critic.tokenizer: got None, expected the tokenizer whose chat template"
+    ):
+        open_verifier(stub.url, Opening(format=read_format("genprm"))).score([("3 +4?", ("3+4=7",))])
+    with pytest.raises(InputError, match=f"checkpoint: {stub.url}: is a server, .*format=judge"):
+        open_verifier(stub.url, Opening(format=read_format("plain")))
+
+
+def test_evaluations_take_a_judge_by_its_address(stub, monkeypatch, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "3 +4?", "completions": ["3+4=7", "7"], "id": "a"}\n')
+    stub.script = [(200, answer("Verdict: No"))] * 2 + [(200, echo(" Yes", -2.0)), (200, echo(" No", -1.0))] * 2
+    asked = ["task=score", f"checkpoint={stub.url}", "format=judge", "format.chat=false", f"input={rows}", "figures=0"]
+    find = RemotePolicy.__post_init__
+    one = lambda self: (find(self), setattr(self, "concurrency", 1))[0]
+    monkeypatch.setattr(RemotePolicy, "__post_init__", one)
+    printed(evaluate.main, monkeypatch, *asked, f"hydra.run.dir={tmp_path}/run", cwd=tmp_path)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["verifier"] == f"m at {stub.url}, judge, 1 vote" and results["critic"]["critiques"] == 2
+    (scored,) = map(json.loads, (tmp_path / "run" / "scores.jsonl").read_text().splitlines())
+    assert scored["scores"] == [-1.0, -1.0] and scored["unit"] == "logit"

@@ -30,6 +30,19 @@ class VocabularyShare(nnx.Module):
         return logit_BTV[..., self.good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
 
 
+class VerdictPair(nnx.Module):
+    """P(good) is the softmax over two rows of the vocabulary, the good and the bad verdict's: exact, whatever the others are."""
+
+    def __init__(self, model: PRM, bad: int, good: int):
+        self.model, self.pair, self.cfg = model, (bad, good), dataclasses.replace(model.cfg, head="binary")
+
+    def __call__(self, *args):
+        return self.model(*args)
+
+    def step_logits(self, x_BTD):
+        return self.model.vocab_logits(x_BTD)[..., self.pair]
+
+
 class Ensemble(nnx.Module):
     """P(good) is the mean of E networks' sigmoids, each Linear, ReLU, Linear, ReLU, Linear (ActPRM, arXiv 2504.10559).
 

@@ -1,4 +1,4 @@
-"""A verifier by its name: the scorer of a checkpoint, or one that needs no folder (exact checkers, equations, noise)."""
+"""A verifier by its name: the scorer of a checkpoint, a critic, or one that needs no folder (exact checkers, equations, noise)."""
 
 import functools
 import re
@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 from prm_jax import InputError
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data.formats import Format
+from prm_jax.critics.critic import Critic
+from prm_jax.critics.writers import LocalWriter, RemoteWriter
+from prm_jax.data.formats import Format, read_format
 from prm_jax.data.splits import data_config
+from prm_jax.launch.config import CONF
 from prm_jax.scoring import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
 from prm_jax.tasks import TASKS, are_right, step_labels
 
@@ -38,7 +41,40 @@ def open_verifier(name: str, how: Opening):
     if built_in := BUILT_IN.fullmatch(name):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], how)
-    return open_checkpoint(name, how.which, how.format, how.dtype, how.reference).scorer(how.rows, how.tokens)
+    if named := critic_of(name):
+        how, name = how._replace(format=named[0]), named[1]
+    if how.format is None or how.format.critic is None:
+        if is_served(name):
+            raise InputError(
+                f"checkpoint: {name}: is a server, which is asked as a critic: format=judge, genprm, r_prm or thinkprm"
+            )
+        return open_checkpoint(name, how.which, how.format, how.dtype, how.reference).scorer(how.rows, how.tokens)
+    if is_served(name):
+        return Critic(RemoteWriter(name, how.format), how.format, how.seed)
+    loaded = open_checkpoint(name, how.which, None, how.dtype)
+    if loaded.objective != "lm":  # beside critics a PRM brings its own format
+        print(f"format      {name}: has a step head, so it is no critic; it is read with its own format")
+        return loaded.scorer(how.rows, how.tokens)
+    return Critic(LocalWriter(loaded, name, how.format, how.rows, how.tokens), how.format, how.seed)
+
+
+def is_served(name: str) -> bool:
+    """Whether a verifier is behind a server: a critic, which needs no folder."""
+    return name.startswith(("http://", "https://"))
+
+
+def critic_of(name: str) -> tuple[Format, str] | None:
+    """(format, checkpoint) of a name such as lab_critic:RUN or judge:http://HOST: a critic where others are read otherwise."""
+    found = re.fullmatch(r"(\w+):(?!//)(.+)", name)
+    if not found or not (CONF / "format" / f"{found[1]}.yaml").exists():
+        return None
+    fmt = read_format(found[1])
+    return (fmt, found[2]) if fmt.critic else None
+
+
+def needs_folder(name: str) -> bool:
+    """Whether a name is that of a folder, which can be looked for before another verifier has worked for an hour."""
+    return not (BUILT_IN.fullmatch(name) or is_served(name) or critic_of(name))
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], how: Opening):

@@ -20,6 +20,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
+from prm_jax.data.critiques import CriticFormat
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import CONF, expect, one_of, parse
 
@@ -55,13 +56,14 @@ class Format:
     # Head of its checkpoints, a name of model.HEADS, or tokens, vocabulary, ensemble, implicit; null: any.
     head: str | None = None
     layer: str = "score"  # last layer of that head in its checkpoints; lm_head: none of its own
-    good: str | None = None  # head tokens, vocabulary: the good verdict, one token
-    bad: str | None = None  # head tokens: the bad one; of the vocabulary it is all the others
+    good: str | None = None  # head tokens, vocabulary, critic: the good verdict, one token
+    bad: str | None = None  # head tokens, critic: the bad one; of the vocabulary it is all the others
     score: Annotated[str, one_of(UNITS)] = "probability"  # unit in which its authors state scores; ours are log-odds
     beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
     label_kind: Literal["correctness", "value", "advantage", "unknown"] = "unknown"  # what it learned
     auto: bool = True  # format=auto may find it; false: a rarer reader of a head that another format has
     changes: dict[str, object] | None = None  # of auto: keys that replace those of the format that it finds
+    critic: CriticFormat | None = None  # of a language model that writes before it judges (data/critiques.py)
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
@@ -71,7 +73,7 @@ class Format:
         return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
 
     def __post_init__(self):
-        is_read = self.separator or self.probe or self.outcome or self.name == "auto"
+        is_read = self.separator or self.probe or self.outcome or self.critic or self.name == "auto"
         expect(is_read, "format.separator", "", "a text such as '\\n' whose last token becomes the mark")
         hint = "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
         expect("\\n" not in self.separator, "format.separator", self.separator, f"line ends: {hint}")
@@ -79,10 +81,11 @@ class Format:
         of_together = self.between or self.suffix or self.drop_separator or self.probe or self.shift
         of_together = of_together or self.chat or self.outcome
         why = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
-        expect(self.tokenized == "together" or not of_together, "format.tokenized", self.tokenized, why)
+        expect(self.tokenized == "together" or self.critic or not of_together, "format.tokenized", self.tokenized, why)
         verdicts = [text for text in (self.good, self.bad) if text is not None]
-        expected = "good and bad with head 'tokens', good with 'vocabulary', and only with them"
-        expect(len(verdicts) == {"tokens": 2, "vocabulary": 1}.get(self.head, 0), "format.good", verdicts, expected)
+        expected = "good and bad with head 'tokens' and of a critic, good with 'vocabulary', and only with them"
+        asked = 2 if self.critic else {"tokens": 2, "vocabulary": 1}.get(self.head, 0)
+        expect(len(verdicts) == asked, "format.good", verdicts, expected)
         of_ratio = (self.head == "implicit") == (self.score == "log_ratio")
         expect(of_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
@@ -94,9 +97,10 @@ def read_format(name: str) -> Format:
 
 @functools.cache
 def all_formats() -> tuple[Format, ...]:
-    """Every convention of conf/format, those that belong to one head first."""
+    """Every convention of conf/format that a step head may have, those that belong to one head first."""
     names = {path.stem for path in (CONF / "format").glob("*.yaml")} - {"auto"}
-    return tuple(sorted(map(read_format, names), key=lambda fmt: (fmt.head is None, fmt.name)))
+    formats = (fmt for fmt in map(read_format, names) if not fmt.critic)
+    return tuple(sorted(formats, key=lambda fmt: (fmt.head is None, fmt.name)))
 
 
 def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:

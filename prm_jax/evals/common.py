@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, open_verifier
+from prm_jax.checkpoints.verifiers import Opening, needs_folder, open_verifier
 from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
@@ -81,11 +81,10 @@ def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
     named = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     if not named:
         raise InputError("checkpoint: got an empty list, expected at least one")
-    is_built_in = lambda name: BUILT_IN.fullmatch(str(name))
     found = [
-        str(run) for name in named for run in ([name] if is_built_in(name) else run_folder.runs_of(Path(str(name))))
+        str(run) for name in named for run in (run_folder.runs_of(Path(name)) if needs_folder(str(name)) else [name])
     ]
-    for name in itertools.filterfalse(is_built_in, found):
+    for name in filter(needs_folder, found):
         check_there(name, cfg.which)
     return found
 
@@ -123,7 +122,7 @@ def scored(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarra
 
 def describe(scorer) -> dict:
     kind = {"label_kind": scorer.label_kind, "objective": scorer.objective}
-    return {"verifier": scorer.name, **kind, "scores_unit": scorer.unit}
+    return {"verifier": scorer.name, **kind, "scores_unit": scorer.unit} | getattr(scorer, "about", {})
 
 
 def is_run(name: str) -> bool:

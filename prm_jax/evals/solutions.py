@@ -1,16 +1,20 @@
 """task=solutions: the labelled solutions of one split of a data set, written as native rows for other commands to label anew."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
+from prm_jax.data.critiques import prompt_text
+from prm_jax.data.formats import read_format
 from prm_jax.data.rows import write_rows
-from prm_jax.data.solutions import native_row
+from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import Mixture, data_config, load_splits
 from prm_jax.evals import standing
 from prm_jax.evals.common import Setup
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli
+from prm_jax.launch.config import expect
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Config:
     """conf/task/solutions.yaml says what each key means."""
 
     split: Literal["train", "validation", "test"]
+    critiques: Literal["hops", "verdict"] | None = None
 
 
 def needs_checkpoint(cfg: Config) -> bool:
@@ -36,12 +41,29 @@ def run(setup: Setup, cfg: Config) -> dict:
     rows, path = data.splits[cfg.split], setup.folder / "solutions.jsonl"
     kind = {"label_kind": data_cfg.label_kind}
     write_rows(path, (native_row(s, s.labels or [None] * len(s.steps)) | kind for s in rows))
+    if cfg.critiques:
+        write_rows(setup.folder / "critiques.jsonl", (row for s in rows for row in critiques(s, cfg.critiques)))
     labels = [label for s in rows for label in s.labels or ()]
     found = {"solutions": len(rows), "problems": len({s.problem for s in rows}), "counts": data.counts}
     found |= {"steps": sum(len(s.steps) for s in rows), "labelled": sum(label is not None for label in labels)}
     if data_cfg.label_kind == "correctness":
         found |= standing.step_shares([s.labels or () for s in rows], [s.outcome for s in rows])
     return {"path": str(path), "split": cfg.split, **kind} | found
+
+
+def critiques(s: Solution, kind: str) -> Iterator[dict]:
+    """A native row for each labelled step: what format=lab_critic asks of it, and the critique that is right; `hops`: its
+    operations done one by one, then the verdict, `verdict`: that alone. For train.py objective=lm data=jsonl."""
+    task, fmt = tasks.task_of(s.problem), read_format("lab_critic")
+    expect(hasattr(task, "written_out"), "critiques", kind, "null: only the steps of data=chain can be written out")
+    for t, (label, hops) in enumerate(zip(s.labels, task.written_out(s.problem, s.steps), strict=True)):
+        if label is not None:
+            said = [*(hops if kind == "hops" else []), "Yes" if label >= 0.5 else "No"]
+            yield {
+                "id": f"{s.id}/{t}",
+                "prompt": prompt_text(fmt, None, s.problem, s.steps[: t + 1]),
+                "completions": said,
+            }
 
 
 def show(results: dict):

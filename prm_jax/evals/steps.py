@@ -62,6 +62,8 @@ def run(setup: Setup, cfg: Config) -> dict:
         if isinstance(data_cfg, TaskData):
             task = tasks.TASKS[data_cfg.name]
             result["errors"] = errors_by_kind(task, test, p, cfg.threshold, setup.cfg.seed)
+            if hasattr(task, "written_out"):
+                result["lines"] = by_hidden_work(task, test, p, cfg.threshold, setup.cfg.seed)
             result |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves nothing to fit them on
             tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
@@ -112,6 +114,36 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
         kinds[kind] = {"n": len(found), "missed": float(missed_n.mean()), "interval": interval}
     most = sorted(of_line.items(), key=lambda line: (-sum(line[1]), line[0]))[:10]
     return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
+
+
+def balanced(hit_n: np.ndarray, good_n: np.ndarray) -> float:
+    """Mean of the shares of right and of wrong lines that are judged right; nan where there are none of a kind."""
+    sides = [hit_n[good_n == side] for side in (True, False)]
+    return float(np.mean([own.mean() for own in sides])) if all(map(len, sides)) else np.nan
+
+
+def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
+    """Of the lines up to the first wrong one, `merged` (several operations, whose values in between are hidden) apart from `plain`:
+    how many there are and are wrong, the share judged right, that over right and wrong lines evenly (balanced; of a verifier that
+    sees nothing .5) with its 95 % bootstrap interval over problems, and the AUROC."""
+    rows = {"plain": [], "merged": []}
+    for s, p_T in zip(test, p, strict=True):
+        hidden = ["merged" if len(own) > 1 else "plain" for own in task.written_out(s.problem, s.steps)]
+        good = tasks.step_labels(s.problem, s.steps)
+        for t in labelled_steps(good)[0]:
+            rows[hidden[t]].append((s.problem, p_T[t], good[t] >= 0.5))
+    found = {}
+    for kind, own in rows.items():
+        problems, p_n, good_n = (
+            [x for x, *_ in own],
+            np.array([x for _, x, _ in own]),
+            np.array([x for *_, x in own], bool),
+        )
+        hit_n = (p_n >= threshold) == good_n
+        interval = bootstrap_interval(lambda rows, h=hit_n, g=good_n: balanced(h[rows], g[rows]), problems, seed=seed)
+        numbers = {"balanced": balanced(hit_n, good_n), "interval": interval, "auroc": float(soft_auroc(p_n, good_n))}
+        found[kind] = {"n": len(own), "wrong": int((~good_n).sum()), "accuracy": float(hit_n.mean())} | numbers
+    return found
 
 
 def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
@@ -227,6 +259,9 @@ def show(results: dict):
             print(f"  {name:<8}{x['n']:>6}  {x['missed']:.3f} {plus_minus(x['interval'])}")
         lines = ", ".join(f"{line} {x['missed']:.2f} of {x['n']}" for line, x in first["errors"]["lines"].items())
         print(f"  missed most often: {lines or 'none'}")
+    for kind, x in first.get("lines", {}).items():
+        told = f"balanced accuracy {x['balanced']:.4f} {plus_minus(x['interval'])}, AUROC {x['auroc']:.4f}"
+        print(f"lines       {kind}: {x['n']}, {x['wrong']} of them wrong: {told}")
 
 
 def show_exact(runs: list[dict]):

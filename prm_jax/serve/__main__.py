@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, open_verifier
+from prm_jax.checkpoints.verifiers import Opening, needs_folder, open_verifier
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.evals.common import BatchConfig, check_there
 from prm_jax.launch import cli, run_folder
@@ -59,7 +59,7 @@ class ServeConfig:
 def open_served(cfg: ServeConfig):
     """(the scorer, the name that clients may call it by)."""
     name = str(run_folder.newest_run()) if cfg.checkpoint is None else cfg.checkpoint
-    if not BUILT_IN.fullmatch(name):
+    if needs_folder(name):
         check_there(name, cfg.which)
     how = (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
     scorer = open_verifier(name, Opening(*how))

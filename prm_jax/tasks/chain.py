@@ -121,6 +121,23 @@ def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
     return found
 
 
+def written_out(problem: str, steps: Sequence[str]) -> list[list[str]]:
+    """Of each line the right lines for its operations, one an operation: of a merged line what it hides. A line that is none is
+    taken for the problem's next operation."""
+    value, operations, modulus = parse_problem(problem)
+    done, found = 0, []
+    for step in steps:
+        _, own, result = parse_line(step) or (None, operations[done : done + 1], value)
+        lines, at = [], value
+        for operation in operations[done : done + len(own)]:
+            after = compute(at, (operation,), modulus)
+            lines.append(f"{at}{operation[0]}{operation[1]}={after}")
+            at = after
+        found.append(lines)
+        value, done = result, done + len(own)
+    return found
+
+
 def answer(problem: str) -> str:
     return str(compute(*parse_problem(problem)))
 

@@ -1,0 +1,195 @@
+"""A Scorer that writes before it judges: a critique of each step, then P(good) by the logits of its two verdicts.
+
+The solution's score of a step is that of its prefix: what the format asks of a step and those before it. n votes are n critiques,
+rows of one batch with keys of their own: vote j of a prompt is a function of seed, j and the prompt, so n votes are n single runs
+(`first_vote`), whatever is scored beside them. A critique that comes to no verdict within its tokens is no score: it is counted,
+said, and left out of its step's votes. A step without any is an error, or has the stand-in `unscored` if the format names one.
+
+Dimension key: N votes, n prompts.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.critics.execution import run_code
+from prm_jax.data.critiques import CODE, fill, opening, prompt_text
+from prm_jax.data.formats import Format
+from prm_jax.data.units import UNITS
+from prm_jax.scoring import CERTAIN, Rows
+
+KEPT = 1 << 20  # steps whose votes are kept from call to call, since a search asks its prefixes again
+
+
+@dataclasses.dataclass
+class CriticStats:
+    """What critiques cost, and what became of them."""
+
+    solutions: int = 0
+    critiques: int = 0
+    tokens: int = 0  # written
+    computed: int = 0  # these, and what was read for the verdicts
+    no_verdict: int = 0  # critiques
+    unscored: int = 0  # steps with the stand-in
+    blocks: int = 0  # of code that were run
+    failed: int = 0  # of these
+
+    def summary(self) -> str:
+        mean, code = (
+            self.tokens / max(self.critiques, 1),
+            f", {self.blocks:,} blocks of code run, {self.failed:,} failed",
+        )
+        return (
+            f"criticised  {self.solutions:,} solutions by {self.critiques:,} critiques of {mean:.1f} tokens, {self.no_verdict:,} "
+            f"without a verdict; {self.unscored:,} steps unscored{code if self.blocks else ''}"
+        )
+
+
+@dataclasses.dataclass
+class Draft:
+    """A critique in the making: what stands before its last round, what that round wrote, all of its text and its tokens."""
+
+    prompt: str
+    text: str = ""
+    last: object = None
+    tokens: int = 0
+    stopped: bool = False  # at a block of code, and not gone on with
+
+
+@dataclasses.dataclass
+class Critic:
+    """A language model that judges each step of a solution in its own words."""
+
+    writer: object  # critics/writers.py
+    format: Format
+    seed: int = 0
+    first_vote: int = 0
+    objective: str = "prm"
+    unit: str = "logit"
+    stats: CriticStats = dataclasses.field(default_factory=CriticStats)
+    # (problem, steps) -> (logit_N, NaN where there is no verdict; the critiques of a conversation)
+    known: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        c = self.format.critic
+        return f"{self.writer.name}, {self.format.name}, {c.votes} vote{'s' * (c.votes > 1)}"
+
+    @property
+    def label_kind(self) -> str:
+        return self.format.label_kind
+
+    @property
+    def model(self):
+        return self.writer.model
+
+    @property
+    def about(self) -> dict:
+        """What results say of a critic."""
+        return {"critic": {"format": dataclasses.asdict(self.format), **vars(self.stats)}}
+
+    def score(self, rows: Rows) -> list[np.ndarray]:
+        rows = [(problem, tuple(steps)) for problem, steps in rows]
+        if len(self.known) > KEPT:
+            self.known.clear()
+        prefixes = dict.fromkeys((problem, steps[: t + 1]) for problem, steps in rows for t in range(len(steps)))
+        new = [prefix for prefix in prefixes if prefix not in self.known]
+        before = dataclasses.replace(self.stats)
+        if self.format.critic.next is None:
+            self.judge(new)
+        else:  # what it said of the steps before stands in its prompt
+            for n in sorted({len(steps) for _, steps in new}):
+                self.judge([prefix for prefix in new if len(prefix[1]) == n])
+        self.stats.solutions += len(rows)
+        if lost := self.stats.no_verdict - before.no_verdict:
+            of, limit = self.stats.critiques - before.critiques, self.format.critic.max_tokens
+            why = f"came to no verdict within {limit:,} tokens: left out of the votes"
+            print(f"critic      {lost:,} of {of:,} critiques {why}")
+        logit = {prefix: self.decide(prefix, self.known[prefix][0]) for prefix in prefixes}
+        return [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
+
+    def decide(self, prefix, logit_N: Sequence[float]) -> float:
+        """Log-odds of a step by its votes."""
+        problem, steps = prefix
+        logit_n = np.array([x for x in logit_N if not np.isnan(x)]) / self.format.critic.decision_temperature
+        if len(logit_n):
+            return combine(logit_n, self.format.critic.vote)
+        c = self.format.critic
+        if c.unscored is None:
+            raise InputError(
+                f"{self.name}: step {len(steps)} of a solution of {problem[:60]!r}: none of its critiques came to a verdict; raise "
+                f"format.critic.max_tokens ({c.max_tokens}) or votes, or name the P(good) of such steps, format.critic.unscored=0.5"
+            )
+        self.stats.unscored += 1
+        return float(np.clip(UNITS["probability"].log_odds(c.unscored), -CERTAIN, CERTAIN))
+
+    def judge(self, prefixes: Sequence[tuple[str, tuple[str, ...]]]):
+        """The votes of each prefix, into `known`."""
+        c, tokenizer = self.format.critic, self.writer.tokenizer
+        votes = range(self.first_vote, self.first_vote + c.votes)
+        asked = [(prefix, i) for prefix in prefixes for i in range(len(votes))]
+        if not asked:
+            return
+
+        def prompt(prefix, i) -> str:
+            problem, steps = prefix
+            said = [self.known[problem, steps[:t]][1][i] for t in range(1, len(steps))] if c.next is not None else ()
+            return prompt_text(self.format, tokenizer, problem, steps, said)
+
+        drafts = [Draft(prompt(prefix, i)) for prefix, i in asked]
+        if c.max_tokens:
+            self.write(drafts, [votes[i] for _, i in asked])
+        read = self.writer.computed
+        logit_n = self.writer.verdicts([d.prompt for d in drafts], [d.last for d in drafts])
+        logit_n = np.where([d.stopped or d.tokens > c.max_tokens for d in drafts], np.nan, logit_n)
+        self.stats.critiques += len(drafts)
+        self.stats.tokens += (written := sum(d.tokens for d in drafts))
+        self.stats.computed += written + self.writer.computed - read
+        self.stats.no_verdict += int(np.isnan(logit_n).sum())
+        for k, prefix in enumerate(prefixes):
+            own = slice(k * len(votes), (k + 1) * len(votes))
+            texts = [opening(self.format, len(prefix[1])) + d.text for d in drafts[own]] if c.next is not None else None
+            self.known[prefix] = logit_n[own].tolist(), texts
+
+    def write(self, drafts: Sequence[Draft], votes: Sequence[int]):
+        """Writes the drafts to their end; where code is run, in rounds: each ends with a block of code and what it printed."""
+        c, key, open_ = self.format.critic, jax.random.key(self.seed), list(range(len(drafts)))
+        for left in reversed(range(c.rounds + 1 if c.execute else 1)):
+            here = [drafts[i] for i in open_]
+            numbers = [number_of(votes[i], drafts[i].prompt) for i in open_]
+            found = self.writer.write([d.prompt for d in here], numbers, key)
+            blocks = [CODE.search(new.text) if left else None for new in found]
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                printed = list(pool.map(lambda block: block and run_code(block[1]), blocks))
+            for draft, new, block, output in zip(here, found, blocks, printed, strict=True):
+                draft.last, draft.tokens, draft.stopped = new, draft.tokens + len(new.ids_L), bool(block)
+                text = new.text
+                if block:
+                    self.stats.blocks, self.stats.failed = self.stats.blocks + 1, self.stats.failed + (not output[1])
+                    text = text[: block.end()] + fill(c.output, output=output[0])
+                    draft.prompt += text
+                draft.text += text
+            open_ = [i for i in open_ if drafts[i].stopped and drafts[i].tokens < c.max_tokens]
+            if not open_:
+                break
+
+
+def number_of(vote: int, prompt: str) -> int:
+    """31 bits that a vote on a prompt draws with, so that it depends on nothing else."""
+    return int.from_bytes(hashlib.sha256(json.dumps([vote, prompt]).encode()).digest()[:4], "big") >> 1
+
+
+def combine(logit_n: np.ndarray, how: str) -> float:
+    """Log-odds of the mean of P(good) over the votes; or by majority of the share of votes with P(good) >= .5, half a vote of
+    each kind added, so that it is finite."""
+    if how == "majority":
+        good = int((logit_n >= 0).sum())
+        return float(np.log(good + 0.5) - np.log(len(logit_n) - good + 0.5))
+    total = lambda z_n: np.logaddexp.reduce(-np.logaddexp(0, -z_n))
+    return float(total(logit_n) - total(-logit_n))

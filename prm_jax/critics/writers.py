@@ -1,0 +1,141 @@
+"""Who writes a critique and gives its verdict's log-odds: a language model of ours, or one behind a server."""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from prm_jax import InputError
+from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.open import Loaded
+from prm_jax.checkpoints.released import VerdictPair
+from prm_jax.checkpoints.remote import RemotePolicy, Server, reason
+from prm_jax.data.critiques import verdict_at
+from prm_jax.data.formats import Encoded, Format, verdicts
+from prm_jax.launch.config import expect
+from prm_jax.policies import Continuation, Sampling
+from prm_jax.sampling import as_policy
+from prm_jax.scoring import ModelScorer
+
+
+def law_of(fmt: Format) -> Sampling:
+    c = fmt.critic
+    return Sampling(c.temperature, c.top_k, c.top_p, max(c.max_tokens, 1))
+
+
+def as_text(fmt: Format) -> Format:
+    """The convention in which a whole prompt goes to a policy as the problem of a solution without steps."""
+    return Format("critique", separator="\n", bos=fmt.bos and not fmt.chat)
+
+
+class LocalWriter:
+    """A model at hand. A verdict's log-odds are the difference of its two logits after the very ids that the critic wrote."""
+
+    def __init__(self, loaded: Loaded, path: str, fmt: Format, rows: int, row_tokens: int | None):
+        text = as_text(fmt)
+        loaded = dataclasses.replace(loaded, format=text)
+        self.format, self.tokenizer, self.name = fmt, loaded.tokenizer, loaded.name
+        self.policy = as_policy(loaded, path, text, law_of(fmt), fmt.critic.rows)
+        self.pair = verdicts(fmt, loaded.tokenizer)
+        model = VerdictPair(loaded.model, *self.pair)
+        self.judge = ModelScorer(model, loaded.tokenizer, text, "unknown", "prm", self.name, None, rows, row_tokens)
+        self.model = loaded.model
+
+    @property
+    def computed(self) -> int:
+        """Tokens read for verdicts so far."""
+        return self.judge.stats.computed
+
+    def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
+        found = self.policy.extend([(prompt, ()) for prompt in prompts], 1, "end", key, numbers)
+        return [own for (own,) in found]
+
+    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation | None]) -> np.ndarray:
+        """Log-odds logit_n of the critiques' verdicts, NaN where there is none; equal texts are read once. None: nothing is written."""
+        decode = lambda ids: self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        asked = self.format.critic.ask
+        ask = [] if asked is None else self.tokenizer.encode(asked, add_special_tokens=False)
+        read, place_n = {}, []
+        prompt_ids = self.policy.prefix_ids([(prompt, ()) for prompt in prompts])
+        for prompt_L, critique in zip(prompt_ids, critiques, strict=True):
+            ids_L = np.zeros(0, np.int32) if critique is None else critique.ids_L
+            if asked is None:
+                n = self.verdict_token(decode, ids_L, critique.text)
+            else:
+                n = len(ids_L) - (len(ids_L) and ids_L[-1] in self.policy.ends)
+                n = None if critique and critique.ended == "length" else n
+            whole = None if n is None else (*prompt_L.tolist(), *ids_L[:n].tolist(), *ask)
+            place_n.append(None if whole is None else read.setdefault(whole, len(read)))
+        encoded = [Encoded(np.array(ids, np.int32), np.array([len(ids) - 1], np.int32), 0) for ids in read]
+        logits = [float(logit_T[0]) for logit_T in self.judge.score_encoded(encoded)] if encoded else []
+        expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", "some that are not finite", "numbers")
+        return np.array([np.nan if place is None else logits[place] for place in place_n])
+
+    def verdict_token(self, decode, ids_L: np.ndarray, text: str) -> int | None:
+        """Index of the token that is the critique's last verdict; None if there is none, or it is no token of its own."""
+        if (at := verdict_at(self.format, text)) is None:
+            return None
+        for n in reversed(np.flatnonzero(np.isin(ids_L, self.pair)).tolist()):
+            if len(decode(ids_L[:n])) == at:
+                return n
+        return None
+
+
+class RemoteWriter:
+    """A model behind a server of the completions protocol, which is asked for the log-probability of either verdict: the prompt
+    and the critique up to it are sent with the verdict behind them (`echo`), so that it is exact and no list of the likeliest."""
+
+    computed = 0  # a server does not say what it reads
+
+    def __init__(self, url: str, fmt: Format):
+        server = Server(model=fmt.critic.model)
+        self.policy = RemotePolicy(url, as_text(fmt), law_of(fmt), fmt.critic.rows, server)
+        self.format, self.name, self.model = fmt, self.policy.name, self.policy.model
+        named = fmt.critic.tokenizer
+        self.tokenizer = named and hf.load_tokenizer(hf.locate(named))
+        # A template writes it, and the server once more.
+        self.bos = (self.tokenizer and self.tokenizer.bos_token) or ""
+
+    def write(self, prompts: Sequence[str], numbers: Sequence[int], key) -> list[Continuation]:
+        prefixes = [(prompt.removeprefix(self.bos), ()) for prompt in prompts]
+        return [own for (own,) in self.policy.extend(prefixes, 1, "end", key, numbers)]
+
+    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation | None]) -> np.ndarray:
+        texts = []
+        for prompt, critique in zip(prompts, critiques, strict=True):
+            text, ask = "" if critique is None else critique.text, self.format.critic.ask
+            prompt = prompt.removeprefix(self.bos)
+            if ask is not None:
+                texts.append(None if critique and critique.ended == "length" else prompt + text + ask)
+            else:
+                at = verdict_at(self.format, text)
+                texts.append(None if at is None else prompt + text[:at])
+        distinct = list(dict.fromkeys(text for text in texts if text is not None))
+        asked = [(text, verdict) for text in distinct for verdict in (self.format.good, self.format.bad)]
+        with concurrent.futures.ThreadPoolExecutor(self.policy.concurrency) as pool:
+            logp = list(pool.map(lambda pair: self.logprob(*pair), asked))
+        logit = {text: logp[2 * i] - logp[2 * i + 1] for i, text in enumerate(distinct)}
+        return np.array([logit.get(text, np.nan) for text in texts])
+
+    def logprob(self, text: str, verdict: str) -> float:
+        """log p of the verdict after the text, in nats; InputError where the server does not say, or fails for good."""
+        import openai
+
+        law = {"temperature": 1.0, "max_tokens": 0, "echo": True, "logprobs": 0, "model": self.model.name}
+        try:
+            answer = self.policy.client.post("/completions", body=law | {"prompt": text + verdict}, cast_to=object)
+            try:
+                known = answer["choices"][0]["logprobs"]
+                token, logp = known["tokens"][-1], known["token_logprobs"][-1]
+            except (KeyError, IndexError, TypeError):
+                raise ValueError(
+                    f"answered {str(answer)[:200]!r}, expected the prompt's log-probabilities (echo)"
+                ) from None
+            if token != verdict or not isinstance(logp, float | int):
+                raise ValueError(
+                    f"its last token is {token!r} with the log-probability {logp!r}, not {verdict!r} alone"
+                )
+            return float(logp)
+        except (openai.APIError, ValueError) as error:
+            raise InputError(f"{self.policy.url}: no verdict after {text[-60:]!r}: {reason(error)}") from None

@@ -1,0 +1,100 @@
+"""A step as a question to a model that writes before it judges: the prompt, and where the verdict stands in what it wrote.
+
+A format with a section `critic` is read so (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The verdict is one token,
+`good` or `bad` of the format: after the text `verdict` where the critic itself writes it, or right after the text `ask`, which is
+put behind a critique that has ended.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from prm_jax import InputError
+from prm_jax.launch.config import Count, Natural, NotNegative, Positive, Share, expect
+
+PLACE = re.compile(r"\{(problem|steps|before|step|n|output)\}")
+CODE = re.compile(r"```python\n(.*?)```\n?", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class CriticFormat:
+    """What a critic is asked and how its verdict is read; the texts are templates.
+
+    {problem}, {step}: the step that is judged, {before}: those before it, {steps}: all up to it, {n}: its number from 1.
+    """
+
+    prompt: str  # what the user says; without `chat` of the format the whole text
+    next: str | None = (
+        None  # what the user says of the second step and later ones of a conversation; null: each step is asked anew
+    )
+    step: str = "{step}"  # a step in {before} and {steps}, {n} its number
+    between: str = "\n"  # between two of them
+    opening: str = ""  # the first words of the critique, written for the critic
+    verdict: str = ""  # text right before the verdict
+    ask: str | None = None  # asks for the verdict; null: the critic writes it
+    output: str = ""  # how {output} of a code block is shown to the critic
+    max_tokens: Natural = 1024  # of a critique, of all rounds together; 0: it writes nothing and is asked at once
+    temperature: NotNegative = 1.0
+    top_k: Count | None = None
+    top_p: Share = 1.0
+    votes: Count = 1  # critiques of a step
+    vote: Literal["mean", "majority"] = "mean"  # of P(good), or the share of votes with P(good) >= .5
+    decision_temperature: Positive = 1.0  # log-odds of a vote are divided by it
+    unscored: Share | None = None  # P(good) of a step none of whose votes came to a verdict; null: an error
+    execute: bool = False  # run code blocks (critics/execution.py)
+    rounds: Count = 3  # code blocks that are run in one critique at most
+    rows: Count = 64  # critiques decoded at a time
+    model: str | None = None  # of a critic behind a server: its name there, as server.model of conf/sampling.yaml
+    tokenizer: str | None = (
+        None  # of a critic behind a server, with chat: folder or hub name of the tokenizer that writes the turns
+    )
+
+    def __post_init__(self):
+        expect(self.max_tokens or self.ask is not None, "format.critic.max_tokens", 0, "above 0 where `ask` is null")
+        expect(not self.execute or self.output, "format.critic.output", self.output, "a text with {output} to execute")
+
+
+def fill(template: str, **values) -> str:
+    """The template with its places filled, once each: a problem's own braces stay as they are."""
+    return PLACE.sub(lambda m: str(values.get(m[1], m[0])), template)
+
+
+def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> list[dict]:
+    """The turns up to the question for the last step; of a conversation with the `critiques` of the steps before it."""
+    c, n = fmt.critic, len(steps)
+    shown = [fill(c.step, step=step, n=i) for i, step in enumerate(steps, 1)]
+    texts = lambda t: {"problem": problem, "step": steps[t], "n": t + 1}
+    turns = [{"role": "system", "content": fmt.system}] if fmt.system is not None else []
+    if c.next is None:
+        both = {"before": c.between.join(shown[:-1]), "steps": c.between.join(shown)}
+        return [*turns, {"role": "user", "content": fill(c.prompt, **texts(n - 1), **both)}]
+    for t in range(n):
+        turns.append({"role": "user", "content": fill(c.next if t else c.prompt, **texts(t))})
+        turns += [{"role": "assistant", "content": critiques[t]}] if t + 1 < n else []
+    return turns
+
+
+def opening(fmt, n: int) -> str:
+    return fill(fmt.critic.opening, n=n)
+
+
+def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
+    """All that stands before the critique of the last step, its opening included."""
+    turns = messages(fmt, problem, steps, critiques)
+    if not fmt.chat:
+        return "".join(turn["content"] for turn in turns) + opening(fmt, len(steps))
+    expect(tokenizer is not None, "format.critic.tokenizer", None, "the tokenizer whose chat template writes the turns")
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # no template, one that cannot be read, or one that raises at a role
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"format={fmt.name}: needs the tokenizer's chat template, which fails ({reason})") from error
+    return text + opening(fmt, len(steps))
+
+
+def verdict_at(fmt, text: str) -> int | None:
+    """Where the last verdict of a critique begins; None if there is none."""
+    either = "|".join(map(re.escape, (fmt.good, fmt.bad)))
+    found = [m.end() for m in re.finditer(re.escape(fmt.critic.verdict) + f"(?={either})", text)]
+    return found[-1] if found else None

@@ -1,0 +1,243 @@
+"""Critics' formats: prompts, token by token, and P(good) at the verdict against PyTorch, with a real tokenizer and random weights.
+
+The expected prompts are written out here, as the authors' templates fill in Qwen2.5's chat template, and not made by prm_jax.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from conftest import real_data
+
+from prm_jax import InputError
+from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.critics.critic import Critic
+from prm_jax.critics.writers import LocalWriter
+from prm_jax.data.critiques import CriticFormat, fill, messages, prompt_text, verdict_at
+from prm_jax.data.formats import Format, all_formats, read_format
+from prm_jax.launch.config import parse
+from prm_jax.policies import Continuation
+
+PROBLEM, STEPS = (
+    "Tom has 3 boxes of {4} pens.\nHow many?",
+    ("3 * 4 = 12.", "So 12 pens,\nat $\\pi$.", "The answer is 12."),
+)
+QWEN = "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+REPLY = "<|im_end|>\n<|im_start|>assistant\n"
+# What the critics are made to say: of GenPRM of each step, of the others of the last one.
+SAID = {
+    "genprm": ["All is well: $\\boxed{12}$.</analyze>\n<output>\n**Judgement**: $\\boxed{Yes}$\n</output>",
+               "No.</analyze>\n<output>\n**Judgement**: $\\boxed{No}$\n</output>",
+               "Yes or No? $\\boxed{No}$, no: </analyze>\n<output>\n**Judgement**: $\\boxed{Yes}$\n</output>"],
+    "r_prm": ["Analysis: 12 = 12. Verification: Is the step correct (Yes/No)? Yes"],
+    "thinkprm": [" Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}"],
+    "judge": ["3 * 4 is 12. Yes!\nVerdict: No"],
+}  # fmt: skip
+READ = {  # the last of what is said up to the verdict
+    "genprm": "Yes or No? $\\boxed{No}$, no: </analyze>\n<output>\n**Judgement**: $\\boxed{",
+    "r_prm": "Analysis: 12 = 12. Verification: Is the step correct (Yes/No)?",
+    "thinkprm": " Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}\nIs the solution correct?",
+    "judge": "3 * 4 is 12. Yes!\nVerdict:",
+}
+IDS = {"genprm": (2753, 9454), "r_prm": (2308, 7414), "thinkprm": (902, 9834), "judge": (2308, 7414)}  # bad, good
+
+
+def genprm_prompt():
+    text = "<|im_start|>system\nYou are a math teacher. Your task is to review and critique the paragraphs in solution step by step."
+    text += f"<|im_end|>\n<|im_start|>user\nQuestion: {PROBLEM}\n\n{STEPS[0]}"
+    for n, said in enumerate(SAID["genprm"][:2], 1):
+        text += f"{REPLY}<analyze>\nLet's analyze the Paragraph {n} step by step: {said}<|im_end|>\n<|im_start|>user\n{STEPS[n]}"
+    return text + f"{REPLY}<analyze>\nLet's analyze the Paragraph 3 step by step: "
+
+
+R_PRM = """\
+You are an excellent math teacher. Please verify the correctness of the Now Step.
+
+You first need to analyze the Now Step and the Previous Steps and then summarize based on your analysis.
+Analysis:
+You need to analyze the following aspects.
+**Previous Steps Analysis**: You need to analyze the Previous Steps step by step. For each step, you need to \
+first explain what the current step is doing, then you try to find any error in the current step.
+**Now Step Analysis**: You first need to explain what the Now Step is doing, and then point out which part \
+of the Question it is trying to solve or which part of the information it states.
+**Data Source Analysis**: First you need to find out what data are used in the Now Step, and then you need \
+to determine whether the source of the data is reasonable and correct. When you judge whether the source of \
+a data is reasonable and correct, you need to specify the specific source of this data: such as which part \
+of the question, or which content of the previous step; and then determine the source and current use is \
+consistent, the Now Step is used correctly.
+**Consistency Analysis**: You need to check that the Now Step is consistent with the contents of the \
+Previous Steps, and then you need to check that all the information inside the Now Step is consistent.
+**Calculation Analysis**: If the Now Step involves any calculations, such as addition, subtraction, \
+multiplication, division, equations, modulo operations, etc., you will first need to perform a check on the \
+calculation, such as a reverse operation, to see if the calculation was done correctly, and then analyze the \
+results of your check to see if there was an error in the calculation.
+Conclusion:
+Please verify the correctness of the Now Step based on your analysis, if there is any error in the Now Step \
+then the Now Step is wrong and vice versa the Now Step is correct. At the end of the Conclusion, when you \
+give your final answer, write it in the form "Verification: Is the step correct (Yes/No)? X", where X is \
+either Yes or No.
+
+Question: PROBLEM
+Previous Steps: BEFORE
+Now Step: STEP
+Please carefully analyze the correctness of the Now Step.
+Reply:"""
+
+
+def r_prm_prompt():
+    return (
+        QWEN
+        + R_PRM.replace("PROBLEM", PROBLEM).replace("BEFORE", f"{STEPS[0]}\n{STEPS[1]}").replace("STEP", STEPS[2])
+        + REPLY
+    )
+
+
+def thinkprm_prompt():
+    text = f"You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{PROBLEM}\n\n[Solution]\n\n"
+    text += f"Step 1: {STEPS[0]}\nStep 2: {STEPS[1]}\nStep 3: {STEPS[2]}\n\nReview and critique each step in the proposed solution to "
+    text += "determine whether each step is correct. If the solution is incomplete, only verify the provided steps.\n"
+    return QWEN + text + REPLY + "\nLet's verify step by step:"
+
+
+def judge_prompt():
+    text = "Here are a problem, the first steps of a solution, and the step that follows them. Check that step: is what it uses given "
+    text += f"or derived before, and is what it derives right?\n\nProblem:\n{PROBLEM}\n\nSteps before:\n1. {STEPS[0]}\n2. {STEPS[1]}\n\n"
+    text += f"Step to check:\n{STEPS[2]}\n\nThink it through briefly. Then end with one line, which is "
+    return QWEN + text + '"Verdict: Yes" if the step is right and "Verdict: No" if it is not.\n' + REPLY
+
+
+PROMPTS = {"genprm": genprm_prompt, "r_prm": r_prm_prompt, "thinkprm": thinkprm_prompt, "judge": judge_prompt}
+
+
+@pytest.fixture(scope="module")
+def critic_folder(tmp_path_factory):
+    """A causal language model of random weights with Qwen2.5's tokenizer."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    tokenizer, folder = hf.load_tokenizer(real_data("tokenizers/qwen2.5")), tmp_path_factory.mktemp("critic")
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=False, attn_implementation="eager", initializer_range=0.5,
+        eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def saying(writer, texts):
+    """The writer made to say the texts, one after another, each ended by the end of the text."""
+    ids = lambda text: np.array(writer.tokenizer.encode(text) + [writer.policy.ends[0]], np.int32)
+    said = iter([Continuation(ids(text), np.zeros(0), text, "end") for text in texts])
+    writer.write = lambda prompts, numbers, key: [next(said) for _ in prompts]
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, name):
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    fmt = read_format(name)
+    fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, votes=1))
+    loaded = open_checkpoint(critic_folder, "best", None, "float32")
+    critic = Critic(LocalWriter(loaded, str(critic_folder), fmt, 2, None), fmt)
+    asked, write_verdicts = [], critic.writer.verdicts
+    critic.writer.verdicts = lambda prompts, said: asked.extend(prompts) or write_verdicts(prompts, said)
+    said = SAID[name] if name == "genprm" else SAID[name] * 3
+    saying(critic.writer, said)
+    (logit_T,) = critic.score([(PROBLEM, STEPS)])
+    assert asked[-1] == PROMPTS[name]()
+    tokenizer = critic.writer.tokenizer
+    assert critic.writer.policy.prefix_ids([(asked[-1], ())])[0].tolist() == tokenizer.encode(PROMPTS[name]())
+    said, ask = READ[name].removesuffix(fmt.critic.ask or ""), fmt.critic.ask or ""
+    ids = [id_ for text in (PROMPTS[name](), said, ask) for id_ in tokenizer.encode(text)]
+    with torch.no_grad():
+        logit_V = Qwen2ForCausalLM.from_pretrained(critic_folder)(torch.tensor([ids])).logits[0, -1]
+    expected = torch.softmax(logit_V[list(IDS[name])], 0)[1].item()
+    assert abs(1 / (1 + np.exp(-logit_T[2])) - expected) < 1e-4 and 0.01 < expected < 0.99
+    assert critic.stats.no_verdict == 0 and critic.writer.pair == IDS[name]
+
+
+def test_of_a_random_model_no_verdict_comes_and_none_is_made_up(critic_folder, capsys):
+    fmt = read_format("r_prm")
+    short = lambda **more: dataclasses.replace(
+        fmt, critic=dataclasses.replace(fmt.critic, max_tokens=3, votes=2, **more)
+    )
+    loaded = open_checkpoint(critic_folder, "best", None, "float32")
+    critic = lambda fmt: Critic(LocalWriter(loaded, str(critic_folder), fmt, 2, None), fmt)
+    with pytest.raises(
+        InputError, match="step 1 of a solution of 'Tom .*: none of its critiques came to a verdict; raise"
+    ):
+        critic(short()).score([(PROBLEM, STEPS[:1])])
+    assert (
+        "critic      2 of 2 critiques came to no verdict within 3 tokens: left out of the votes"
+        in capsys.readouterr().out
+    )
+    stands_in = critic(short(unscored=0.5))
+    assert stands_in.score([(PROBLEM, STEPS[:1])])[0].tolist() == [0.0]
+    stats = stands_in.stats
+    assert (stats.critiques, stats.no_verdict, stats.unscored, stats.tokens) == (2, 2, 1, 6)
+    # ThinkPRM asks for the verdict itself, but of no chain that was cut.
+    think = read_format("thinkprm")
+    think = dataclasses.replace(think, critic=dataclasses.replace(think.critic, max_tokens=3))
+    with pytest.raises(InputError, match="none of its critiques came to a verdict"):
+        critic(think).score([(PROBLEM, STEPS[:1])])
+
+
+def test_where_the_verdict_stands():
+    genprm, judge = read_format("genprm"), read_format("judge")
+    assert verdict_at(genprm, "\\boxed{Yes} \\boxed{No}") == 19
+    assert verdict_at(genprm, "Yes \\boxed{12} boxed{No}") is None
+    assert verdict_at(judge, "Verdict: Yes\nVerdict: maybe") == 8 and verdict_at(judge, "Verdict:Yes") is None
+
+
+def test_templates_are_filled_once():
+    assert fill("{problem} {n} {x}", problem="{n} {step}", n=2, step="?") == "{n} {step} 2 {x}"
+    fmt = read_format("judge")
+    (turn,) = messages(fmt, "{step}?", ("{problem}",))
+    assert "Problem:\n{step}?\n" in turn["content"] and "check:\n{problem}\n" in turn["content"]
+    assert "Steps before:\n\n" in turn["content"]
+
+
+def test_a_format_that_cannot_be_read_is_said():
+    critic = {"prompt": "{step}"}
+    with pytest.raises(
+        InputError, match=r"format.good: got \[\], expected good and bad with head 'tokens' and of a critic"
+    ):
+        parse({"name": "x", "critic": critic}, Format, "format")
+    with pytest.raises(InputError, match="format.critic.max_tokens: got 0, expected above 0 where `ask` is null"):
+        CriticFormat(prompt="", max_tokens=0)
+    with pytest.raises(InputError, match="format.critic.output: got '', expected a text with {output} to execute"):
+        CriticFormat(prompt="", execute=True)
+    with pytest.raises(InputError, match="format.critic.votes: got 0, expected at least 1"):
+        parse({"name": "x", "good": "a", "bad": "b", "critic": critic | {"votes": 0}}, Format, "format")
+    with pytest.raises(
+        InputError, match="format.critic.tokenizer: got None, expected the tokenizer whose chat template"
+    ):
+        prompt_text(read_format("genprm"), None, "1?", ("2",))
+    assert not any(fmt.critic for fmt in all_formats())  # a step head is never taken for one
+
+
+def test_verdicts_that_are_no_tokens_are_refused(critic_folder):
+    fmt = dataclasses.replace(read_format("judge"), good="definitely right")
+    loaded = open_checkpoint(critic_folder, "best", None, "float32")
+    with pytest.raises(
+        InputError, match="format.good: 'definitely right' and ' No' are not 2 tokens of this tokenizer"
+    ):
+        LocalWriter(loaded, str(critic_folder), fmt, 2, None)
+
+
+def test_code_blocks_are_run_only_when_asked_for_and_their_output_goes_into_the_prompt(critic_folder):
+    said = ["Check:\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n13\n```\n", " So </verify>\\boxed{Yes}"]
+    loaded, fmt = open_checkpoint(critic_folder, "best", None, "float32"), read_format("genprm")
+    for execute in (False, True):
+        own = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, execute=execute))
+        critic, seen = Critic(LocalWriter(loaded, str(critic_folder), own, 2, None), own), []
+        saying(critic.writer, said if execute else ["".join(said)])
+        write = critic.writer.write
+        critic.writer.write = lambda p, n, key, seen=seen, write=write: seen.extend(p) or write(p, n, key)
+        critic.score([(PROBLEM, STEPS[:1])])
+        assert critic.stats.blocks == execute and critic.stats.no_verdict == 0
+        if execute:
+            assert seen[1] == seen[0] + "Check:\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n12\n```\n"

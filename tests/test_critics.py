@@ -1,0 +1,293 @@
+"""Critics as scorers: votes and their keys, no verdict, what rerank, search, labels and RL ask of a verifier; execution of code."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import call, printed
+
+import evaluate
+from prm_jax import InputError, relabeling
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.verifiers import Opening, critic_of, needs_folder, open_verifier
+from prm_jax.critics.critic import Critic, combine
+from prm_jax.critics.execution import run_code
+from prm_jax.critics.writers import LocalWriter
+from prm_jax.data.critiques import CriticFormat, prompt_text
+from prm_jax.data.formats import Encoded, Format, read_format
+from prm_jax.data.packing import layout_batch
+from prm_jax.data.solutions import Solution
+from prm_jax.evals.steps import by_hidden_work
+from prm_jax.rl import rewards
+from prm_jax.rl.rollouts import Rollout
+from prm_jax.tasks import chain
+
+# The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is good and 2 is bad. So it
+# comes to a verdict often and not always, and its critiques differ.
+ENDS_IN = Format(
+    "ends_in", good="4", bad="2", label_kind="correctness",
+    critic=CriticFormat(prompt="{problem}{steps}\n", verdict="=", max_tokens=40, votes=4, unscored=0.25, rows=64),
+)  # fmt: skip
+PROBLEM, OTHER = "4 +5 *3 max2 -2 mod7?", "6 *5 -4 +3 +1 mod7?"
+ROWS = [(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",)), (PROBLEM, ("4+5=2", "2*3=1")), (OTHER, ("6*5=2",))]
+
+
+def with_critic(fmt, **more):
+    return dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more))
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return open_checkpoint("embedded", "best", None, "float32")
+
+
+@pytest.fixture
+def critic(loaded):
+    return lambda first=0, seed=0, fmt=ENDS_IN, **more: Critic(
+        LocalWriter(loaded, "embedded", with_critic(fmt, **more), 2, None), with_critic(fmt, **more), seed, first
+    )
+
+
+def votes_of(critic):
+    return {prefix: logit_N for prefix, (logit_N, _) in critic.known.items()}
+
+
+def test_votes_are_single_runs_whatever_is_scored_beside_them(critic):
+    together = critic()
+    scores = together.score(ROWS)
+    assert [s.shape for s in scores] == [(2,), (1,), (2,), (1,)] and scores[0].dtype == np.float32
+    prefixes = [
+        (PROBLEM, ("4+5=2",)),
+        (PROBLEM, ("4+5=2", "2*3=6")),
+        (OTHER, ("6*5=2",)),
+        (PROBLEM, ("4+5=2", "2*3=1")),
+    ]
+    assert set(together.known) == set(prefixes)  # a prefix is judged once
+    assert together.stats.critiques == 16 and scores[1] == scores[3] and scores[0][0] == scores[2][0]
+    alone = [critic(first=j, votes=1) for j in range(4)]
+    for one in alone:
+        for row in ROWS[2::-1]:
+            one.score([row])
+    for prefix in prefixes:
+        expected = [votes_of(one)[prefix][0] for one in alone]
+        np.testing.assert_allclose(votes_of(together)[prefix], expected, atol=2e-5)  # NaN where NaN
+        given = [x for x in expected if not np.isnan(x)]
+        mean = np.mean([1 / (1 + np.exp(-x)) for x in given]) if given else 0.25
+        expected = np.log(mean / (1 - mean))
+        assert abs(together.score([prefix])[0][-1] - expected) < 1e-4
+    flat = np.array([x for own in votes_of(together).values() for x in own])
+    assert 0 < np.isnan(flat).sum() == together.stats.no_verdict < 16
+    assert len({round(x, 3) for x in flat[~np.isnan(flat)]}) > 3  # votes differ
+    other = critic(seed=1)
+    other.score(ROWS)
+    assert not np.allclose(list(votes_of(other).values()), list(votes_of(together).values()), equal_nan=True)
+
+
+def test_a_verdict_is_the_softmax_of_its_two_logits_after_what_was_written(critic, loaded):
+    again, tokenizer, said = critic(), loaded.tokenizer, {}
+    asked = again.writer.verdicts
+    again.writer.verdicts = lambda prompts, critiques: (
+        said.update({(p, j): c for j, (p, c) in enumerate(zip(prompts, critiques))}) or asked(prompts, critiques)
+    )
+    again.score(ROWS)
+    good, bad = (tokenizer.encode(x, add_special_tokens=False)[0] for x in "42")
+    logits = [x for own in votes_of(again).values() for x in own]
+    read = 0
+    for (prompt, j), critique in said.items():
+        ids = critique.ids_L.tolist()
+        places = [i for i in range(1, len(ids)) if ids[i] in (good, bad) and tokenizer.decode(ids[i - 1 : i]) == "="]
+        if not places:
+            assert np.isnan(logits[j])
+            continue
+        whole = tokenizer.encode(prompt, add_special_tokens=False) + ids[: places[-1]]
+        batch = layout_batch(
+            [[Encoded(np.array(whole, np.int32), np.array([len(whole) - 1], np.int32), 0)]], len(whole)
+        )[0]
+        x_BLD = loaded.model(batch["ids"], batch["pos"], batch["visible_until"])
+        logit_V = loaded.model.vocab_logits(jnp.asarray(x_BLD))[0, -1]
+        assert abs(logits[j] - float(logit_V[good] - logit_V[bad])) < 1e-4
+        read += 1
+    assert read >= 3
+
+
+def test_votes_are_combined():
+    logit = lambda p: float(np.log(p / (1 - p)))
+    assert combine(np.array([logit(0.9), logit(0.6), logit(0.3)]), "mean") == pytest.approx(logit(0.6), abs=1e-6)
+    assert combine(np.array([1.7]), "mean") == pytest.approx(1.7, abs=1e-9)
+    assert combine(np.array([50.0, 60.0]), "mean") == pytest.approx(50 + np.log(2), abs=1e-3)  # no probability of 1
+    assert combine(np.array([0.1, 3.0, -9.0]), "majority") == pytest.approx(np.log(2.5 / 1.5))
+    assert combine(np.array([0.1, 3.0]), "majority") == pytest.approx(np.log(5))
+
+
+def test_decision_temperature_divides_the_log_odds_of_a_vote(critic):
+    plain, cold = critic(votes=1), critic(votes=1, decision_temperature=0.5)
+    row = next(
+        row for row in ROWS if not np.isnan(votes_of(plain).get(row, plain.score([row]) and votes_of(plain)[row])[0])
+    )
+    assert cold.score([row])[0][-1] == pytest.approx(2 * plain.score([row])[0][-1], abs=1e-3)
+
+
+def test_no_verdict_is_no_score(critic, capsys):
+    short = critic(max_tokens=1, unscored=None)
+    with pytest.raises(
+        InputError,
+        match=r"embedded, ends_in, 4 votes: step 1 of a solution of '4 [+]5 .*raise format.critic.max_tokens",
+    ):
+        short.score(ROWS)
+    assert (
+        "critic      16 of 16 critiques came to no verdict within 1 tokens: left out of the votes"
+        in capsys.readouterr().out
+    )
+    named = critic(max_tokens=1)
+    (first, *_) = named.score(ROWS)
+    assert first.tolist() == pytest.approx([np.log(1 / 3)] * 2) and named.stats.unscored == 4
+    assert "16 without a verdict; 4 steps unscored" in named.stats.summary()
+    assert named.about["critic"]["no_verdict"] == 16
+
+
+def test_asked_at_once_it_writes_nothing(loaded):
+    fmt = read_format("lab_self")
+    scorer = open_verifier("embedded", Opening(format=fmt))
+    (score_T, _) = scorer.score([(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",))])
+    assert scorer.stats.tokens == 0 and scorer.stats.critiques == 3 and np.isfinite(score_T).all()
+    assert (scorer.objective, scorer.unit, scorer.label_kind) == ("prm", "logit", "correctness")
+    ids = loaded.tokenizer.encode(f"{PROBLEM}4+5=2\n2*3=6\n?", add_special_tokens=False)
+    x_BLD = loaded.model(*(jnp.asarray(x)[None] for x in (ids, range(len(ids)), [len(ids)] * len(ids))))
+    logit_V = loaded.model.vocab_logits(x_BLD)[0, -1]
+    good, bad = (loaded.tokenizer.convert_tokens_to_ids(x) for x in "YN")
+    assert float(score_T[1]) == pytest.approx(float(logit_V[good] - logit_V[bad]), abs=1e-4)
+
+
+def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_path):
+    critic = ["checkpoint=embedded", "format=lab_self", "data=chain", "data.samples=solver"]
+    where = lambda name: f"hydra.run.dir={tmp_path}/{name}"
+    small = ["fresh.problems=4", "fresh.candidates=4", "fresh.outcome_model=null"]
+    out = printed(evaluate.main, monkeypatch, "task=best_of_n", *critic, *small, where("pool"), cwd=tmp_path)
+    assert "criticised  16 solutions" in out and "without a verdict; 0 steps unscored" in out
+    results = json.loads((tmp_path / "pool" / "results.json").read_text())
+    (about,) = results["verifiers"].values()
+    assert about["critic"]["tokens"] == 0 and about["critic"]["format"]["name"] == "lab_self"
+    assert about["verifier"].endswith(", lab_self, 1 vote") and about["scores_unit"] == "logit"
+    pool = tmp_path / "pool" / "pool.jsonl.gz"
+    out = printed(evaluate.main, monkeypatch, "task=score", *critic[:2], f"input={pool}", where("score"), cwd=tmp_path)
+    scored = [json.loads(line) for line in (tmp_path / "score" / "scores.jsonl").read_text().splitlines()]
+    again = [json.loads(line) for line in next((tmp_path / "pool").glob("pool_scores_*")).read_text().splitlines()]
+    for a, b in zip(scored, again, strict=True):
+        np.testing.assert_allclose(a["scores"], b["scores"], atol=1e-5)
+    steps = ["data.test_solutions=20", "data.solutions=20", "task=steps"]
+    printed(evaluate.main, monkeypatch, *critic, *steps, where("steps"), cwd=tmp_path)
+    assert json.loads((tmp_path / "steps" / "results.json").read_text())["runs"][0]["critic"]["critiques"] > 0
+    asked = ["task=search", "methods=[beam]", "budgets=[60]", "problems=2", "samples=2", "data.samples=policy"]
+    printed(evaluate.main, monkeypatch, *critic[:3], *asked, where("search"), cwd=tmp_path)
+    (verifier,) = json.loads((tmp_path / "search" / "results.json").read_text())["verifiers"]
+    assert verifier["searches"][0]["best"]["share"] >= 0 and verifier["critic"]["critiques"] > 0
+    labels = [*critic[:2], "by=scorer", f"input={pool}", where("labels")]
+    printed(relabeling.main, monkeypatch, *labels, cwd=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "labels" / "labels.jsonl").read_text().splitlines()]
+    assert len(rows) == 16 and all(0 < y < 1 for row in rows for y in row["labels"])
+    assert rows[0]["label_kind"] == "correctness" and rows[0]["by"] == "scorer"
+
+
+def test_beside_critics_a_prm_keeps_its_own_format(capsys):
+    scorer = open_verifier("embedded_orm", Opening(format=read_format("lab_critic")))
+    assert scorer.objective == "orm" and "has a step head, so it is no critic" in capsys.readouterr().out
+
+
+def test_a_critic_is_named_with_its_format_where_others_are_read_otherwise(tmp_path):
+    assert critic_of("lab_self:embedded") == (read_format("lab_self"), "embedded")
+    assert critic_of("judge:http://localhost:9")[1] == "http://localhost:9"
+    assert [critic_of(x) for x in ("http://localhost:9", "plain:embedded", "runs/a:b", "checker-0.05-3")] == [None] * 4
+    assert [needs_folder(x) for x in ("runs/a", "lab_self:runs/a", "http://x", "random")] == [True, False, False, False]
+    scorer = open_verifier("lab_self:embedded", Opening(format=read_format("auto")))
+    assert scorer.name.endswith(", lab_self, 1 vote") and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
+
+
+def test_a_critic_rewards_the_steps_of_roll_outs():
+    """RL asks any Scorer: a critic gives a log-odds a step."""
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(Rollout))
+    rollouts = [Rollout(**fields | {"problem": OTHER, "steps": ("6*5=2", "2-4=5")})]
+    scorer = open_verifier("lab_self:embedded", Opening())
+    (score_T,) = rewards.score(scorer, None, rollouts)
+    np.testing.assert_array_equal(score_T, scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0])
+
+
+def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path):
+    problem, steps = "4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=6", "6-2=5")
+    assert chain.written_out(problem, steps) == [["4+5=2", "2*3=6"], ["6max2=6"], ["6-2=4"]]
+    # A wrong first value, a wrong operation and a line that is none: what should have stood there.
+    assert chain.written_out(problem, ("3+5=1", "1-3=5", "?")) == [["4+5=2"], ["1*3=3"], ["5max2=5"]]
+    cli = ["task=solutions", "data=chain", "data.samples=solver", "data.solutions=40", "critiques=hops"]
+    printed(evaluate.main, monkeypatch, *cli, f"hydra.run.dir={tmp_path}/a", cwd=tmp_path)
+    lines = lambda name: [json.loads(x) for x in (tmp_path / "a" / name).read_text().splitlines()]
+    solutions, critiques = lines("solutions.jsonl"), lines("critiques.jsonl")
+    expected = []
+    for s in solutions:
+        hops = chain.written_out(s["prompt"], s["completions"])
+        for t, label in enumerate(s["labels"]):
+            if label is not None:
+                prompt = s["prompt"] + "\n".join(s["completions"][: t + 1]) + "\n?"
+                expected.append((prompt, [*hops[t], "Yes" if label else "No"]))
+    assert [(c["prompt"], c["completions"]) for c in critiques] == expected and len(expected) > 40
+    fmt = read_format("lab_critic")
+    assert prompt_text(fmt, None, problem, steps[:2]) == "4 +5 *3 max2 -2 mod7?4+5*3=6\n6max2=6\n?"
+    said = call(
+        evaluate.main,
+        monkeypatch,
+        "evaluate.py",
+        "task=solutions",
+        "data=countdown",
+        *cli[2:],
+        f"hydra.run.dir={tmp_path}/b",
+    )
+    assert said == "error: critiques: got 'hops', expected null: only the steps of data=chain can be written out"
+
+
+@pytest.mark.parametrize(
+    ("code", "printed_", "is_right"),
+    [
+        ("print(2 + 2)", "4", True),
+        ("import math\nprint(math.isqrt(50))", "7", True),
+        ("print('a')\n1 / 0", "a\nError: ZeroDivisionError: division by zero", False),
+        ("open('here', 'w')", "Error: PermissionError: no file may be opened: here", False),
+        ("print(open('/etc/hostname').read())", "Error: PermissionError: no file may be opened: /etc/hostname", False),
+        ("import socket; socket.socket()", "Error: PermissionError: not allowed: socket.__new__", False),
+        ("import os; os.system('true')", "Error: PermissionError: not allowed: os.system", False),
+        ("import subprocess; subprocess.run('true')", "Error: PermissionError: not allowed: subprocess.Popen", False),
+        ("import os; os.remove('/nowhere')", "Error: PermissionError: not allowed: os.remove", False),
+        ("x = bytearray(3 << 30)", "Error: MemoryError", False),
+        ("import os; print('PATH' in os.environ, 'HOME' in os.environ)", "False False", True),
+        ("print('x' * 5000)", "x" * 2000, True),
+    ],
+)
+def test_code_is_run_behind_limits(code, printed_, is_right):
+    assert run_code(code) == (printed_, is_right)
+
+
+def test_code_that_does_not_end_is_ended():
+    text, is_right = run_code("while True: pass", seconds=1)
+    assert text.startswith("Error: ") and not is_right
+
+
+def test_the_hook_stands_when_libraries_were_loaded():
+    pytest.importorskip("sympy")
+    text, _ = run_code("import sympy\nprint(sympy.factor(sympy.Symbol('x') ** 2 - 1))\nopen('/etc/hostname')")
+    assert text == "(x - 1)*(x + 1)\nError: PermissionError: no file may be opened: /etc/hostname"
+
+
+def test_accuracy_on_lines_that_hide_work_stands_apart():
+    """Two problems: of the first a merged right line (P .9) and a plain wrong one (.4), of the second a plain right one (.3), a merged
+    wrong one (.8) and a line after it, which does not count."""
+    rows = [
+        ("4 +5 *3 max2 -2 mod7?", ("4+5*3=6", "6max2=5"), [0.9, 0.4]),
+        ("1 +1 +2 *3 -1 mod7?", ("1+1=2", "2+2*3=6", "6-1=5"), [0.3, 0.8, 0.9]),
+    ]
+    test = [Solution(problem, steps, (None,) * len(steps)) for problem, steps, _ in rows]
+    found = by_hidden_work(chain, test, [np.array(p_T) for *_, p_T in rows], 0.5, 0)
+    assert {kind: (x["n"], x["wrong"], x["accuracy"], x["balanced"]) for kind, x in found.items()} == {
+        "plain": (2, 1, 0.5, 0.5), "merged": (2, 1, 0.5, 0.5),
+    }  # fmt: skip
+    assert found["merged"]["auroc"] == 1.0 and found["plain"]["auroc"] == 0.0
+    one = by_hidden_work(chain, test[:1], [np.array([0.9, 0.4])], 0.5, 0)
+    assert (one["merged"]["accuracy"], one["plain"]["accuracy"]) == (1.0, 1.0) and np.isnan(one["merged"]["balanced"])
