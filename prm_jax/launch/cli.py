@@ -52,6 +52,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     told = " ".join(HydraConfig.get().overrides.task)
                     (Path(HydraConfig.get().runtime.output_dir) / "error.txt").write_text(f"{why} ({told})\n")
                     print(f"job {HydraConfig.get().job.num}: {why}", file=sys.stderr)
+                    error.is_told = True
                 # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
                 if is_sweep or full_error or not isinstance(error, PLAIN):
                     raise
@@ -70,8 +71,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             except (*PLAIN, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 if full_error:
                     raise
-                is_told = SWEEPS and isinstance(error, PLAIN)  # by the job
-                failed = 1 if is_told else one_line(error, config_name)
+                failed = 1 if getattr(error, "is_told", False) else one_line(error, config_name)
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
