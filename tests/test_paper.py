@@ -197,20 +197,20 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path):
     while not any(
         len(f.read_text().splitlines()) > 3 for f in tmp_path.glob("runs/figures/stages/prm_0-*/metrics.jsonl")
     ):
-        assert time.time() - started < 120 and process.poll() is None
+        assert time.time() - started < 300 and process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
     (folder,) = (tmp_path / "runs/figures/stages").iterdir()
     log = (folder / "log.txt").read_text()
     stopped = int(re.search(r"stopped     by SIGTERM after step (\d+)", log)[1])
-    assert 0 < stopped < 400 and not (folder / "DONE").exists()
-    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True).stdout
+    assert 0 < stopped < 200 and not (folder / "DONE").exists()
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True).stdout
     assert re.search(r"^resumed     prm_0 ", out, re.MULTILINE) and re.search(
         r"^made        steps_0 ", out, re.MULTILINE
     )
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, 401))
+    assert steps == list(range(1, 201))
     (folder,) = (tmp_path / "runs/figures/stages").glob("steps_0-*")
     assert json.loads((folder / "results.json").read_text())["runs"][0]["recalibrated"]["platt"]["parameters"]
 
