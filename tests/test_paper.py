@@ -184,7 +184,7 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path):
     small = "data=chain_plain data.solutions=64 data.test_solutions=16 batch.rows=2 batch.tokens=64 eval.every=200 log_every=1"
     shape = "init=random model.dim=16 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=8 model.ffn=16"
     stages = {
-        "prm": f"train.py {small} {shape} steps=400 seed={{seed}}",
+        "prm": f"train.py {small} {shape} steps=200 seed={{seed}}",
         "steps": "evaluate.py task=steps checkpoint={prm} baselines=false seed={seed}",
     }
     write_figure(tmp_path / "conf", over={"seed": [0]}, stages=stages)
