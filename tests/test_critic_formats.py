@@ -126,21 +126,26 @@ def critic_folder(tmp_path_factory):
     return folder
 
 
-def saying(writer, texts):
-    """The writer made to say the texts, one after another, each ended by the end of the text."""
-    ids = lambda text: np.array(writer.tokenizer.encode(text) + [writer.policy.ends[0]], np.int32)
-    said = iter([Continuation(ids(text), np.zeros(0), text, "end") for text in texts])
+@pytest.fixture(scope="module")
+def loaded(critic_folder):
+    return open_checkpoint(critic_folder, "best", None, "float32")
+
+
+def saying(writer, texts, ended="end"):
+    """The writer made to say the texts, one after another, each ended by the end of the text, or cut."""
+    last = [writer.policy.ends[0]] * (ended == "end")
+    ids = lambda text: np.array(writer.tokenizer.encode(text) + last, np.int32)
+    said = iter([Continuation(ids(text), np.zeros(0), text, ended) for text in texts])
     writer.write = lambda prompts, numbers, key: [next(said) for _ in prompts]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, name):
+def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, loaded, name):
     import torch
     from transformers import Qwen2ForCausalLM
 
     fmt = read_format(name)
     fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, votes=1))
-    loaded = open_checkpoint(critic_folder, "best", None, "float32")
     critic = Critic(LocalWriter(loaded, str(critic_folder), fmt, 2, None), fmt)
     asked, write_verdicts = [], critic.writer.verdicts
     critic.writer.verdicts = lambda prompts, said: asked.extend(prompts) or write_verdicts(prompts, said)
@@ -159,30 +164,29 @@ def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, name):
     assert critic.stats.no_verdict == 0 and critic.writer.pair == IDS[name]
 
 
-def test_of_a_random_model_no_verdict_comes_and_none_is_made_up(critic_folder, capsys):
-    fmt = read_format("r_prm")
-    short = lambda **more: dataclasses.replace(
-        fmt, critic=dataclasses.replace(fmt.critic, max_tokens=3, votes=2, **more)
-    )
-    loaded = open_checkpoint(critic_folder, "best", None, "float32")
-    critic = lambda fmt: Critic(LocalWriter(loaded, str(critic_folder), fmt, 2, None), fmt)
+def test_no_verdict_comes_of_a_critique_that_was_cut_and_none_is_made_up(critic_folder, loaded, capsys):
+    def cut(name, said, **more):
+        fmt = read_format(name)
+        fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, max_tokens=9, **more))
+        critic = Critic(LocalWriter(loaded, str(critic_folder), fmt, 2, None), fmt)
+        saying(critic.writer, said, "length")
+        return critic
+
+    row, said = (PROBLEM, STEPS[:1]), ["Is it 12?", "Yes, it is"]
     with pytest.raises(
         InputError, match="step 1 of a solution of 'Tom .*: none of its critiques came to a verdict; raise"
     ):
-        critic(short()).score([(PROBLEM, STEPS[:1])])
+        cut("r_prm", said, votes=2).score([row])
     assert (
-        "critic      2 of 2 critiques came to no verdict within 3 tokens: left out of the votes"
+        "critic      2 of 2 critiques came to no verdict within 9 tokens: left out of the votes"
         in capsys.readouterr().out
     )
-    stands_in = critic(short(unscored=0.5))
-    assert stands_in.score([(PROBLEM, STEPS[:1])])[0].tolist() == [0.0]
-    stats = stands_in.stats
-    assert (stats.critiques, stats.no_verdict, stats.unscored, stats.tokens) == (2, 2, 1, 6)
+    stands_in = cut("r_prm", said, votes=2, unscored=0.5)
+    assert stands_in.score([row])[0].tolist() == [0.0]
+    assert (stands_in.stats.critiques, stands_in.stats.no_verdict, stands_in.stats.unscored) == (2, 2, 1)
     # ThinkPRM asks for the verdict itself, but of no chain that was cut.
-    think = read_format("thinkprm")
-    think = dataclasses.replace(think, critic=dataclasses.replace(think.critic, max_tokens=3))
     with pytest.raises(InputError, match="none of its critiques came to a verdict"):
-        critic(think).score([(PROBLEM, STEPS[:1])])
+        cut("thinkprm", said).score([row])
 
 
 def test_where_the_verdict_stands():
@@ -219,18 +223,17 @@ def test_a_format_that_cannot_be_read_is_said():
     assert not any(fmt.critic for fmt in all_formats())  # a step head is never taken for one
 
 
-def test_verdicts_that_are_no_tokens_are_refused(critic_folder):
+def test_verdicts_that_are_no_tokens_are_refused(critic_folder, loaded):
     fmt = dataclasses.replace(read_format("judge"), good="definitely right")
-    loaded = open_checkpoint(critic_folder, "best", None, "float32")
     with pytest.raises(
         InputError, match="format.good: 'definitely right' and ' No' are not 2 tokens of this tokenizer"
     ):
         LocalWriter(loaded, str(critic_folder), fmt, 2, None)
 
 
-def test_code_blocks_are_run_only_when_asked_for_and_their_output_goes_into_the_prompt(critic_folder):
+def test_code_blocks_are_run_only_when_asked_for_and_their_output_goes_into_the_prompt(critic_folder, loaded):
     said = ["Check:\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n13\n```\n", " So </verify>\\boxed{Yes}"]
-    loaded, fmt = open_checkpoint(critic_folder, "best", None, "float32"), read_format("genprm")
+    fmt = read_format("genprm")
     for execute in (False, True):
         own = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, execute=execute))
         critic, seen = Critic(LocalWriter(loaded, str(critic_folder), own, 2, None), own), []
