@@ -80,16 +80,32 @@ def test_loss_norms_weigh_tokens_as_they_say():
     assert token_weights(mask, "constant", 8).tolist() == [[0.0625] * 4, [0.0625, 0, 0, 0]]
 
 
-def batch_of(policy, rollouts, advantage=None, share=True):
-    layout = lay_out(rollouts, 2, 128, share)
+def batch_of(policy, rollouts, advantage=None, share=True, kept=slice(None)):
+    """`kept`: only these are laid out."""
+    layout = lay_out([rollouts[i] for i in np.arange(len(rollouts))[kept]], 2, 128, share)
     width = max(len(r.ids_L) for r in rollouts)
     padded = lambda rows: np.array([np.pad(x, (0, width - len(x))) for x in rows])
     old_NL, mask_NL = padded([r.logp_L for r in rollouts]), padded([np.ones(len(r.ids_L), bool) for r in rollouts])
     rng = np.random.default_rng(0)
-    advantage_NL = rng.normal(size=mask_NL.shape) * mask_NL if advantage is None else advantage * mask_NL
+    advantage_NL = (rng.normal(size=mask_NL.shape) if advantage is None else np.array(advantage)) * mask_NL
     weight_NL = token_weights(mask_NL, "token", 80)
-    batch = layout.batch | learned(layout, weight_NL, advantage_NL, old_NL - 0.05, mask_NL)
-    return batch | {"reference": layout.put((old_NL - 0.1) * mask_NL) / np.maximum(batch["count"], 1)}
+    given = weight_NL, advantage_NL, old_NL - 0.05, old_NL - 0.1, mask_NL
+    return layout.batch | learned(layout, *(x_NL[kept] for x_NL in given))
+
+
+def loss_and_gradient(model, batch, cfg):
+    total = lambda model: sum(
+        policy_loss(model, {name: jnp.asarray(x[a]) for name, x in batch.items()}, cfg)[0]
+        for a in range(len(batch["ids"]))
+    )
+    return jax.value_and_grad(total)(model)
+
+
+def assert_alike(policy, batch, other, cfg):
+    (loss, grads), (loss_other, grads_other) = (loss_and_gradient(policy.model, x, cfg) for x in (batch, other))
+    assert float(loss) == pytest.approx(float(loss_other), abs=1e-6)
+    for a, b in zip(*map(jax.tree.leaves, (grads, grads_other)), strict=True):
+        assert np.asarray(a) == pytest.approx(np.asarray(b), abs=2e-5)
 
 
 def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
@@ -104,19 +120,16 @@ def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
 
 
 def test_what_responses_share_is_computed_once_and_learned_as_if_apart(policy, rollouts):
-    cfg = dataclasses.replace(UPDATE, kl=0.5)
-    found = []
-    for share in (True, False):
-        batch = batch_of(policy, [*rollouts, *rollouts[:2]], share=share)  # two responses are the same as two others
-        total = lambda model, batch=batch: sum(
-            policy_loss(model, {name: jnp.asarray(x[a]) for name, x in batch.items()}, cfg)[0]
-            for a in range(len(batch["ids"]))
-        )
-        found.append(jax.value_and_grad(total)(policy.model))
-    (loss, grads), (apart, grads_apart) = found
-    assert float(loss) == pytest.approx(float(apart), abs=1e-6)
-    for a, b in zip(*map(jax.tree.leaves, (grads, grads_apart)), strict=True):
-        assert np.asarray(a) == pytest.approx(np.asarray(b), abs=2e-5)
+    given = [*rollouts, *rollouts[:2]]  # two responses are the same as two others
+    batch, apart = (batch_of(policy, given, share=share) for share in (True, False))
+    assert_alike(policy, batch, apart, dataclasses.replace(UPDATE, kl=0.5))
+
+
+def test_responses_without_an_advantage_can_be_left_out(policy, rollouts):
+    advantage = [[1.0], [-1.0], [0.0]] * 2
+    whole, kept = (batch_of(policy, rollouts, advantage, kept=kept) for kept in (slice(None), [0, 1, 3, 4]))
+    assert kept["count"].sum() < whole["count"].sum()
+    assert_alike(policy, whole, kept, UPDATE)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -136,7 +149,7 @@ def test_no_advantage_no_update(policy, rollouts):
     copy = lambda: jax.tree.map(jnp.copy, policy.model)
     tx = optax.adam(1e-2)
     step = lambda advantage: update(
-        model := copy(), nnx.Optimizer(model, tx, wrt=nnx.Param), batch_of(policy, rollouts, advantage), UPDATE
+        model := copy(), nnx.Optimizer(model, tx, wrt=nnx.Param), batch_of(policy, rollouts, advantage), 1, UPDATE
     )
     still, _, metrics = step(0.0)
     moved, *_ = step(1.0)
@@ -274,8 +287,11 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(monkeypatch, tm
     lines = lambda name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
     timeless = lambda rows: [{k: x for k, x in row.items() if not k.startswith("seconds")} for row in rows]
     assert timeless(lines("cut")) == timeless(lines("whole")) and len(lines("cut")) == 4
-    watched = {"right", "sound", "restated", "steps_a_solution", "kl_reference", "entropy", "clipped", "prm_step_auroc"}
-    assert watched <= lines("cut")[0].keys()
+    told = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("cut", "whole")]
+    assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == sum(row["policy_tokens"] for row in lines("cut"))
+    assert sum(told[0][f"share_{name}"] for name in rl.PARTS) == pytest.approx(1)
+    watched = {"right", "sound", "restated", "steps_a_solution", "entropy", "clipped", "prm_step_auroc", "eval_kl"}
+    assert watched <= lines("cut")[1].keys()
     whole, cut_run = (open_checkpoint(tmp_path / name, "latest", None, "float32") for name in ("whole", "cut"))
     assert whole.objective == "lm"
     for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (whole, cut_run)), strict=True):

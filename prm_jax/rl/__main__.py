@@ -7,6 +7,7 @@ A step's roll-outs depend on the weights and on the keys fold_in(seed, step) alo
 Dimension key: N roll-outs of a step, T steps, L tokens.
 """
 
+import collections
 import contextlib
 import dataclasses
 import signal
@@ -36,11 +37,12 @@ from prm_jax.model import choose_dtype
 from prm_jax.policies import Sampling, SamplingStats
 from prm_jax.rl import advantages
 from prm_jax.rl.rewards import Known, RewardConfig, Rewards
-from prm_jax.rl.rollouts import Rollout, arrays, lay_out, padded, roll_out
+from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, token_weights, update, written_logps
 from prm_jax.sampling import Policy, open_policy
 from prm_jax.training import OptimizerConfig, make_optimizer
 
+PARTS = ("roll_out", "reward", "update")  # of a step
 PROBLEMS = 4096  # distinct ones to learn from; then in another order again
 
 
@@ -125,6 +127,8 @@ def main(cfg):
     made = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
     run_folder.write_json(texts / "summary.json", about | made)
     print("finished    pass@1 {pass_at_1:.3f} before, {eval_pass_at_1:.3f} at step {best_step}".format(**final))
+    told = "time        {share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
+    print((told + "{share_update:.0%} updates").format(**final))
     print(f"next        python -m prm_jax.sampling checkpoint={run} problems=FILE checker=task")
 
 
@@ -133,6 +137,7 @@ class Trainer:
 
     def __init__(self, cfg: RLConfig, data_cfg: TaskData):
         self.cfg, self.key = cfg, jax.random.key(cfg.seed)
+        self.spent = collections.Counter()  # seconds of PARTS and of evaluations, tokens that were rolled out
         self.task = task = tasks.TASKS[data_cfg.name]
         made = lambda n, split: tasks.make_problems(task, data_cfg.task, n, split, cfg.seed)
         self.problems, self.held_out = made(PROBLEMS, "train"), made(cfg.eval.problems, "validation")
@@ -160,6 +165,7 @@ class Trainer:
         if cfg.resume is not None:
             first, best = checkpoints.restore(self.policy.model, self.opt) or (first, best)
         before = best.pop("seconds", 0.0)
+        self.spent.update(best.pop("spent", {}))
         if not best:
             best = {"pass_at_1": self.evaluate()["eval_pass_at_1"]}
         started, bar = time.perf_counter() - before, cli.progress("training", cfg.steps, "step", first)
@@ -175,8 +181,8 @@ class Trainer:
                     scores = require_finite(step, self.evaluate())  # after the update: no checkpoint of a broken one
                     is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
                     best |= (scores | {"best_step": step}) if is_best else {}
-                    seconds = time.perf_counter() - started
-                    checkpoints.save(step, self.policy.model, self.opt, best | {"seconds": seconds}, is_best)
+                    spent = {"seconds": time.perf_counter() - started, "spent": dict(self.spent)}
+                    checkpoints.save(step, self.policy.model, self.opt, best | spent, is_best)
                     record |= scores
                     bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
                 if evaluates or step % cfg.log_every == 0:
@@ -187,7 +193,14 @@ class Trainer:
                     name = signal.Signals(received).name
                     print(f"stopped     by {name} after step {step}; go on with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
-        return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started}
+        return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started} | self.shares()
+
+    def shares(self) -> dict[str, float]:
+        """Where the time of the steps went, evaluations apart, and how fast the policy wrote."""
+        spent, whole = self.spent, max(sum(self.spent[name] for name in PARTS), 1e-9)
+        told = {f"share_{name}": spent[name] / whole for name in PARTS} | {"seconds_evaluate": spent["evaluate"]}
+        rate = spent["tokens"] / max(spent["roll_out"], 1e-9)
+        return told | {"policy_tokens": spent["tokens"], "tokens_per_second": rate}
 
     def learn(self, step: int) -> dict[str, float]:
         """One batch of roll-outs and what is learned from it; the numbers to watch."""
@@ -204,7 +217,8 @@ class Trainer:
             of_kept = [r for r, keep in zip(rollouts, kept, strict=True) if keep]
             told |= self.update(of_kept, step_reward_NT[kept], outcome_N[kept])
         clock.append(time.perf_counter())
-        times = dict(zip(("rollout", "reward", "update"), np.diff(clock), strict=True))
+        times = dict(zip(PARTS, np.diff(clock).tolist(), strict=True))
+        self.spent.update(times | {"tokens": policy.stats.tokens})
         return {name: float(x) for name, x in told.items()} | {f"seconds_{name}": x for name, x in times.items()}
 
     def draw(self, step: int) -> list[str]:
@@ -223,16 +237,13 @@ class Trainer:
         return np.ones(len(rollouts), bool)
 
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
-        """Advantages of the roll-outs, and `passes` updates on them."""
+        """Advantages of the roll-outs, and `passes` updates on them. One without an advantage has no gradient and is left out."""
         cfg, rows, model = self.cfg.update, self.cfg.batch.rows, self.policy.model
         step_NL, mask_NL, group_N = arrays(rollouts)
-        share, width = fits_window(model.cfg, self.cfg.batch.tokens), mask_NL.shape[1]
-        layout = lay_out(rollouts, rows, self.cfg.batch.tokens, share)
-        on_mesh = lambda batch: shard_batch(batch, rows, axis=1)
-        reference_ABL = np.asarray(written_logps(self.reference, on_mesh(layout.batch)))
-        old_NL = padded([r.logp_L for r in rollouts], width)
+        old_NL = padded([r.logp_L for r in rollouts], mask_NL.shape[1])
+        reference_NL = self.by_reference(rollouts, mask_NL.shape[1]) if cfg.kl else np.zeros_like(old_NL)
         if cfg.kl_as == "reward" and cfg.kl:
-            apart_NL = np.asarray(kl(old_NL - layout.take(reference_ABL, width), cfg.kl_estimator))
+            apart_NL = np.asarray(kl(old_NL - reference_NL, cfg.kl_estimator))
             of_steps_NT = advantages.of_steps(apart_NL, step_NL, mask_NL, step_reward_NT.shape[1])
             step_reward_NT = step_reward_NT - cfg.kl * of_steps_NT
         advantage_NL = self.cfg.estimator()(step_reward_NT, outcome_N, step_NL, mask_NL, group_N)
@@ -240,26 +251,48 @@ class Trainer:
         if self.cfg.share_counts:
             count_NT = advantages.shared_by([r.steps for r in rollouts], group_N, step_reward_NT.shape[1])
             weight_NL /= np.maximum(advantages.at_tokens(count_NT, step_NL, mask_NL), 1)
-        batch = layout.batch | learned(layout, weight_NL, advantage_NL, old_NL, mask_NL) | {"reference": reference_ABL}
-        batch = on_mesh(batch)
+        teaches_N = (advantage_NL != 0).any(1) | cfg.has_kl_loss
+        told = {"teach": teaches_N.mean()}
+        if not teaches_N.any():
+            return told
+        layout = self.lay_out([r for r, teaches in zip(rollouts, teaches_N, strict=True) if teaches])
+        given = (x_NL[teaches_N] for x_NL in (weight_NL, advantage_NL, old_NL, reference_NL, mask_NL))
+        batch = shard_batch(layout.batch | learned(layout, *given), rows, axis=1)
         for _ in range(cfg.passes):
-            model, self.opt, metrics = update(model, self.opt, batch, cfg)
+            model, self.opt, metrics = update(model, self.opt, batch, layout.used, cfg)
         self.policy.model = model
-        return {name: float(x) for name, x in metrics.items()}
+        return told | {name: float(x) for name, x in metrics.items()}
+
+    def lay_out(self, rollouts: list[Rollout]) -> Layout:
+        batch = self.cfg.batch
+        return lay_out(rollouts, batch.rows, batch.tokens, fits_window(self.policy.model.cfg, batch.tokens))
+
+    def by_reference(self, rollouts: list[Rollout], width: int) -> np.ndarray:
+        """log p of what was written by the policy that the run began with, reference_NL."""
+        layout = self.lay_out(rollouts)
+        batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
+        return layout.take(np.asarray(written_logps(self.reference, batch)), width)
 
     def evaluate(self) -> dict[str, float]:
-        """pass@1 on the held-out problems, always by the same draws."""
-        key = jax.random.fold_in(self.key, 0)
+        """pass@1 on the held-out problems, always by the same draws, and how far the policy has gone from the first one."""
+        start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.held_out, self.cfg.eval.n, key)
         right_N = np.array([r.finished and self.rewards.is_right(r) for r in rollouts])
         sound = [tasks.step_labels(r.problem, r.steps)[-1] > 0 for r in rollouts]
-        return {"eval_pass_at_1": float(right_N.mean()), "eval_sound": float((right_N & sound).mean())}
+        _, mask_NL, _ = arrays(rollouts)
+        width = mask_NL.shape[1]
+        ratio_NL = padded([r.logp_L for r in rollouts], width) - self.by_reference(rollouts, width)
+        told = {"pass_at_1": right_N.mean(), "sound": (right_N & sound).mean()}
+        told["kl"] = kl(ratio_NL[mask_NL], "k3").mean()
+        self.spent["evaluate"] += time.perf_counter() - start
+        return {f"eval_{name}": float(x) for name, x in told.items()}
 
 
 def watch(rollouts: list[Rollout], known: Known) -> dict[str, float]:
     """What shows hacking: gold beside proxy, lengths, restated steps, and the PRM on what the policy writes now."""
     steps = [len(r.steps) for r in rollouts]
-    told = {"right": known.right_N.mean(), "cut": np.mean([not r.finished for r in rollouts])}
+    told = {"entropy": -np.concatenate([r.logp_L for r in rollouts]).mean()}  # of the law that was drawn from
+    told |= {"right": known.right_N.mean(), "cut": np.mean([not r.finished for r in rollouts])}
     told |= {"steps_a_solution": np.mean(steps), "tokens_a_solution": np.mean([len(r.ids_L) for r in rollouts])}
     if known.verdicts is not None:
         labels = [tasks.correctness(own) for own in known.verdicts]

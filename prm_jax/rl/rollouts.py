@@ -81,6 +81,7 @@ class Layout:
     """
 
     batch: dict[str, np.ndarray]  # ids, pos, visible_until and `before`, the place of the token before, [A, B, L]
+    used: int  # micro-batches that hold something; the others make A a power of two: few programs
     places: list[tuple[int, np.ndarray]]  # of each roll-out its row of A x B, and the places of its own tokens in that
 
     def put(self, x_NL: np.ndarray) -> np.ndarray:
@@ -100,7 +101,8 @@ class Layout:
 def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, share: bool = True) -> Layout:
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
     packs, _ = plan_rows(sequences, row_tokens, share)
-    packs += [[]] * (doubled(rows, len(packs)) - len(packs))  # few numbers of micro-batches: few programs
+    used = -(-len(packs) // rows)
+    packs += [[]] * (doubled(rows, len(packs)) - len(packs))
     none, place_of = np.zeros(0, np.int32), {}
     as_read = lambda i: Encoded(sequences[i], none, len(rollouts[i].prompt_L))
     batch, places, _ = layout_batch([[as_read(i) for i in pack] for pack in packs], row_tokens, share=share)
@@ -112,4 +114,4 @@ def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, share: bool
             place_of[i] = row, place_L[start:]
             batch["before"][row, place_L[start:]] = place_L[start - 1 : -1]
     batch = {name: x.reshape(-1, rows, row_tokens) for name, x in batch.items()}
-    return Layout(batch, [place_of[i] for i in range(len(rollouts))])
+    return Layout(batch, used, [place_of[i] for i in range(len(rollouts))])

@@ -17,6 +17,8 @@ from prm_jax.launch.config import Count, NotNegative, Positive
 from prm_jax.launch.mesh import constrain, replicate
 from prm_jax.model import PRM
 
+SUMS = ("n_tokens", "kl_change", "held", "pull", "loss")  # of micro-batches
+
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig:
@@ -29,6 +31,10 @@ class UpdateConfig:
     kl: NotNegative
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_as: Literal["loss", "reward"]
+
+    @property
+    def has_kl_loss(self) -> bool:
+        return self.kl > 0 and self.kl_as == "loss"
 
 
 def kl(log_ratio, estimator: str):
@@ -51,12 +57,13 @@ def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
 
 
-def learned(layout, weight_NL, advantage_NL, old_NL, mask_NL) -> dict[str, np.ndarray]:
-    """What `policy_loss` reads of the tokens of a rollouts.Layout beside the reference, {name: x_ABL}."""
+def learned(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) -> dict[str, np.ndarray]:
+    """What `policy_loss` reads of the tokens of a rollouts.Layout, {name: x_ABL}."""
     put, gain_NL = layout.put, weight_NL * advantage_NL
     count_ABL = put(mask_NL)
     sums = {"up": put(np.maximum(gain_NL, 0)), "down": put(np.minimum(gain_NL, 0)), "weight": put(weight_NL)}
-    return sums | {"count": count_ABL, "old": put(old_NL * mask_NL) / np.maximum(count_ABL, 1)}
+    mean = lambda x_NL: put(x_NL * mask_NL) / np.maximum(count_ABL, 1)
+    return sums | {"count": count_ABL, "old": mean(old_NL), "reference": mean(reference_NL)}
 
 
 def surrogate(log_ratio, up, down, cfg: UpdateConfig):
@@ -93,43 +100,34 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
     """The loss of one micro-batch [B, L], and sums over its tokens to be logged.
 
     batch: up, down and weight, whose weights are shares of the whole; count: how many responses have the token; old and
-    reference: log p by the policy that wrote it and by the one that it began as.
+    (with a KL loss) reference: log p by the policy that wrote it and by the one that it began as.
     """
     count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
-    logit_BLV = written_logits(model, batch)
-    logp_BL = logps(logit_BLV, batch["ids"])
-    change_BL, apart_BL = (is_written_BL * (logp_BL - batch[name]) for name in ("old", "reference"))
+    logp_BL = logps(written_logits(model, batch), batch["ids"])
+    change_BL = is_written_BL * (logp_BL - batch["old"])
     loss_BL, held_BL = surrogate(change_BL, batch["up"], batch["down"], cfg)
-    if cfg.kl > 0 and cfg.kl_as == "loss":
-        loss_BL += cfg.kl * batch["weight"] * kl(apart_BL, cfg.kl_estimator)
-    log_p_BLV = jax.nn.log_softmax(jax.lax.stop_gradient(logit_BLV))
-    told = {
-        "entropy": -(jnp.exp(log_p_BLV) * log_p_BLV).sum(-1),
-        "kl_reference": kl(apart_BL, "k3"),
-        "kl_change": kl(change_BL, "k3"),
-    }
-    sums = {name: (count_BL * x_BL).sum() for name, x_BL in told.items()}
-    sums |= {"n_tokens": count_BL.sum(), "held": held_BL.sum(), "pull": (batch["up"] - batch["down"]).sum()}
-    return loss_BL.sum(), sums
+    if cfg.has_kl_loss:
+        loss_BL += cfg.kl * batch["weight"] * kl(is_written_BL * (logp_BL - batch["reference"]), cfg.kl_estimator)
+    sums = {"n_tokens": count_BL.sum(), "kl_change": (count_BL * kl(change_BL, "k3")).sum()}
+    return loss_BL.sum(), sums | {"held": held_BL.sum(), "pull": (batch["up"] - batch["down"]).sum()}
 
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
-def update(model: PRM, opt: nnx.Optimizer, batch, cfg: UpdateConfig):
-    """One step of the optimiser on A micro-batches, arrays [A, B, L]; returns (model, opt, metrics): means over written tokens,
-    and the share of the absolute advantage that the clip holds back."""
+def update(model: PRM, opt: nnx.Optimizer, batch, used: int, cfg: UpdateConfig):
+    """One step of the optimiser on the first `used` micro-batches of arrays [A, B, L], so that a few A are a few programs;
+    returns (model, opt, metrics): means over written tokens, and the share of the absolute advantage that the clip holds back."""
     graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 
-    def accumulate(total, micro):
+    def accumulate(a, total):
+        micro = {name: x[a] for name, x in batch.items()}
         loss = lambda trained: policy_loss(nnx.merge(graph, trained, frozen), micro, cfg)
         (loss, sums), grads = jax.value_and_grad(loss, has_aux=True)(trained)
-        return jax.tree.map(jnp.add, total, (constrain(grads), sums | {"loss": loss})), None
+        return jax.tree.map(jnp.add, total, (constrain(grads), sums | {"loss": loss}))
 
-    names = ("n_tokens", "held", "pull", "entropy", "kl_reference", "kl_change", "loss")
-    zeros = jax.tree.map(jnp.zeros_like, trained), dict.fromkeys(names, jnp.zeros(()))
-    (grads, sums), _ = jax.lax.scan(accumulate, zeros, batch)
+    zeros = jax.tree.map(jnp.zeros_like, trained), dict.fromkeys(SUMS, jnp.zeros(()))
+    grads, sums = jax.lax.fori_loop(0, used, accumulate, zeros)
     opt.update(model, grads)
-    n_tokens = jnp.maximum(sums["n_tokens"], 1)
-    metrics = {name: sums[name] / n_tokens for name in ("entropy", "kl_reference", "kl_change")}
-    metrics["clipped"] = sums["held"] / jnp.maximum(sums["pull"], 1e-12)
+    metrics = {"kl_change": sums["kl_change"] / jnp.maximum(sums["n_tokens"], 1), "loss": sums["loss"]}
+    metrics |= {"clipped": sums["held"] / jnp.maximum(sums["pull"], 1e-12), "grad_norm": optax.tree.norm(grads)}
     model, opt = constrain((model, opt))
-    return model, opt, metrics | {"loss": sums["loss"], "grad_norm": optax.tree.norm(grads)}
+    return model, opt, metrics
