@@ -82,7 +82,7 @@ def test_loss_norms_weigh_tokens_as_they_say():
 
 def batch_of(policy, rollouts, advantage=None, share=True, kept=slice(None)):
     """`kept`: only these are laid out."""
-    layout = lay_out([rollouts[i] for i in np.arange(len(rollouts))[kept]], 2, 128, share)
+    layout = lay_out([rollouts[i] for i in np.arange(len(rollouts))[kept]], 2, 128, len(rollouts), share)
     width = max(len(r.ids_L) for r in rollouts)
     padded = lambda rows: np.array([np.pad(x, (0, width - len(x))) for x in rows])
     old_NL, mask_NL = padded([r.logp_L for r in rollouts]), padded([np.ones(len(r.ids_L), bool) for r in rollouts])
@@ -109,14 +109,14 @@ def assert_alike(policy, batch, other, cfg):
 
 
 def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
-    layout, width = lay_out(rollouts, 2, 128), max(len(r.ids_L) for r in rollouts)
+    layout, width = lay_out(rollouts, 2, 128, 6), max(len(r.ids_L) for r in rollouts)
     ids_NL = layout.take(layout.batch["ids"], width)
     for r, own_L in zip(rollouts, ids_NL, strict=True):
         assert own_L[: len(r.ids_L)].tolist() == r.ids_L.tolist()
     assert layout.put(ids_NL).sum() == ids_NL.sum()
-    apart = lay_out(rollouts, 2, 128, share=False)
+    apart = lay_out(rollouts, 2, 128, 6, share=False)
     assert apart.take(apart.put(ids_NL), width).tolist() == ids_NL.tolist()
-    assert len(layout.batch["ids"]) <= len(apart.batch["ids"])
+    assert layout.used <= apart.used <= len(apart.batch["ids"]) == len(layout.batch["ids"]) == 3
 
 
 def test_what_responses_share_is_computed_once_and_learned_as_if_apart(policy, rollouts):

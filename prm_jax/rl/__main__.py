@@ -240,8 +240,9 @@ class Trainer:
         """Advantages of the roll-outs, and `passes` updates on them. One without an advantage has no gradient and is left out."""
         cfg, rows, model = self.cfg.update, self.cfg.batch.rows, self.policy.model
         step_NL, mask_NL, group_N = arrays(rollouts)
-        old_NL = padded([r.logp_L for r in rollouts], mask_NL.shape[1])
-        reference_NL = self.by_reference(rollouts, mask_NL.shape[1]) if cfg.kl else np.zeros_like(old_NL)
+        most, width = self.cfg.problems * self.cfg.n, mask_NL.shape[1]
+        old_NL = padded([r.logp_L for r in rollouts], width)
+        reference_NL = self.by_reference(rollouts, width, most) if cfg.kl else np.zeros_like(old_NL)
         if cfg.kl_as == "reward" and cfg.kl:
             apart_NL = np.asarray(kl(old_NL - reference_NL, cfg.kl_estimator))
             of_steps_NT = advantages.of_steps(apart_NL, step_NL, mask_NL, step_reward_NT.shape[1])
@@ -255,7 +256,7 @@ class Trainer:
         told = {"teach": teaches_N.mean()}
         if not teaches_N.any():
             return told
-        layout = self.lay_out([r for r, teaches in zip(rollouts, teaches_N, strict=True) if teaches])
+        layout = self.lay_out([r for r, teaches in zip(rollouts, teaches_N, strict=True) if teaches], most)
         given = (x_NL[teaches_N] for x_NL in (weight_NL, advantage_NL, old_NL, reference_NL, mask_NL))
         batch = shard_batch(layout.batch | learned(layout, *given), rows, axis=1)
         for _ in range(cfg.passes):
@@ -263,15 +264,15 @@ class Trainer:
         self.policy.model = model
         return told | {name: float(x) for name, x in metrics.items()}
 
-    def lay_out(self, rollouts: list[Rollout]) -> Layout:
+    def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
         batch = self.cfg.batch
-        return lay_out(rollouts, batch.rows, batch.tokens, fits_window(self.policy.model.cfg, batch.tokens))
+        return lay_out(rollouts, batch.rows, batch.tokens, most, fits_window(self.policy.model.cfg, batch.tokens))
 
-    def by_reference(self, rollouts: list[Rollout], width: int) -> np.ndarray:
+    def by_reference(self, rollouts: list[Rollout], width: int, most: int) -> np.ndarray:
         """log p of what was written by the policy that the run began with, reference_NL."""
-        layout = self.lay_out(rollouts)
+        layout = self.lay_out(rollouts, most)
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
-        return layout.take(np.asarray(written_logps(self.reference, batch)), width)
+        return layout.take(np.asarray(written_logps(self.reference, batch, layout.used)), width)
 
     def evaluate(self) -> dict[str, float]:
         """pass@1 on the held-out problems, always by the same draws, and how far the policy has gone from the first one."""
@@ -281,7 +282,7 @@ class Trainer:
         sound = [tasks.step_labels(r.problem, r.steps)[-1] > 0 for r in rollouts]
         _, mask_NL, _ = arrays(rollouts)
         width = mask_NL.shape[1]
-        ratio_NL = padded([r.logp_L for r in rollouts], width) - self.by_reference(rollouts, width)
+        ratio_NL = padded([r.logp_L for r in rollouts], width) - self.by_reference(rollouts, width, len(rollouts))
         told = {"pass_at_1": right_N.mean(), "sound": (right_N & sound).mean()}
         told["kl"] = kl(ratio_NL[mask_NL], "k3").mean()
         self.spent["evaluate"] += time.perf_counter() - start

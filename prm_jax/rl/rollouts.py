@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.data.formats import Encoded
-from prm_jax.data.packing import doubled, layout_batch, plan_rows
+from prm_jax.data.packing import layout_batch, plan_rows
 from prm_jax.sampling import Policy
 
 
@@ -81,7 +81,7 @@ class Layout:
     """
 
     batch: dict[str, np.ndarray]  # ids, pos, visible_until and `before`, the place of the token before, [A, B, L]
-    used: int  # micro-batches that hold something; the others make A a power of two: few programs
+    used: int  # micro-batches that hold something: the rest are there so that one program serves all batches
     places: list[tuple[int, np.ndarray]]  # of each roll-out its row of A x B, and the places of its own tokens in that
 
     def put(self, x_NL: np.ndarray) -> np.ndarray:
@@ -98,11 +98,12 @@ class Layout:
         return padded([rows[row, place_L] for row, place_L in self.places], width)
 
 
-def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, share: bool = True) -> Layout:
+def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share: bool = True) -> Layout:
+    """A is what `most` roll-outs need at worst."""
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
     packs, _ = plan_rows(sequences, row_tokens, share)
     used = -(-len(packs) // rows)
-    packs += [[]] * (doubled(rows, len(packs)) - len(packs))
+    packs += [[]] * (-(-most // rows) * rows - len(packs))
     none, place_of = np.zeros(0, np.int32), {}
     as_read = lambda i: Encoded(sequences[i], none, len(rollouts[i].prompt_L))
     batch, places, _ = layout_batch([[as_read(i) for i in pack] for pack in packs], row_tokens, share=share)

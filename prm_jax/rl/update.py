@@ -91,9 +91,14 @@ def logps(logit_BLV, ids_BL):
 
 
 @jax.jit
-def written_logps(model: PRM, batch):
-    """log p of the written tokens of a layout, logp_ABL; elsewhere it means nothing."""
-    return replicate(jax.lax.map(lambda micro: logps(written_logits(model, micro), micro["ids"]), batch))
+def written_logps(model: PRM, batch, used: int):
+    """log p of the written tokens of the first `used` micro-batches of a layout, logp_ABL; elsewhere it means nothing."""
+
+    def one(a, logp_ABL):
+        micro = {name: x[a] for name, x in batch.items()}
+        return logp_ABL.at[a].set(logps(written_logits(model, micro), micro["ids"]))
+
+    return replicate(jax.lax.fori_loop(0, used, one, jnp.zeros(batch["ids"].shape)))
 
 
 def policy_loss(model: PRM, batch, cfg: UpdateConfig):
@@ -114,8 +119,8 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
 def update(model: PRM, opt: nnx.Optimizer, batch, used: int, cfg: UpdateConfig):
-    """One step of the optimiser on the first `used` micro-batches of arrays [A, B, L], so that a few A are a few programs;
-    returns (model, opt, metrics): means over written tokens, and the share of the absolute advantage that the clip holds back."""
+    """One step of the optimiser on the first `used` micro-batches of arrays [A, B, L]; returns (model, opt, metrics): means over
+    written tokens, and the share of the absolute advantage that the clip holds back."""
     graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 
     def accumulate(a, total):
