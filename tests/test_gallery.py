@@ -254,11 +254,36 @@ def made_up_critics():
     return {"critic": critics, "few": few, "full": full, "prm": prm} | evaluated
 
 
+def made_up_rl(tmp_path):
+    names = "pass_at_1", "sound", "reward", "steps_a_solution", "restated", "kl"
+    row, scores = {"policy_tokens": 100}, dict.fromkeys([f"eval_{name}" for name in names], 0.5)
+    models = [Made("policy", {}, reward=kind, seed=s) for kind in ("checker", "PRM, min form") for s in SEEDS]
+    for model in models:
+        model.folder = tmp_path / model.folder
+        model.folder.mkdir(parents=True)
+        rows = [scores, row, row, row | {name: x + 0.2 for name, x in scores.items()}]
+        (model.folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
+    return {"policy": models}
+
+
+made_up_hacking = made_up_rl
+
+
+def test_rl_says_what_is_gained_for_how_many_tokens(tmp_path):
+    _, table = paper.draw(gallery.drawing("rl"), "x", made_up_rl(tmp_path), {}, tmp_path / "figure")
+    about = json.loads((tmp_path / "figure" / "figure.json").read_text())
+    assert about["says"][0].startswith("checker: right (gold) 0.500 -> 0.700, +0.200 [+0.200, +0.200]; right, no")
+    rows = [r for r in csv.DictReader(table.open()) if r["series"] == "checker" and r["panel"] == "right (gold)"]
+    assert [float(r["x"]) for r in rows] == [0, 300]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
     made_up = globals()[f"made_up_{name}"]
     stages = made_up(tmp_path) if "tmp_path" in inspect.signature(made_up).parameters else made_up()
-    png, table = paper.draw(gallery.drawing(name), name, stages, {"steps": "3"}, tmp_path / name)
+    png, table = paper.draw(
+        gallery.drawing(pipeline.read_definition(name).draw), name, stages, {"steps": "3"}, tmp_path / name
+    )
     assert png.stat().st_size < 150_000 and (tmp_path / name / f"{name}.pdf").exists()
     rows = list(csv.DictReader(table.open()))
     about = json.loads((tmp_path / name / "figure.json").read_text())

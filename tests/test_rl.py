@@ -16,6 +16,7 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import read_format
+from prm_jax.launch.config import expect
 from prm_jax.policies import Sampling
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, score
@@ -225,6 +226,15 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
         (["sampling.temperature=0.7"], "sampling: .*expected temperature 1 and all tokens"),
         (["n=1"], "n: got 1, expected at least 2"),
         (["select=prof"], "reward.prm_checkpoint: got None, expected a verifier, which select=prof asks"),
+        (["online.every=1"], "reward.prm_checkpoint: got None, expected a verifier, which online.every trains"),
+        (
+            ["reward.prm_checkpoint=checker", "online.every=1"],
+            "online.every: got 1, expected 0: reward.prm_checkpoint has nothing that trains",
+        ),
+        (
+            ["reward.prm_checkpoint=embedded", "online.every=1"],
+            "online.labels: got 'steps', expected outcome, as an implicit PRM learns",
+        ),
         (["advantage=gae"], "advantage: got 'gae', expected grpo"),
         (["data=prm800k", "data.path=x"], "data: got 'prm800k', expected an embedded task"),
         (["batch.tokens=64"], "batch.tokens: got 64, expected at least"),
@@ -286,13 +296,46 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(monkeypatch, tm
     assert told == [1, 2, 3]
     lines = lambda name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
     timeless = lambda rows: [{k: x for k, x in row.items() if not k.startswith("seconds")} for row in rows]
-    assert timeless(lines("cut")) == timeless(lines("whole")) and len(lines("cut")) == 4
+    assert timeless(lines("cut")) == timeless(lines("whole")) and [row["step"] for row in lines("cut")] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     told = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("cut", "whole")]
-    assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == sum(row["policy_tokens"] for row in lines("cut"))
+    assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == sum(row["policy_tokens"] for row in lines("cut")[1:])
     assert sum(told[0][f"share_{name}"] for name in rl.PARTS) == pytest.approx(1)
     watched = {"right", "sound", "restated", "steps_a_solution", "entropy", "clipped", "prm_step_auroc", "eval_kl"}
-    assert watched <= lines("cut")[1].keys()
+    assert watched <= lines("cut")[2].keys()
     whole, cut_run = (open_checkpoint(tmp_path / name, "latest", None, "float32") for name in ("whole", "cut"))
     assert whole.objective == "lm"
     for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (whole, cut_run)), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all()
+
+
+ONLINE = {
+    "prime": ["reward.prm_checkpoint=embedded", "reward.prm_form=log_odds", "online.labels=outcome"],
+    "retrained": ["reward.prm_checkpoint=embedded_orm", "online.labels=outcome", "online.passes=2"],
+}
+
+
+@pytest.mark.parametrize("kind", ONLINE)
+def test_a_verifier_that_learns_online_goes_on_bit_for_bit(kind, monkeypatch, tmp_path):
+    keys = [*SMALL, *ONLINE[kind], "reward.prm=0.5", "advantage=rloo_sources", "online.every=1", "eval.every=9"]
+    command = lambda name: [*keys, "steps=3", "checkpoint_every=1", f"hydra.run.dir={tmp_path}/{name}"]
+    printed(rl.main, monkeypatch, *command("whole"), cwd=tmp_path)
+    learn = rl.Trainer.learn
+    stop_at_3 = lambda self, step: learn(self, step) if step < 3 else expect(False, "stop", 3, "2")
+    monkeypatch.setattr(rl.Trainer, "learn", stop_at_3)
+    call(rl.main, monkeypatch, "rl", *command("cut"))
+    monkeypatch.setattr(rl.Trainer, "learn", learn)
+    printed(rl.main, monkeypatch, f"resume={tmp_path}/cut", cwd=tmp_path)
+    lines = lambda name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+    timeless = lambda rows: [{k: x for k, x in row.items() if not k.startswith("seconds")} for row in rows]
+    differ = [k for a, b in zip(*map(timeless, (lines("cut"), lines("whole")))) for k in a if a[k] != b[k]]
+    assert differ == [] and len(lines("cut")) == 4
+    _, first, *_, last = lines("whole")
+    assert first["online_loss"] > 0 and last["online_loss"] != first["online_loss"]
+    if kind == "prime":  # it is the policy itself at first, so it says 0 of every step, and is indifferent
+        assert first["reward_prm"] == 0 != last["reward_prm"] and first["online_loss"] == pytest.approx(np.log(2))

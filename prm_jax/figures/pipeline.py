@@ -229,7 +229,8 @@ def make_stage(
 def config_name(command: str) -> str:
     """The file of conf/ that a command reads."""
     name = command.removesuffix(".py")
-    is_command = lambda stem: any((CONF.parent / place / f"{stem}.py").exists() for place in ("", "prm_jax"))
+    places = ("{}.py", "prm_jax/{}.py", "prm_jax/{}/__main__.py")
+    is_command = lambda stem: stem != "figures" and any((CONF.parent / x.format(stem)).exists() for x in places)
     commands = sorted(path.stem for path in CONF.glob("*.yaml") if is_command(path.stem))
     expect(name in commands, "stages", command, f"a command: {', '.join(commands)}")
     return name

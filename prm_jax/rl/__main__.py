@@ -18,6 +18,7 @@ from typing import Literal
 
 import jax
 import numpy as np
+from flax import nnx
 
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
@@ -36,6 +37,7 @@ from prm_jax.metrics import step_metrics
 from prm_jax.model import choose_dtype
 from prm_jax.policies import Sampling, SamplingStats
 from prm_jax.rl import advantages
+from prm_jax.rl.online import Online, OnlineConfig, open_prm
 from prm_jax.rl.rewards import Known, RewardConfig, Rewards
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, token_weights, update, written_logps
@@ -79,6 +81,7 @@ class RLConfig:
     share_counts: bool
     select: Literal["all", "mixed", "prof"]
     reward: RewardConfig
+    online: OnlineConfig
     update: UpdateConfig
     optimizer: OptimizerConfig
     lora: LoraConfig
@@ -100,6 +103,7 @@ class RLConfig:
         expect(self.n > 1 or self.advantage == "reinforce", "n", self.n, "at least 2: others are the baseline")
         asks = self.reward.prm_checkpoint is not None
         expect(self.select != "prof" or asks, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
+        expect(not self.online.every or asks, "reward.prm_checkpoint", None, "a verifier, which online.every trains")
 
     def estimator(self) -> Callable:
         """The advantage estimator with the options that it has."""
@@ -150,27 +154,34 @@ class Trainer:
             self.policy.model = make_sharded(lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0)
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
         longest = max(len(ids) for ids in self.policy.prefix_ids([(p, ()) for p in self.problems]))
-        needed = longest + cfg.sampling.max_tokens
+        needed = longest + cfg.sampling.max_tokens + 1  # a verifier reads a cut step with its mark
         expect(needed <= cfg.batch.tokens, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
-        how = Opening(dtype=dtype, rows=32, seed=cfg.seed)
-        verifiers = (cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint)
-        scorers = (name and open_verifier(name, how) for name in verifiers)
+        how = Opening(
+            dtype=dtype, rows=32, tokens=cfg.batch.tokens, seed=cfg.seed
+        )  # one width: a resumed run has it, too
+        prm, orm = cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint
+        prm, orm = prm and open_prm(prm, how, cfg.online), orm and open_verifier(orm, how)
         is_right = lambda r: task.solved(r.problem, r.steps)
-        self.rewards = Rewards(cfg.reward, self.policy, is_right, task, *scorers)
+        self.rewards = Rewards(cfg.reward, self.policy, is_right, task, prm, orm)
+        of_prm = cfg.online, prm, self.policy, cfg.batch.tokens, cfg.steps
+        self.online = Online(*of_prm) if cfg.online.every else None
 
     def fit(self, run, texts) -> dict:
         """The loop, from step 1 or the newest checkpoint; the numbers of the best evaluation."""
-        cfg, checkpoints, first, best = self.cfg, Checkpoints(run), 0, {}
+        cfg, checkpoints, first, best, record = self.cfg, Checkpoints(run), 0, {}, None
         if cfg.resume is not None:
-            first, best = checkpoints.restore(self.policy.model, self.opt) or (first, best)
+            first, best = checkpoints.restore(self.policy.model, self.learners()) or (first, best)
         before = best.pop("seconds", 0.0)
         self.spent.update(best.pop("spent", {}))
         if not best:
-            best = {"pass_at_1": self.evaluate()["eval_pass_at_1"]}
+            record = require_finite(0, self.evaluate())
+            best = {"pass_at_1": record["eval_pass_at_1"]}
         started, bar = time.perf_counter() - before, cli.progress("training", cfg.steps, "step", first)
         logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
-        log = MetricsLog(texts, first, *logs)
+        log = MetricsLog(texts, -1 if record else first, *logs)
+        if record:
+            log.write({"step": 0} | record | {"seconds": time.perf_counter() - started})
         with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
             for step in range(first + 1, cfg.steps + 1):
                 record, is_best, last = require_finite(step, self.learn(step)), False, step == cfg.steps
@@ -182,7 +193,7 @@ class Trainer:
                     is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
                     best |= (scores | {"best_step": step}) if is_best else {}
                     spent = {"seconds": time.perf_counter() - started, "spent": dict(self.spent)}
-                    checkpoints.save(step, self.policy.model, self.opt, best | spent, is_best)
+                    checkpoints.save(step, self.policy.model, self.learners(), best | spent, is_best)
                     record |= scores
                     bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
                 if evaluates or step % cfg.log_every == 0:
@@ -194,6 +205,12 @@ class Trainer:
                     print(f"stopped     by {name} after step {step}; go on with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
         return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started} | self.shares()
+
+    def learners(self):
+        """What a stopped run goes on with, beside the policy."""
+        if self.online is None:
+            return self.opt
+        return nnx.Dict(opt=self.opt, verifier=self.online.scorer.model, verifier_opt=self.online.opt)
 
     def shares(self) -> dict[str, float]:
         """Where the time of the steps went, evaluations apart, and how fast the policy wrote."""
@@ -212,6 +229,8 @@ class Trainer:
         kept = self.select(rollouts, known)
         told |= watch(rollouts, known) | {"reward": float((step_reward_NT.sum(1) + outcome_N).mean())}
         told |= {"kept": kept.mean(), "policy_tokens": policy.stats.tokens}
+        if self.online is not None and step % cfg.online.every == 0:
+            told |= self.online.learn(rollouts, known)
         clock.append(time.perf_counter())
         if kept.any():
             of_kept = [r for r, keep in zip(rollouts, kept, strict=True) if keep]
@@ -275,15 +294,15 @@ class Trainer:
         return layout.take(np.asarray(written_logps(self.reference, batch, layout.used)), width)
 
     def evaluate(self) -> dict[str, float]:
-        """pass@1 on the held-out problems, always by the same draws, and how far the policy has gone from the first one."""
+        """What is watched, on held-out problems by the same draws each time, and how far the policy is from the first one."""
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.held_out, self.cfg.eval.n, key)
-        right_N = np.array([r.finished and self.rewards.is_right(r) for r in rollouts])
-        sound = [tasks.step_labels(r.problem, r.steps)[-1] > 0 for r in rollouts]
+        step_reward_NT, outcome_N, known, _ = self.rewards(rollouts)
+        told = watch(rollouts, known) | {"reward": (step_reward_NT.sum(1) + outcome_N).mean()}
+        told["pass_at_1"] = told.pop("right")
         _, mask_NL, _ = arrays(rollouts)
         width = mask_NL.shape[1]
         ratio_NL = padded([r.logp_L for r in rollouts], width) - self.by_reference(rollouts, width, len(rollouts))
-        told = {"pass_at_1": right_N.mean(), "sound": (right_N & sound).mean()}
         told["kl"] = kl(ratio_NL[mask_NL], "k3").mean()
         self.spent["evaluate"] += time.perf_counter() - start
         return {f"eval_{name}": float(x) for name, x in told.items()}

@@ -1,0 +1,55 @@
+"""Policies in training: what they solve, and what shows hacking, against the tokens that they have written."""
+
+import json
+
+import numpy as np
+
+from prm_jax.figures.paper import Drawn, legend_above, over_seeds, panels, values_of
+from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.style import line_style
+
+PANELS = {
+    "eval_pass_at_1": "right (gold)",
+    "eval_sound": "right, no wrong step",
+    "eval_reward": "reward (proxy)",
+    "eval_steps_a_solution": "lines a solution",
+    "eval_restated": "share of restated lines",
+    "eval_kl": "KL from the first policy (nats a token)",
+}
+SHARES = ("eval_pass_at_1", "eval_sound", "eval_restated")
+
+
+def draw(stages: dict[str, list[Stage]]) -> Drawn:
+    figure, axes = panels(3, 2, 7.2, sharex=True)
+    drawn = Drawn(figure, "Each point is an evaluation on problems that no policy learns from")
+    drawn.spread = "thin lines: runs, whose intervals are in the table"
+    for i, kind in enumerate(values_of(stages["policy"], "reward")):
+        runs = [history(stage) for stage in stages["policy"] if stage.at["reward"] == kind]
+        tokens = np.mean([run["tokens"] for run in runs], 0)
+        for own, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
+            drawn.curve(
+                own, title, kind, tokens, [run[name] for run in runs], line_style(i), name in SHARES, band=False
+            )
+            own.set_title(title, fontsize=9)
+        told = []
+        for name, title in PANELS.items():
+            first, last = (np.array([[run[name][at] for run in runs]]).T for at in (0, -1))
+            mean, low, high = (float(x[0]) for x in over_seeds(last - first))
+            told.append(f"{title} {first.mean():.3f} -> {last.mean():.3f}, {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+        drawn.says.append(f"{kind}: {'; '.join(told)}")
+    for own in axes[-1]:
+        own.set_xlabel("policy tokens")
+    legend_above(figure, axes[0, 0], 3)
+    return drawn
+
+
+def history(stage: Stage) -> dict[str, list[float]]:
+    """The numbers of metrics.jsonl at evaluations, and the tokens written by then."""
+    found, written = {name: [] for name in ("tokens", *PANELS)}, 0.0
+    for row in map(json.loads, (stage.folder / "metrics.jsonl").read_text().splitlines()):
+        written += row.get("policy_tokens", 0)
+        if "eval_pass_at_1" in row:
+            found["tokens"].append(written)
+            for name in PANELS:
+                found[name].append(row[name])
+    return found
