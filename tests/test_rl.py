@@ -11,14 +11,18 @@ import optax
 import pytest
 from conftest import ROOT, call, printed
 from flax import nnx
+from omegaconf import OmegaConf
 
-from prm_jax import InputError, tasks
+from prm_jax import InputError, export, tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import read_format
+from prm_jax.data.grading import Checker
+from prm_jax.data.splits import data_config
 from prm_jax.launch.config import expect
 from prm_jax.policies import Sampling
 from prm_jax.rl import __main__ as rl
+from prm_jax.rl.problems import QuestionsConfig, of_files
 from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, score
 from prm_jax.rl.rollouts import cut, lay_out, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, policy_loss, surrogate, token_weights, update
@@ -235,6 +239,7 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
             ["reward.prm_checkpoint=embedded", "online.every=1"],
             "online.labels: got 'steps', expected outcome, as an implicit PRM learns",
         ),
+        (["questions.file=x.jsonl"], "questions.held_out: got None, expected a file beside questions.file"),
         (["advantage=gae"], "advantage: got 'gae', expected grpo"),
         (["data=prm800k", "data.path=x"], "data: got 'prm800k', expected an embedded task"),
         (["batch.tokens=64"], "batch.tokens: got 64, expected at least"),
@@ -339,3 +344,48 @@ def test_a_verifier_that_learns_online_goes_on_bit_for_bit(kind, monkeypatch, tm
     assert first["online_loss"] > 0 and last["online_loss"] != first["online_loss"]
     if kind == "prime":  # it is the policy itself at first, so it says 0 of every step, and is indifferent
         assert first["reward_prm"] == 0 != last["reward_prm"] and first["online_loss"] == pytest.approx(np.log(2))
+
+
+def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tmp_path):
+    """The problems come from files here."""
+    train, held_out = write_problems(tmp_path)
+    files = [f"questions.file={train}", f"questions.held_out={held_out}", "questions.checker=task"]
+    good, given = rl.update, []
+
+    def broken_later(model, *rest):
+        given.append(model)
+        model, *rest = good(model, *rest)
+        return (jax.tree.map(lambda x: x * np.nan, model) if len(given) > 2 else model), *rest
+
+    monkeypatch.setattr(rl, "update", broken_later)
+    run = tmp_path / "run"
+    told = call(rl.main, monkeypatch, "rl", *SMALL, *files, "steps=9", "checkpoint_every=1", f"hydra.run.dir={run}")
+    stopped = re.search(r"step (\d): .*eval_\w+ is nan.*; stopped, with no checkpoint of it", told)
+    assert stopped and "\n" not in told, told
+    found = open_checkpoint(run, "latest", None, "float32")
+    assert found.name.endswith(f"step {int(stopped[1]) - 1}") and found.objective == "lm"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in lines] == list(range(int(stopped[1])))
+    printed(export.main, monkeypatch, f"checkpoint={run}", "which=latest", f"to={tmp_path}/hf", cwd=tmp_path)
+    again = open_policy(tmp_path / "hf", "best", read_format("plain"), "float32", Sampling(1.0, None, 1.0, 80), 32)
+    for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (found, again)), strict=True):
+        assert (np.asarray(a) == np.asarray(b)).all() and np.isfinite(a).all()
+
+
+def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
+    train, held_out = write_problems(tmp_path)
+    found = of_files(QuestionsConfig(str(train), str(held_out), None), Checker("number"), 5)
+    assert found.train[:2] == PROBLEMS and len(found.train) == 8 and len(found.held_out) == 4 and found.task is None
+    said = lambda text: found.is_right(with_steps(rollouts[0], "3+2=5", text))
+    assert said("The answer is 6.0") and not said("The answer is 5") and not said("5*4=6")
+    with pytest.raises(InputError, match="expected one not learned from"):
+        of_files(QuestionsConfig(str(train), str(train), None), Checker("number"), 5)
+
+
+def write_problems(folder):
+    rng, cfg = np.random.default_rng(0), data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml")).task
+    problems = [*PROBLEMS, *(tasks.chain.make_problem(cfg, rng) for _ in range(10))]
+    rows = [{"problem": p, "answer": tasks.chain.answer(p)} for p in problems]
+    for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    return folder / "train.jsonl", folder / "held_out.jsonl"

@@ -60,7 +60,8 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
         use = "It has the layout of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class is code beside Qwen's checkpoints."
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in summary.items() if type(v) in (int, float))
     versions = "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", run_folder.versions()).items())
-    base = f"base_model: {config.init}\n" if config.init.count("/") == 1 and not Path(config.init).exists() else ""
+    init = config.policy if "policy" in config else config.init  # of RL, of training
+    base = f"base_model: {init}\n" if init.count("/") == 1 and not Path(init).exists() else ""
     unfinished = "" if summary.get("finished") else "The run had not finished."
     validation = "Of the run, on its validation split where the name begins with eval"
     served = {} if cfg.head == "none" else {"Use elsewhere": serving(cfg, tag)}

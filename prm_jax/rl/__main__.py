@@ -24,6 +24,7 @@ from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import Format
+from prm_jax.data.grading import Checker
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
@@ -38,6 +39,7 @@ from prm_jax.model import choose_dtype
 from prm_jax.policies import Sampling, SamplingStats
 from prm_jax.rl import advantages
 from prm_jax.rl.online import Online, OnlineConfig, open_prm
+from prm_jax.rl.problems import Problems, QuestionsConfig, of_files, of_task
 from prm_jax.rl.rewards import Known, RewardConfig, Rewards
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, token_weights, update, written_logps
@@ -45,7 +47,6 @@ from prm_jax.sampling import Policy, open_policy
 from prm_jax.training import OptimizerConfig, make_optimizer
 
 PARTS = ("roll_out", "reward", "update")  # of a step
-PROBLEMS = 4096  # distinct ones to learn from; then in another order again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,7 @@ class RLConfig:
     discount: Positive
     share_counts: bool
     select: Literal["all", "mixed", "prof"]
+    questions: QuestionsConfig
     reward: RewardConfig
     online: OnlineConfig
     update: UpdateConfig
@@ -122,8 +124,14 @@ def main(cfg):
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data", "distributed", "cpu_devices"))
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    with run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*"), jax.set_mesh(mesh):
-        trainer = Trainer(cfg, data_cfg)
+    given, n = cfg.questions, cfg.eval.problems
+    with (
+        run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*"),
+        jax.set_mesh(mesh),
+        contextlib.closing(Checker(given.how)) as checker,
+    ):
+        problems = of_files(given, checker, n) if given.file else of_task(data_cfg, n, cfg.seed)
+        trainer = Trainer(cfg, problems)
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
         final = trainer.fit(run, texts)
@@ -139,12 +147,10 @@ def main(cfg):
 class Trainer:
     """A policy, what it is rewarded for, and what it began as."""
 
-    def __init__(self, cfg: RLConfig, data_cfg: TaskData):
+    def __init__(self, cfg: RLConfig, problems: Problems):
         self.cfg, self.key = cfg, jax.random.key(cfg.seed)
         self.spent = collections.Counter()  # seconds of PARTS and of evaluations, tokens that were rolled out
-        self.task = task = tasks.TASKS[data_cfg.name]
-        made = lambda n, split: tasks.make_problems(task, data_cfg.task, n, split, cfg.seed)
-        self.problems, self.held_out = made(PROBLEMS, "train"), made(cfg.eval.problems, "validation")
+        self.problems = problems
         dtype = choose_dtype(cfg.dtype)
         open_one = lambda: open_policy(cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows)
         self.policy: Policy = open_one()
@@ -153,7 +159,8 @@ class Trainer:
         if cfg.optimizer.trainable == "lora":
             self.policy.model = make_sharded(lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0)
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
-        longest = max(len(ids) for ids in self.policy.prefix_ids([(p, ()) for p in self.problems]))
+        prompts = self.policy.prefix_ids([(p, ()) for p in (*problems.train, *problems.held_out)])
+        longest = max(map(len, prompts))
         needed = longest + cfg.sampling.max_tokens + 1  # a verifier reads a cut step with its mark
         expect(needed <= cfg.batch.tokens, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
@@ -162,8 +169,7 @@ class Trainer:
         )  # one width: a resumed run has it, too
         prm, orm = cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint
         prm, orm = prm and open_prm(prm, how, cfg.online), orm and open_verifier(orm, how)
-        is_right = lambda r: task.solved(r.problem, r.steps)
-        self.rewards = Rewards(cfg.reward, self.policy, is_right, task, prm, orm)
+        self.rewards = Rewards(cfg.reward, self.policy, problems.is_right, problems.task, prm, orm)
         of_prm = cfg.online, prm, self.policy, cfg.batch.tokens, cfg.steps
         self.online = Online(*of_prm) if cfg.online.every else None
 
@@ -243,8 +249,9 @@ class Trainer:
     def draw(self, step: int) -> list[str]:
         """The problems of a step: each once before any comes again, in an order of its own each time."""
         at = np.arange((step - 1) * self.cfg.problems, step * self.cfg.problems)
-        orders = {e: np.random.default_rng([self.cfg.seed, e]).permutation(PROBLEMS) for e in set(at // PROBLEMS)}
-        return [self.problems[orders[i // PROBLEMS][i % PROBLEMS]] for i in at]
+        own, n = self.problems.train, len(self.problems.train)
+        orders = {e: np.random.default_rng([self.cfg.seed, e]).permutation(n) for e in set(at // n)}
+        return [own[orders[i // n][i % n]] for i in at]
 
     def select(self, rollouts: list[Rollout], known: Known) -> np.ndarray:
         group_N = np.array([r.group for r in rollouts])
@@ -296,7 +303,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """What is watched, on held-out problems by the same draws each time, and how far the policy is from the first one."""
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
-        rollouts = roll_out(self.policy, self.held_out, self.cfg.eval.n, key)
+        rollouts = roll_out(self.policy, self.problems.held_out, self.cfg.eval.n, key)
         step_reward_NT, outcome_N, known, _ = self.rewards(rollouts)
         told = watch(rollouts, known) | {"reward": (step_reward_NT.sum(1) + outcome_N).mean()}
         told["pass_at_1"] = told.pop("right")

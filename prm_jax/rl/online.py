@@ -91,10 +91,16 @@ class Online:
         return {f"online_{name}": float(told[name]) for name in ("loss", "accuracy")}
 
     def examples(self, rollouts: Sequence[Rollout], known: Known) -> list[Example]:
+        expect(
+            known.verdicts is not None or self.cfg.labels == "outcome",
+            "online.labels",
+            "steps",
+            "outcome: problems of a file",
+        )
         found = []
-        for r, right, verdicts in zip(rollouts, known.right_N, known.verdicts, strict=True):
+        for i, (r, right) in enumerate(zip(rollouts, known.right_N, strict=True)):
             by_steps = self.cfg.labels == "steps"
-            labels = tasks.correctness(verdicts) if by_steps else [float(right)] * len(r.steps)
+            labels = tasks.correctness(known.verdicts[i]) if by_steps else [float(right)] * len(r.steps)
             solution = Solution(r.problem, r.steps, tuple(labels), outcome=float(right))
             solution = relabel_after_error(solution, "mask") if by_steps else solution
             found.append(make_example(as_scored(self.policy, r), solution, self.loss.objective, "uniform"))
