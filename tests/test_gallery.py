@@ -256,7 +256,7 @@ def made_up_critics():
 
 def made_up_rl(tmp_path):
     names = "pass_at_1", "sound", "reward", "steps_a_solution", "restated", "kl"
-    row, scores = {"policy_tokens": 100}, dict.fromkeys([f"eval_{name}" for name in names], 0.5)
+    row, scores = {"policy_tokens": 10_000}, dict.fromkeys([f"eval_{name}" for name in names], 0.5)
     models = [Made("policy", {}, reward=kind, seed=s) for kind in ("checker", "PRM, min form") for s in SEEDS]
     for model in models:
         model.folder = tmp_path / model.folder
@@ -273,8 +273,9 @@ def test_rl_says_what_is_gained_for_how_many_tokens(tmp_path):
     _, table = paper.draw(gallery.drawing("rl"), "x", made_up_rl(tmp_path), {}, tmp_path / "figure")
     about = json.loads((tmp_path / "figure" / "figure.json").read_text())
     assert about["says"][0].startswith("checker: right (gold) 0.500 -> 0.700, +0.200 [+0.200, +0.200]; right, no")
+    assert about["says"][0].endswith("0.15 more right after 23 [23, 23] thousand policy tokens")
     rows = [r for r in csv.DictReader(table.open()) if r["series"] == "checker" and r["panel"] == "right (gold)"]
-    assert [float(r["x"]) for r in rows] == [0, 300]
+    assert [float(r["x"]) for r in rows] == [0, 30_000]
 
 
 @pytest.mark.parametrize("name", NAMES)

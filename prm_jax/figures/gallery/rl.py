@@ -16,6 +16,7 @@ PANELS = {
     "eval_restated": "share of restated lines",
     "eval_kl": "KL from the first policy (nats a token)",
 }
+GAIN = 0.15  # of right answers: tokens to it are told
 SHARES = ("eval_pass_at_1", "eval_sound", "eval_restated")
 
 
@@ -36,11 +37,23 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             first, last = (np.array([[run[name][at] for run in runs]]).T for at in (0, -1))
             mean, low, high = (float(x[0]) for x in over_seeds(last - first))
             told.append(f"{title} {first.mean():.3f} -> {last.mean():.3f}, {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
-        drawn.says.append(f"{kind}: {'; '.join(told)}")
+        drawn.says.append(f"{kind}: {'; '.join(told)}; {GAIN:.2f} more right after {told_tokens(runs)}")
     for own in axes[-1]:
         own.set_xlabel("policy tokens")
     legend_above(figure, axes[0, 0], 3)
     return drawn
+
+
+def told_tokens(runs: list[dict]) -> str:
+    """How many policy tokens the runs needed for GAIN more right answers than at first, between evaluations by interpolation."""
+    needed = []
+    for run in runs:
+        gain = np.maximum.accumulate(np.array(run["eval_pass_at_1"]) - run["eval_pass_at_1"][0])
+        needed.append(np.interp(GAIN, gain, run["tokens"]) if gain[-1] >= GAIN else np.inf)
+    if np.isinf(needed).any():
+        return f"no number of tokens in {np.isinf(needed).sum()} of {len(needed)} runs"
+    mean, low, high = (float(x[0]) for x in over_seeds(np.array([needed]).T))
+    return f"{mean / 1e3:,.0f} [{low / 1e3:,.0f}, {high / 1e3:,.0f}] thousand policy tokens"
 
 
 def history(stage: Stage) -> dict[str, list[float]]:
