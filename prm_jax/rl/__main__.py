@@ -321,10 +321,16 @@ def watch(rollouts: list[Rollout], known: Known) -> dict[str, float]:
     told = {"entropy": -np.concatenate([r.logp_L for r in rollouts]).mean()}  # of the law that was drawn from
     told |= {"right": known.right_N.mean(), "cut": np.mean([not r.finished for r in rollouts])}
     told |= {"steps_a_solution": np.mean(steps), "tokens_a_solution": np.mean([len(r.ids_L) for r in rollouts])}
+    verdicts = known.verdicts or [[""] * n for n in steps]
+    again = [
+        verdict == "neutral" or step == before
+        for r, own in zip(rollouts, verdicts, strict=True)
+        for verdict, step, before in zip(own, r.steps, ("", *r.steps))
+    ]
+    told["restated"] = np.mean(again)  # lines that do nothing, or repeat the one before
     if known.verdicts is not None:
         labels = [tasks.correctness(own) for own in known.verdicts]
         told["sound"] = np.mean([right and own[-1] > 0 for right, own in zip(known.right_N, labels, strict=True)])
-        told["restated"] = sum(own.count("neutral") for own in known.verdicts) / sum(steps)
         if known.prm is not None:
             p = [probability(own_T) for own_T in known.prm]
             metrics = step_metrics(p, labels, [r.group for r in rollouts])
