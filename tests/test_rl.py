@@ -21,8 +21,9 @@ from prm_jax.data.grading import Checker
 from prm_jax.data.splits import data_config
 from prm_jax.policies import Sampling
 from prm_jax.rl import __main__ as rl
+from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files
-from prm_jax.rl.rewards import RewardConfig, Rewards, as_scored, score
+from prm_jax.rl.rewards import Known, RewardConfig, Rewards, as_scored, score
 from prm_jax.rl.rollouts import cut, lay_out, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, policy_loss, surrogate, token_weights, update
 from prm_jax.sampling import open_policy
@@ -383,3 +384,11 @@ def write_problems(folder):
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
     return folder / "train.jsonl", folder / "held_out.jsonl"
+
+
+def test_responses_that_share_all_their_steps_fit_the_rows_that_a_verifier_learns_from(policy, rollouts):
+    scorer = open_verifier("embedded_orm", Opening(rows=4))
+    online = Online(OnlineConfig(1, 1, "outcome", 1e-3, 0.05), scorer, policy, 128, 1)
+    alike = [rollouts[0]] * 40
+    known = Known(np.ones(40), None, None, None, None, None, 80)
+    assert online.learn(alike, known)["online_loss"] > 0

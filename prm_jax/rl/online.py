@@ -79,7 +79,7 @@ class Online:
         examples = self.examples(rollouts, known)
         share = not self.is_implicit  # whose tokens each have one that is next
         groups = make_groups(examples, self.row_tokens, share)
-        plan = Plan(self.row_tokens, self.row_tokens // 2, groups, share)
+        plan = Plan(self.row_tokens, self.row_tokens, groups, share)  # each response's own slots, for shared steps, too
         packs = plan.rows(range(len(groups)))
         packs += [[]] * (doubled(ROWS, len(packs)) - len(packs))
         batch = pack_batch([[examples[i] for i in pack] for pack in packs], self.row_tokens, plan.step_slots, share)
