@@ -255,7 +255,7 @@ def made_up_critics():
 
 
 def made_up_rl(tmp_path):
-    names = "pass_at_1", "sound", "reward", "steps_a_solution", "restated", "kl"
+    names = "pass_at_1", "sound", "reward", "steps_a_solution", "restated", "kl", "entropy"
     row, scores = {"policy_tokens": 10_000}, dict.fromkeys([f"eval_{name}" for name in names], 0.5)
     models = [Made("policy", {}, reward=kind, seed=s) for kind in ("checker", "PRM, min form") for s in SEEDS]
     for model in models:

@@ -15,13 +15,16 @@ PANELS = {
     "eval_steps_a_solution": "lines a solution",
     "eval_restated": "share of restated lines",
     "eval_kl": "KL from the first policy (nats a token)",
+    "eval_entropy": "entropy (nats a token)",
+    "eval_prm_step_auroc": "AUROC of the PRM on this policy's steps",
 }
 GAIN = 0.15  # of right answers: tokens to it are told
-SHARES = ("eval_pass_at_1", "eval_sound", "eval_restated")
+SHARES = ("eval_pass_at_1", "eval_sound", "eval_restated", "eval_prm_step_auroc")
+TOLD = list(PANELS)[:5]  # in words, too
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    figure, axes = panels(3, 2, 7.2, sharex=True)
+    figure, axes = panels(4, 2, 9.0, sharex=True)
     drawn = Drawn(figure, "Each point is an evaluation on problems that no policy learns from")
     drawn.spread = "thin lines: runs, whose intervals are in the table"
     for i, kind in enumerate(values_of(stages["policy"], "reward")):
@@ -33,10 +36,12 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             )
             own.set_title(title, fontsize=9)
         told = []
-        for name, title in PANELS.items():
+        for name in TOLD:
             first, last = (np.array([[run[name][at] for run in runs]]).T for at in (0, -1))
             mean, low, high = (float(x[0]) for x in over_seeds(last - first))
-            told.append(f"{title} {first.mean():.3f} -> {last.mean():.3f}, {mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+            told.append(
+                f"{PANELS[name]} {first.mean():.3f} -> {last.mean():.3f}, {mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+            )
         drawn.says.append(f"{kind}: {'; '.join(told)}; {GAIN:.2f} more right after {told_tokens(runs)}")
     for own in axes[-1]:
         own.set_xlabel("policy tokens")
@@ -64,5 +69,5 @@ def history(stage: Stage) -> dict[str, list[float]]:
         if "eval_pass_at_1" in row:
             found["tokens"].append(written)
             for name in PANELS:
-                found[name].append(row[name])
+                found[name].append(row.get(name, np.nan))  # of a PRM where there is one
     return found
