@@ -31,9 +31,9 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         runs = [history(stage) for stage in stages["policy"] if stage.at["reward"] == kind]
         tokens = np.mean([run["tokens"] for run in runs], 0)
         for own, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
-            drawn.curve(
-                own, title, kind, tokens, [run[name] for run in runs], line_style(i), name in SHARES, band=False
-            )
+            found = [run[name] for run in runs]
+            if np.isfinite(found).any():
+                drawn.curve(own, title, kind, tokens, found, line_style(i), name in SHARES, band=False)
             own.set_title(title, fontsize=9)
         told = []
         for name in TOLD:
