@@ -261,7 +261,8 @@ def made_up_rl(tmp_path):
     for model in models:
         model.folder = tmp_path / model.folder
         model.folder.mkdir(parents=True)
-        rows = [scores, row, row, row | {name: x + 0.2 for name, x in scores.items()}]
+        last = row | {"step": 3} | {name: x + 0.2 for name, x in scores.items()}
+        rows = [{"step": 0} | scores, {"step": 1} | row, {"step": 2} | row, last]
         (model.folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
     return {"policy": models}
 

@@ -193,15 +193,17 @@ class Trainer:
                 record, is_best, last = require_finite(step, self.learn(step)), False, step == cfg.steps
                 received = int(max_over_processes(stop.received or 0))
                 evaluates = step % cfg.eval.every == 0 or last
-                stopping = received and not last
-                if evaluates or stopping or step % cfg.checkpoint_every == 0:
+                stopping, due = received and not last, evaluates or step % cfg.checkpoint_every == 0
+                if due or stopping:
                     scores = require_finite(step, self.evaluate())  # after the update: no checkpoint of a broken one
-                    is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
+                    scores = scores if due else {}  # as in a run that is not stopped
+                    is_best = due and scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
                     best |= (scores | {"best_step": step}) if is_best else {}
                     spent = {"seconds": time.perf_counter() - started, "spent": dict(self.spent)}
                     checkpoints.save(step, self.policy.model, self.learners(), best | spent, is_best)
                     record |= scores
-                    bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
+                    if due:
+                        bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
                 if evaluates or step % cfg.log_every == 0:
                     log.write({"step": step} | record | {"seconds": time.perf_counter() - started})
                 bar.set_postfix({"right": f"{record['right']:.3f}", "reward": f"{record['reward']:.3f}"}, refresh=False)

@@ -28,7 +28,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     drawn = Drawn(figure, "Each point is an evaluation on problems that no policy learns from")
     drawn.spread = "thin lines: runs, whose intervals are in the table"
     for i, kind in enumerate(values_of(stages["policy"], "reward")):
-        runs = [history(stage) for stage in stages["policy"] if stage.at["reward"] == kind]
+        runs = histories([stage for stage in stages["policy"] if stage.at["reward"] == kind])
         tokens = np.mean([run["tokens"] for run in runs], 0)
         for own, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
             found = [run[name] for run in runs]
@@ -61,13 +61,16 @@ def told_tokens(runs: list[dict]) -> str:
     return f"{mean / 1e3:,.0f} [{low / 1e3:,.0f}, {high / 1e3:,.0f}] thousand policy tokens"
 
 
-def history(stage: Stage) -> dict[str, list[float]]:
-    """The numbers of metrics.jsonl at evaluations, and the tokens written by then."""
-    found, written = {name: [] for name in ("tokens", *PANELS)}, 0.0
-    for row in map(json.loads, (stage.folder / "metrics.jsonl").read_text().splitlines()):
-        written += row.get("policy_tokens", 0)
-        if "eval_pass_at_1" in row:
-            found["tokens"].append(written)
-            for name in PANELS:
-                found[name].append(row.get(name, np.nan))  # of a PRM where there is one
-    return found
+def histories(stages: list[Stage]) -> list[dict[str, list[float]]]:
+    """Of each run the numbers of metrics.jsonl at evaluations, and the tokens written by then, at the steps that all have."""
+    runs = []
+    for stage in stages:
+        runs.append(own := {})
+        written = 0.0
+        for row in map(json.loads, (stage.folder / "metrics.jsonl").read_text().splitlines()):
+            written += row.get("policy_tokens", 0)
+            if "eval_pass_at_1" in row:
+                own[row["step"]] = {"tokens": written} | row
+    steps = sorted(set.intersection(*map(set, runs)))
+    names = ("tokens", *PANELS)  # the PRM's where there is one
+    return [{name: [own[step].get(name, np.nan) for step in steps] for name in names} for own in runs]
