@@ -14,7 +14,7 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter
-from prm_jax.data.critiques import CriticFormat, fill, messages, prompt_text, verdict_at
+from prm_jax.data.critiques import CriticFormat, cut_at, fill, messages, prompt_text, verdict_at
 from prm_jax.data.formats import Format, all_formats, read_format
 from prm_jax.launch.config import parse
 from prm_jax.policies import Continuation
@@ -31,7 +31,7 @@ SAID = {
                "No.</analyze>\n<output>\n**Judgement**: $\\boxed{No}$\n</output>",
                "Yes or No? $\\boxed{No}$, no: </analyze>\n<output>\n**Judgement**: $\\boxed{Yes}$\n</output>"],
     "r_prm": ["Analysis: 12 = 12. Verification: Is the step correct (Yes/No)? Yes"],
-    "thinkprm": [" Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}"],
+    "thinkprm": [" Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}</think>\nIs the solution correct? Yes"],
     "judge": ["3 * 4 is 12. Yes!\nVerdict: No"],
 }  # fmt: skip
 READ = {  # the last of what is said up to the verdict
@@ -72,7 +72,7 @@ Previous Steps, and then you need to check that all the information inside the N
 multiplication, division, equations, modulo operations, etc., you will first need to perform a check on the \
 calculation, such as a reverse operation, to see if the calculation was done correctly, and then analyze the \
 results of your check to see if there was an error in the calculation.
-Conclusion:
+Conclusion: 
 Please verify the correctness of the Now Step based on your analysis, if there is any error in the Now Step \
 then the Now Step is wrong and vice versa the Now Step is correct. At the end of the Conclusion, when you \
 give your final answer, write it in the form "Verification: Is the step correct (Yes/No)? X", where X is \
@@ -82,12 +82,12 @@ Question: PROBLEM
 Previous Steps: BEFORE
 Now Step: STEP
 Please carefully analyze the correctness of the Now Step.
-Reply:"""
+Reply: """
 
 
 def r_prm_prompt():
     return (
-        QWEN
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
         + R_PRM.replace("PROBLEM", PROBLEM).replace("BEFORE", f"{STEPS[0]}\n{STEPS[1]}").replace("STEP", STEPS[2])
         + REPLY
     )
@@ -96,7 +96,7 @@ def r_prm_prompt():
 def thinkprm_prompt():
     text = f"You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n{PROBLEM}\n\n[Solution]\n\n"
     text += f"Step 1: {STEPS[0]}\nStep 2: {STEPS[1]}\nStep 3: {STEPS[2]}\n\nReview and critique each step in the proposed solution to "
-    text += "determine whether each step is correct. If the solution is incomplete, only verify the provided steps.\n"
+    text += "determine whether each step is correct. If the solution is incomplete, only verify the provided steps."
     return QWEN + text + REPLY + "\nLet's verify step by step:"
 
 
@@ -194,6 +194,11 @@ def test_where_the_verdict_stands():
     assert verdict_at(genprm, "\\boxed{Yes} \\boxed{No}") == 19
     assert verdict_at(genprm, "Yes \\boxed{12} boxed{No}") is None
     assert verdict_at(judge, "Verdict: Yes\nVerdict: maybe") == 8 and verdict_at(judge, "Verdict:Yes") is None
+
+
+def test_a_critique_ends_before_what_it_goes_on_with():
+    fmt = read_format("thinkprm")
+    assert cut_at(fmt, "all is well\nIs the solution correct? Yes</think>") == 12 and cut_at(fmt, "all is well") is None
 
 
 def test_templates_are_filled_once():

@@ -11,7 +11,7 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded
 from prm_jax.checkpoints.released import VerdictPair
 from prm_jax.checkpoints.remote import RemotePolicy, Server, reason
-from prm_jax.data.critiques import verdict_at
+from prm_jax.data.critiques import cut_at, verdict_at
 from prm_jax.data.formats import Encoded, Format, verdicts
 from prm_jax.launch.config import expect
 from prm_jax.policies import Continuation, Sampling
@@ -64,7 +64,11 @@ class LocalWriter:
                 n = self.verdict_token(decode, ids_L, critique.text)
             else:
                 n = len(ids_L) - (len(ids_L) and ids_L[-1] in self.policy.ends)
-                n = None if critique and critique.ended == "length" else n
+                if critique and (at := cut_at(self.format, critique.text)) is not None:  # maybe within a token
+                    ids_L = np.array(self.tokenizer.encode(critique.text[:at], add_special_tokens=False), np.int32)
+                    n = len(ids_L)
+                elif critique and critique.ended == "length":
+                    n = None
             whole = None if n is None else (*prompt_L.tolist(), *ids_L[:n].tolist(), *ask)
             place_n.append(None if whole is None else read.setdefault(whole, len(read)))
         encoded = [Encoded(np.array(ids, np.int32), np.array([len(ids) - 1], np.int32), 0) for ids in read]
@@ -107,7 +111,9 @@ class RemoteWriter:
             text, ask = "" if critique is None else critique.text, self.format.critic.ask
             prompt = prompt.removeprefix(self.bos)
             if ask is not None:
-                texts.append(None if critique and critique.ended == "length" else prompt + text + ask)
+                at = cut_at(self.format, text)
+                is_cut = at is None and critique and critique.ended == "length"
+                texts.append(None if is_cut else prompt + text[:at] + ask)
             else:
                 at = verdict_at(self.format, text)
                 texts.append(None if at is None else prompt + text[:at])

@@ -33,6 +33,7 @@ class CriticFormat:
     opening: str = ""  # the first words of the critique, written for the critic
     verdict: str = ""  # text right before the verdict
     ask: str | None = None  # asks for the verdict; null: the critic writes it
+    cut: tuple[str, ...] = ()  # with `ask`: the critique ends before the first of these texts
     output: str = ""  # how {output} of a code block is shown to the critic
     max_tokens: Natural = 1024  # of a critique, of all rounds together; 0: it writes nothing and is asked at once
     temperature: NotNegative = 1.0
@@ -98,3 +99,8 @@ def verdict_at(fmt, text: str) -> int | None:
     either = "|".join(map(re.escape, (fmt.good, fmt.bad)))
     found = [m.end() for m in re.finditer(re.escape(fmt.critic.verdict) + f"(?={either})", text)]
     return found[-1] if found else None
+
+
+def cut_at(fmt, text: str) -> int | None:
+    """Where the first of the texts `cut` begins in a critique; None if there is none."""
+    return min((at for end in fmt.critic.cut if (at := text.find(end)) >= 0), default=None)
