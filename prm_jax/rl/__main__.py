@@ -18,6 +18,7 @@ from typing import Literal
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 
 from prm_jax import tasks
@@ -195,7 +196,11 @@ class Trainer:
                 evaluates = step % cfg.eval.every == 0 or last
                 stopping, due = received and not last, evaluates or step % cfg.checkpoint_every == 0
                 if due or stopping:
-                    scores = require_finite(step, self.evaluate())  # after the update: no checkpoint of a broken one
+                    norm = optax.tree.norm(nnx.state(self.policy.model))
+                    require_finite(
+                        step, {"parameter_norm": float(norm)}
+                    )  # after the update: no checkpoint of a broken one
+                    scores = require_finite(step, self.evaluate())
                     scores = scores if due else {}  # as in a run that is not stopped
                     is_best = due and scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
                     best |= (scores | {"best_step": step}) if is_best else {}

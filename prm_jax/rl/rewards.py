@@ -148,13 +148,11 @@ def check(name: str, found, rollouts: Sequence[Rollout], of_steps: bool):
 
 def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
     """Log-odds of the steps. A verifier with the policy's tokenizer and format reads the very ids that were sampled."""
-    of_scores = {name: getattr(policy.format, name) for name in ("head", "score", "beta", "label_kind")}
-    if (
-        isinstance(scorer, ModelScorer)
-        and dataclasses.replace(scorer.format, **of_scores) == policy.format
-        and scorer.tokenizer.get_vocab() == policy.tokenizer.get_vocab()
-    ):
-        return scorer.score_encoded([as_scored(policy, r) for r in rollouts])
+    if isinstance(scorer, ModelScorer):
+        of_scores = {name: getattr(policy.format, name) for name in ("head", "score", "beta", "label_kind")}
+        is_alike = dataclasses.replace(scorer.format, **of_scores) == policy.format
+        if is_alike and scorer.tokenizer.get_vocab() == policy.tokenizer.get_vocab():
+            return scorer.score_encoded([as_scored(policy, r) for r in rollouts])
     return scorer.score([(r.problem, r.steps) for r in rollouts])
 
 
