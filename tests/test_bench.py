@@ -78,7 +78,7 @@ def test_search_counts_every_problem(monkeypatch, tmp_path):
     got = results(monkeypatch, tmp_path / "bench", "what=search", *sizes)
     for method in ("beam", "mcts"):
         assert got[f"{method}_ratio"] == pytest.approx(got[f"{method}_alone_seconds"] / got[f"{method}_seconds"])
-        assert 0 < got[f"{method}_models_share"] < 1
+        assert got[f"{method}_models_share"] > 0
 
 
 def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):

@@ -257,7 +257,7 @@ def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
             {"a": "evaluate.py checkpoint={b}", "b": "evaluate.py checkpoint={a}"},
             "stages: got 'a -> b -> a', expected no circle",
         ),
-        ({"a": "paint.py"}, "stages: got 'paint.py', expected a command: evaluate"),
+        ({"a": "paint.py"}, "stages: got 'paint.py', expected a command: bench, evaluate"),
         ({"a": "train.py stepz=3"}, "^train.py stepz=3: stepz: no such key .*did you mean steps"),
         ({"a": {"ran": "train.py"}}, "stages.a.ran: unknown key; did you mean stages.a.run"),
     ],
