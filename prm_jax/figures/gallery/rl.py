@@ -29,7 +29,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     drawn.spread = "thin lines: runs, whose intervals are in the table"
     for i, kind in enumerate(values_of(stages["policy"], "reward")):
         runs = histories([stage for stage in stages["policy"] if stage.at["reward"] == kind])
-        tokens = np.mean([run["tokens"] for run in runs], 0)
+        tokens = np.mean([run["tokens"] for run in runs], 0) / 1e3
         for own, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
             found = [run[name] for run in runs]
             if np.isfinite(found).any():
@@ -44,7 +44,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             )
         drawn.says.append(f"{kind}: {'; '.join(told)}; {GAIN:.2f} more right after {told_tokens(runs)}")
     for own in axes[-1]:
-        own.set_xlabel("policy tokens")
+        own.set_xlabel("thousand policy tokens")
     legend_above(figure, axes[0, 0], 3)
     return drawn
 
