@@ -276,7 +276,7 @@ def test_rl_says_what_is_gained_for_how_many_tokens(tmp_path):
     assert about["says"][0].startswith("checker: right (gold) 0.500 -> 0.700, +0.200 [+0.200, +0.200]; right, no")
     assert about["says"][0].endswith("0.15 more right after 23 [23, 23] thousand policy tokens")
     rows = [r for r in csv.DictReader(table.open()) if r["series"] == "checker" and r["panel"] == "right (gold)"]
-    assert [float(r["x"]) for r in rows] == [0, 30_000]
+    assert [float(r["x"]) for r in rows] == [0, 30]
 
 
 @pytest.mark.parametrize("name", NAMES)
