@@ -38,7 +38,7 @@ CFG = dataclasses.replace(
     window=SHORT,
 )
 LOSS = LossConfig("prm", "bce", 1.0, 0.3)
-MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "all": (2, 2, 2)}
+MESHES = {"fsdp": (1, 8, 1), "all": (2, 2, 2)}
 
 
 def leaves(tree):
@@ -148,8 +148,8 @@ def main(folder: Path):
             out["restored"][f"{n} {shape}"] = (leaves(model), leaves(opt)) == saved and placed == {n}
     checkpoints.close()
     out["rounding"] = {"one": rounding()}
-    for name in ("data", "fsdp"):
-        with jax.set_mesh(make_mesh(MeshConfig(*MESHES[name]), 8)):
+    for name, shape in (("data", (8, 1, 1)), ("fsdp", (1, 8, 1))):
+        with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             out["rounding"][name] = rounding()
     out["parts"] = [
         make_mesh(MeshConfig(None, fsdp, 1), rows).shape["data"] for fsdp, rows in ((1, 8), (1, 12), (1, 11), (2, 6))
