@@ -1,4 +1,4 @@
-"""Every figure from nothing to its picture, at a reduced size: `python -m pytest -m gallery`, about ten minutes of two cores."""
+"""Every figure from nothing to its picture, at a reduced size: `python -m pytest -m gallery`, some twenty minutes of two busy cores."""
 
 import csv
 import json
