@@ -369,10 +369,13 @@ def test_extract_reads_gold_answers_and_human_labelled_solutions():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, size, agree, wrong_problems", [("gsm8k", 2387, 2370, 4), ("math500", 7613, 7474, 9)])
-def test_math_agrees_with_the_data_readme(tmp_path, name, size, agree, wrong_problems):
+@pytest.mark.parametrize(
+    "name, every, size, agree, wrong_problems", [("gsm8k", 1, 2387, 2370, 4), ("math500", 4, 1917, 1842, 5)]
+)
+def test_math_agrees_with_the_data_readme(tmp_path, name, every, size, agree, wrong_problems):
+    """Of all MATH500 problems 7,474 of 7,613 candidates agree, all but those of 9 problems; of every fourth problem 5."""
     with gzip.open(real_data(POOLS[name])) as file:
-        rows = [json.loads(line) for line in file]
+        rows = [json.loads(line) for line in file][every - 1 :: every]
     boxed = [(row, [c for c in row["candidates"] if c["boxed"] is not None]) for row in rows]
     kept = [
         Problem(row["problem_id"], "", row["gold"], tuple(Candidate(("s",), c["boxed"]) for c in candidates))
@@ -388,4 +391,4 @@ def test_math_agrees_with_the_data_readme(tmp_path, name, size, agree, wrong_pro
         if candidate.correct != correct
     )
     assert counts["candidates"] == size and counts["crash"] == 0
-    assert size - wrong.total() == agree and len(wrong) == wrong_problems
+    assert (size - wrong.total(), len(wrong)) == (agree, wrong_problems)

@@ -663,15 +663,15 @@ print(json.dumps([size, (status("VmHWM") - before) * 1024, seconds, dtypes]))
 
 
 @pytest.mark.slow
-def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
-    """A bfloat16 checkpoint of Qwen2.5-0.5B's shape in 3 shards: its dtype kept, the peak hardly above its size."""
+def test_a_quarter_of_a_billion_parameters_load_in_little_memory(tmp_path):
+    """A bfloat16 checkpoint of the shape of a third of Qwen2.5-0.5B in 3 shards: its dtype kept, the peak hardly above its size."""
     torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("the peak of a process's memory can be measured on Linux only")
     config = {
-        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "num_hidden_layers": 24,
+        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "num_hidden_layers": 8,
         "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864, "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
     }  # fmt: skip
@@ -682,7 +682,7 @@ def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
     for key, x in shapes["blocks"].items():
         name, transposed = hf.LAYER[key]
         shape = x.shape[:0:-1] if transposed else x.shape[1:]
-        names |= {"model." + name.format(i): shape for i in range(24)}
+        names |= {"model." + name.format(i): shape for i in range(8)}
     names |= {"score.weight": (2, 896), "score.bias": (2,)}
     noise = torch.randn(1_000_003).to(torch.bfloat16)
     shards = [f"model-{i}-of-3.safetensors" for i in (1, 2, 3)]
@@ -703,5 +703,5 @@ def test_half_a_billion_parameters_load_in_little_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     size, peak, seconds, dtypes = json.loads(done.stdout)
     print(f"{size / 2**20:.0f} MiB, peak {peak / size:.3f} of it, {seconds:.1f} s")
-    assert size == sum(map(math.prod, names.values())) * 2 > 0.98e9 and dtypes == ["bfloat16"]
+    assert size == sum(map(math.prod, names.values())) * 2 > 0.5e9 and dtypes == ["bfloat16"]
     assert peak < 1.1 * size

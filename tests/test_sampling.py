@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import signal
 import subprocess
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -164,20 +162,20 @@ def test_samples_depend_on_neither_batch_nor_neighbours(policy):
 
 
 def test_two_devices_draw_the_same(policy):
-    """In a process of its own, by data, fsdp and tensor; 6 rows and 3 prompts, which the devices do not divide."""
+    """In a process of its own, by data and tensor; 6 rows and 3 prompts, which the devices do not divide."""
     found, _ = sampled(policy, 6, 2, problems=PROBLEMS[:3], temperature=0.8, top_p=0.9)
     environment = with_devices(2) | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     program = "import test_sampling; test_sampling.print_samples_on_two_devices()"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for line in done.stdout.splitlines()[-3:]:
+    for line in done.stdout.splitlines()[-2:]:
         assert [[ids for ids, _ in own] for own in json.loads(line)] == [
             [c.ids_L.tolist() for c in own] for own in found
         ]
 
 
 def print_samples_on_two_devices():
-    for shape in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
+    for shape in ((2, 1, 1), (1, 1, 2)):
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 6)):
             model = make_sharded(lambda: random_model())
             policy = Policy(model, new_tokenizer(), PLAIN, "tiny", ANY, batch_rows=6)
@@ -322,30 +320,6 @@ def test_a_pool_that_was_cut_anywhere_becomes_the_undisturbed_one(policy, questi
         again = draw(tmp_path / name / "pool.jsonl")
         assert (tmp_path / name / "pool.jsonl").read_bytes() == whole
         assert again == counts | {"resumed": whole[:kept].count(b"\n")}
-
-
-@pytest.mark.slow
-def test_killed_in_the_middle_a_pool_goes_on_and_is_the_undisturbed_one(monkeypatch, tmp_path, folder, questions):
-    rows = [{"id": str(i), "problem": f"{i} + 3?", "answer": str(i + 3)} for i in range(60)]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    more = ["n=8", "batch_rows=8"]
-    printed(sampling.main, monkeypatch, *arguments(folder, questions, tmp_path / "a", *more), cwd=tmp_path)
-    command = [sys.executable, "-m", "prm_jax.sampling", *arguments(folder, questions, tmp_path / "b", *more)]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=with_devices(1) | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
-    )
-    pool = tmp_path / "b" / "pool.jsonl"
-    while process.poll() is None and not (pool.exists() and pool.read_bytes().count(b"\n") >= 4):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    whole, at_kill = (tmp_path / "a" / "pool.jsonl").read_bytes(), pool.read_bytes()
-    assert process.returncode == -signal.SIGKILL and len(at_kill) < len(whole)
-    out = printed(sampling.main, monkeypatch, f"resume={tmp_path}/b", cwd=tmp_path)
-    assert (
-        pool.read_bytes() == whole
-        and f"{len(at_kill.splitlines()) - (not at_kill.endswith(bytes([10])))} resumed" in out
-    )
 
 
 def test_a_solution_without_a_step_is_one_empty_step_unfinished():

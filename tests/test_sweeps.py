@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from conftest import call, printed, run
 from omegaconf import OmegaConf
+from test_train import THIN
 
 import train
 from prm_jax import InputError
 from prm_jax.figures import paper, sweep_table, sweeps
 from prm_jax.figures.records import as_settings, number, read_records
 from prm_jax.figures.sweep_table import Config, make_table, spread
+from prm_jax.launch import run_folder
 
 SMALL = ("data.samples=solver", "data.solutions=60", "data.test_solutions=20", "batch.rows=4", "eval.every=2")
 
@@ -190,7 +192,7 @@ def test_files_and_a_log_axis(sweep, monkeypatch):
 
 @pytest.mark.slow
 def test_a_sweep_ends_with_its_table_and_what_comes_next(tmp_path):
-    args = ("-m", *SMALL, "steps=0,2", "optimizer.lr=1e-3,1e-2", "hydra.sweep.dir=sw")
+    args = ("-m", *SMALL, *THIN, "steps=0,2", "optimizer.lr=1e-3,1e-2", "hydra.sweep.dir=sw")
     out, err = run("train.py", *args, cwd=tmp_path, code=1)
     assert "Traceback" not in err and "steps: got 0" in err
     assert "runs        2, 2 left out" in out and re.search(
@@ -201,6 +203,7 @@ def test_a_sweep_ends_with_its_table_and_what_comes_next(tmp_path):
         and (tmp_path / "sw/sweep.png").stat().st_size > 5_000
     )
     assert "next        python evaluate.py task=steps checkpoint=sw hydra.run.dir=sw/steps && python -m prm_jax" in out
+    assert [p.name for p in run_folder.runs_of(tmp_path / "sw")] == ["2", "3"]
     summary = json.loads((tmp_path / "sw/2/summary.json").read_text())
     assert {"steps=2", "optimizer.lr=0.001"} <= set(summary["overrides"])
 

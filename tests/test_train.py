@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -17,7 +16,7 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError
+from prm_jax import InputError, export
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
@@ -114,13 +113,10 @@ def test_an_implicit_prm_is_trained_from_outcomes_and_scores_steps(name, tmp_pat
     assert "init: got 'random', expected a language model with objective=implicit" in refused
 
 
-def test_an_exported_run_scores_as_the_run_and_has_a_card(finished):
+def test_an_exported_run_scores_as_the_run_and_has_a_card(finished, monkeypatch):
     cwd, _ = finished
-    command = [sys.executable, "-m", "prm_jax.export", "checkpoint=runs/train/whole", "to=out/my-prm"]
-    done = subprocess.run(
-        command, cwd=cwd, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and "exported    step" in done.stdout, done.stderr
+    said = printed(export.main, monkeypatch, "checkpoint=runs/train/whole", "to=out/my-prm", cwd=cwd)
+    assert "exported    step" in said
     rows = [("Modulo 10: start with 7, add 5.", ("7 + 5 = 2", "2 + 2 = 5"))]
     ours, theirs = (
         open_checkpoint(cwd / name, "best", read_format("auto"), "float32")
@@ -384,23 +380,6 @@ def test_exit_code_and_streams_of_an_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failing_job_does_not_end_the_sweep(tmp_path):
-    _, err = run(
-        "train.py",
-        "-m",
-        "steps=0,1",
-        "data.samples=solver",
-        "data.solutions=40",
-        "data.test_solutions=20",
-        cwd=tmp_path,
-        code=1,
-    )
-    assert "steps: got 0" in err and "Traceback" not in err
-    (sweep,) = (tmp_path / "runs/sweeps").iterdir()
-    assert not (sweep / "0/summary.json").exists() and (sweep / "1/summary.json").exists()
-    assert [p.name for p in run_folder.runs_of(sweep)] == ["1"]
-
-
 def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
     train.main()
