@@ -142,7 +142,8 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
         hit_n = (p_n >= threshold) == good_n
         interval = bootstrap_interval(lambda rows, h=hit_n, g=good_n: balanced(h[rows], g[rows]), problems, seed=seed)
         numbers = {"balanced": balanced(hit_n, good_n), "interval": interval, "auroc": float(soft_auroc(p_n, good_n))}
-        found[kind] = {"n": len(own), "wrong": int((~good_n).sum()), "accuracy": float(hit_n.mean())} | numbers
+        accuracy = float(hit_n.mean()) if own else np.nan
+        found[kind] = {"n": len(own), "wrong": int((~good_n).sum()), "accuracy": accuracy} | numbers
     return found
 
 
