@@ -60,7 +60,11 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
 
         def start():
             if {"--help", "-h"} & set(sys.argv[1:]):
-                print_help(config_name, main.__doc__)
+                try:
+                    print_help(config_name, main.__doc__)
+                    sys.stdout.flush()
+                except BrokenPipeError:  # `--help | head`: what is left goes nowhere
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
             use_compilation_cache()
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
