@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, call, printed
+from conftest import ROOT, call, printed, run
 from flax import nnx
 from omegaconf import OmegaConf
 
@@ -274,21 +274,47 @@ SMALL = [
 ]
 
 
-def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(monkeypatch, tmp_path):
-    run = lambda name, *more: printed(
-        rl.main, monkeypatch, *SMALL, *more, f"hydra.run.dir={tmp_path}/{name}", cwd=tmp_path
-    )
-    keys = [
-        "reward.prm=0.5",
-        "reward.prm_checkpoint=embedded_orm",
-        "online.every=1",
-        "online.passes=2",
-        "online.labels=outcome",
-        "advantage=pure",
-        "update.kl=0.1",
-        "update.kl_as=reward",
-    ]
-    run("whole", "steps=4", "checkpoint_every=2", *keys)
+KEYS = [
+    "reward.prm=0.5",
+    "reward.prm_checkpoint=embedded_orm",
+    "online.every=1",
+    "online.passes=2",
+    "online.labels=outcome",
+    "advantage=pure",
+    "update.kl=0.1",
+    "update.kl_as=reward",
+    "checkpoint_every=2",
+    "steps=4",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        printed(rl.main, monkeypatch, *SMALL, *KEYS, f"hydra.run.dir={folder}", cwd=folder)
+    return folder
+
+
+def lines(folder):
+    """metrics.jsonl without its timings."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: x for k, x in row.items() if not k.startswith("seconds")} for row in rows]
+
+
+@pytest.mark.slow
+def test_two_devices_learn_as_one(whole, tmp_path):
+    """Roll-outs are drawn and learned from in rows that two devices share: the same tokens, the same numbers."""
+    where = ("cpu_devices=2", f"hydra.run.dir={tmp_path}/two")
+    run("prm_jax/rl/__main__.py", *SMALL, *KEYS, *where, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    one, two = lines(whole)[1:], lines(tmp_path / "two")[1:]
+    assert [row["policy_tokens"] for row in one] == [row["policy_tokens"] for row in two]
+    for mine, theirs in zip(one, two, strict=True):
+        np.testing.assert_allclose(*([row[name] for name in mine] for row in (mine, theirs)), rtol=1e-4, atol=1e-6)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypatch, tmp_path):
     learn, told = rl.Trainer.learn, []
 
     def stopped(self, step):
@@ -298,21 +324,14 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(monkeypatch, tm
         return learn(self, step)
 
     monkeypatch.setattr(rl.Trainer, "learn", stopped)
-    call(rl.main, monkeypatch, "rl", *SMALL, "steps=4", "checkpoint_every=2", *keys, f"hydra.run.dir={tmp_path}/cut")
+    call(rl.main, monkeypatch, "rl", *SMALL, *KEYS, f"hydra.run.dir={tmp_path}/cut")
     monkeypatch.setattr(rl.Trainer, "learn", learn)
     printed(rl.main, monkeypatch, f"resume={tmp_path}/cut", cwd=tmp_path)
     assert told == [1, 2, 3]
-    lines = lambda name: [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-    timeless = lambda rows: [{k: x for k, x in row.items() if not k.startswith("seconds")} for row in rows]
-    assert timeless(lines("cut")) == timeless(lines("whole")) and [row["step"] for row in lines("cut")] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]
-    told = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("cut", "whole")]
-    assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == sum(row["policy_tokens"] for row in lines("cut")[1:])
+    cut_run = tmp_path / "cut"
+    assert lines(cut_run) == lines(whole) and [row["step"] for row in lines(whole)] == [0, 1, 2, 3, 4]
+    told = [json.loads((folder / "summary.json").read_text()) for folder in (cut_run, whole)]
+    assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == sum(row["policy_tokens"] for row in lines(whole)[1:])
     assert sum(told[0][f"share_{name}"] for name in rl.PARTS) == pytest.approx(1)
     watched = {
         "prm_step_auroc",
@@ -325,10 +344,10 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(monkeypatch, tm
         "online_loss",
         "eval_kl",
     }
-    assert watched <= lines("cut")[2].keys()
-    whole, cut_run = (open_checkpoint(tmp_path / name, "latest", None, "float32") for name in ("whole", "cut"))
-    assert whole.objective == "lm"
-    for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (whole, cut_run)), strict=True):
+    assert watched <= lines(whole)[2].keys()
+    both = [open_checkpoint(folder, "latest", None, "float32") for folder in (whole, cut_run)]
+    assert both[0].objective == "lm"
+    for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in both), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all()
 
 
