@@ -295,7 +295,7 @@ def test_shared_prefixes_change_no_loss(tiny_model, rng, name):
         batch = {name: jnp.asarray(x) for name, x in pack_batch([examples], 160, 40, share).items()}
         cfg = LossConfig("prm", name, 1.5 if name == "bce" else 1.0, 0.0)
         loss = lambda model: combine(loss_terms(model, batch, cfg), batch, cfg)[0]
-        return batch, *jax.value_and_grad(loss)(tiny_model)
+        return batch, *jax.jit(jax.value_and_grad(loss))(tiny_model)
 
     (tree, loss, gradient), (row, expected, expected_gradient) = map(loss_and_gradient, (True, False))
     assert (tree["visible_until"] < 160).sum() < 0.75 * (row["visible_until"] < 160).sum()

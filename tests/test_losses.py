@@ -109,7 +109,9 @@ def steps_batch(label_BT, solution_BT, problem_BT=None, depth_BT=None):
 
 def step_loss(name, z_BT, batch, **keys):
     cfg = LossConfig("prm", name, **{"pos_weight": 1.0, "lm_weight": 0.0, **keys})
-    return STEP_LOSSES[name](jnp.asarray(z_BT, jnp.float32)[..., None], batch, "scalar", cfg)
+    return jax.jit(STEP_LOSSES[name], static_argnums=(2, 3))(
+        jnp.asarray(z_BT, jnp.float32)[..., None], batch, "scalar", cfg
+    )
 
 
 def test_focal_and_mse_equal_pytorch_and_soft_labels_by_hand(rng):

@@ -69,7 +69,7 @@ def test_remat_and_jit_change_nothing(rng, how, dtype, L):
     plain, remat = (
         PRM(dataclasses.replace(TINY, dtype=dtype, remat=remat), rngs=nnx.Rngs(0)) for remat in ("none", how)
     )
-    for mine, theirs in zip(*(jax.tree.leaves(jax.grad(loss)(m)) for m in (plain, remat)), strict=True):
+    for mine, theirs in zip(*(jax.tree.leaves(jax.jit(jax.grad(loss))(m)) for m in (plain, remat)), strict=True):
         scale = {"float32": 1e-5, "bfloat16": 0.02}[dtype] * np.abs(theirs).max()
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=scale)
     at = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
@@ -86,7 +86,7 @@ def test_dots_keeps_bfloat16_in_half_the_memory_of_float32(rng):
     assert peak["bfloat16"] < 0.7 * peak["float32"]
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("how", ["none", "dots", "full"])
 def test_hidden_states_at_step_ends_alone_are_those_of_all_tokens(rng, layers, how):
     """Hidden states and gradients; a mark may stand in two slots, as that of a step which solutions share."""
@@ -95,8 +95,9 @@ def test_hidden_states_at_step_ends_alone_are_those_of_all_tokens(rng, layers, h
     weight_BTD = jnp.asarray(rng.normal(size=(2, 3, TINY.dim)))
     marks_alone = lambda model: model(*batch, step_end_BT)
     all_tokens = lambda model: at_step_ends(model(*batch), step_end_BT)
-    np.testing.assert_allclose(marks_alone(model), all_tokens(model), atol=1e-6)
-    gradients = [jax.grad(lambda m, f=f: (f(m) * weight_BTD).sum())(model) for f in (marks_alone, all_tokens)]
+    np.testing.assert_allclose(*(jax.jit(f)(model) for f in (marks_alone, all_tokens)), atol=1e-6)
+    loss_of = lambda f: lambda model: (f(model) * weight_BTD).sum()
+    gradients = [jax.jit(jax.grad(loss_of(f)))(model) for f in (marks_alone, all_tokens)]
     for mine, theirs in zip(*map(jax.tree.leaves, gradients), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
@@ -184,7 +185,7 @@ def test_with_a_cache_tokens_one_by_one_are_the_whole_forward_pass(rng, name):
     end_B, start_B = jnp.array([17, 12, 6]), jnp.array([0, 5, 11])
     ids_BL, pos_BL, _ = causal(rng, 3, 17)
     is_real_BL = pos_BL < end_B[:, None]
-    whole_BLD = model(ids_BL, pos_BL, jnp.where(is_real_BL, 16, 17))
+    whole_BLD = jax.jit(lambda model: model(ids_BL, pos_BL, jnp.where(is_real_BL, 16, 17)))(model)
 
     calls, cache = (
         [jnp.arange(11), *jnp.arange(11, 14)[:, None], jnp.arange(14, 16), jnp.array([16])],
@@ -221,24 +222,30 @@ def test_samples_share_a_prompt_that_is_computed_once_and_go_on_in_one_loop(tiny
         start = 0, id_N, jnp.zeros((6, steps), int), cache.take(shared).grow(6)
         return jax.lax.while_loop(lambda state: state[0] < steps, step, start)[2]
 
+    @jax.jit
+    def following(model, ids_BL):
+        """The token that each place is followed by; what stands behind it changes nothing."""
+        L = ids_BL.shape[1]
+        return model.vocab_logits(model(ids_BL, jnp.arange(L)[None], jnp.full((1, L), L - 1))).argmax(-1)
+
     out_NT = np.asarray(sample(tiny_model))
     for b, n in enumerate([6, 3]):
         row = ids_BL[b, :n].tolist()
         for _ in range(steps):
-            L = len(row)
-            x_BLD = tiny_model(jnp.array([row]), jnp.arange(L)[None], jnp.full((1, L), L - 1))
-            row.append(int(tiny_model.vocab_logits(x_BLD[:, -1]).argmax()))
+            padded_BL = jnp.array([row + [0] * (6 + steps - len(row))])
+            row.append(int(following(tiny_model, padded_BL)[0, len(row) - 1]))
         assert out_NT[3 * b : 3 * b + 3].tolist() == [row[n:]] * 3
 
 
 def test_without_a_free_slot_tokens_are_nan_and_so_are_all_that_follow(tiny_model, rng):
     ids_BL, start_B = causal(rng, 2, 9)[0], jnp.array([0, 2])
-    x_BLD, cache = goes_on(tiny_model, ids_BL, start_B, make_cache(TINY, 2, 4), jnp.arange(4))
+    go_on = jax.jit(lambda model, cache, slots: goes_on(model, ids_BL, start_B, cache, slots))
+    x_BLD, cache = go_on(tiny_model, make_cache(TINY, 2, 4), jnp.arange(4))
     assert np.isfinite(x_BLD).all()
-    _, partly = goes_on(tiny_model, ids_BL, start_B, make_cache(TINY, 2, 4), jnp.arange(3))
+    _, partly = go_on(tiny_model, make_cache(TINY, 2, 4), jnp.arange(3))
     for full, slots in ((cache, [4]), (partly, [3, 4])):
         for _ in range(2):
-            x_BLD, full = goes_on(tiny_model, ids_BL, start_B, full, jnp.array(slots))
+            x_BLD, full = go_on(tiny_model, full, jnp.array(slots))
             assert np.isnan(x_BLD).all()
 
 
