@@ -74,7 +74,7 @@ def test_sampling_draws_the_peers_greedy_tokens(monkeypatch, tmp_path):
 
 
 def test_search_counts_every_problem(monkeypatch, tmp_path):
-    sizes = [f"search.{key}" for key in ("problems=4", "width=4", "singles=2")]
+    sizes = [f"search.{key}" for key in ("problems=2", "width=2", "singles=1")]
     got = results(monkeypatch, tmp_path / "bench", "what=search", *sizes)
     for method in ("beam", "mcts"):
         assert got[f"{method}_ratio"] == pytest.approx(got[f"{method}_alone_seconds"] / got[f"{method}_seconds"])
