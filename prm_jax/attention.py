@@ -16,31 +16,32 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax.kernels import accelerator, cpu
-from prm_jax.kernels.mask import MASKED, visible
+from prm_jax.kernels.mask import MASKED, soft_cap, visible
 from prm_jax.launch.mesh import platform
 
 SHORT = 128  # rows up to here are one product of all scores: a loop over tiles has nothing to skip
 QUERIES = 256  # whose scores against all keys `dense` holds at once
 
 
-def attend(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None):
+def attend(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
     """Softmax attention, o_BLHK. `slot_BL`: each query's place among the keys, for queries that go on with a cache.
 
-    Without it the keys are the queries' own tokens (S = L), and every token must see at least itself.
+    Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap`: the scores'
+    (`soft_cap` of kernels/mask.py), which cuDNN does not know.
     """
     arrays, is_short = (q_BLHK, k_BSGK, v_BSGK, visible_until_BS), q_BLHK.shape[1] <= SHORT
     if slot_BL is None:
         match platform():
             case "cpu":
-                return cpu.one_product(*arrays) if is_short else cpu.tiled(*arrays)
-            case "gpu" if accelerator.cudnn_takes(q_BLHK):
+                return (cpu.one_product if is_short else cpu.tiled)(*arrays, cap)
+            case "gpu" if cap is None and accelerator.cudnn_takes(q_BLHK):
                 return accelerator.cudnn(*arrays)
             case "tpu" if not is_short:
-                return accelerator.splash(*arrays)
-    return dense(*arrays, slot_BL)
+                return accelerator.splash(*arrays, cap)
+    return dense(*arrays, slot_BL, cap)
 
 
-def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None):
+def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
     """The definition, for any platform: every query against every key.
 
     A block of queries at a time, which the backward pass computes again, so that memory grows with S and not with L x S.
@@ -57,7 +58,7 @@ def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None):
         q_BGmK = q_BGRLK.reshape(B, G, -1, K)  # m = R L: the group's queries are rows of one matrix
         score_BGmS = jnp.einsum("BGmK,BGSK->BGmS", q_BGmK, k_BGSK, preferred_element_type=jnp.float32)
         mask_BGmS = jnp.tile(visible(visible_until_BS, slot_BL), (1, H // G, 1))[:, None]
-        p_BGmS = jax.nn.softmax(jnp.where(mask_BGmS, score_BGmS, MASKED), axis=-1)
+        p_BGmS = jax.nn.softmax(jnp.where(mask_BGmS, soft_cap(score_BGmS, cap), MASKED), axis=-1)
         o_BGmK = jnp.einsum("BGmS,BGSK->BGmK", p_BGmS.astype(v_BGSK.dtype), v_BGSK)
         return o_BGmK.reshape(q_BGRLK.shape).transpose(0, 3, 1, 2, 4).reshape(q_BLHK.shape)
 

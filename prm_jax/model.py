@@ -1,4 +1,4 @@
-"""A decoder-only transformer (Qwen2, Qwen3, Llama, Mistral, Granite), the heads that read it at step ends, and its KV cache.
+"""A decoder-only transformer of FAMILIES, the heads that read it at step ends, and its KV cache.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V vocabulary,
 T step ends, C head outputs; I layers, the leading axis of all parameters of the blocks; S keys that a query may see: the
@@ -7,7 +7,8 @@ row's own L tokens, or the slots of a cache; n tokens of all rows together.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,13 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.kernels.cpu import add_bias, by_token, matmul
+from prm_jax.kernels.mask import soft_cap
 from prm_jax.kernels.remat import remat, save_for_backward
 from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, path_names, shard_heads
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "granite")  # model_type of a config.json
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "granite", "gemma2")  # model_type of a config.json
 ALWAYS = 1 << 30  # last place that sees a token of a cache, where all that follow do
 
 
@@ -83,12 +85,14 @@ class ModelConfig:
     window: int | None = None  # a query sees its own and the window - 1 tokens before it
     sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
     rope_scaling: RopeScaling | None = None
-    embed_scale: float = (
-        1.0  # this and the next three: Granite multiplies embeddings, what a block adds, queries and logits
-    )
+    activation: Literal["silu", "gelu"] = "silu"  # of the gate; gelu: its tanh form (Gemma)
+    out_norms: bool = False  # Gemma: what attention and the gated layer give is normed before it is added
+    embed_scale: float = 1.0  # Gemma multiplies embeddings and queries, Granite also what a block adds and logits
     residual_scale: float = 1.0
     query_scale: float = 1.0  # beside K^-1/2
     logit_scale: float = 1.0  # of the vocabulary logits
+    score_cap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
+    logit_cap: float | None = None  # and so are the vocabulary logits
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
     head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
@@ -99,7 +103,9 @@ class ModelConfig:
         assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
         assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
-        assert self.window is None or self.window > 0, f"sliding_window: got {self.window}, expected above 0"
+        for name in ("window", "score_cap", "logit_cap"):
+            found = getattr(self, name)
+            assert found is None or found > 0, f"{name}: got {found}, expected above 0"
         layers = len(self.sliding or range(self.layers))
         assert layers == self.layers, f"layer_types: has {layers} layers, expected {self.layers}"
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
@@ -129,9 +135,10 @@ def rms_norm(x_nD, gain_D, eps):
 
 
 @by_token
-def swiglu(gate_nF, up_nF):
-    """silu(gate) * up in float32, returned in their dtype."""
-    return (jax.nn.silu(gate_nF.astype(jnp.float32)) * up_nF.astype(jnp.float32)).astype(up_nF.dtype)
+def gated(gate_nF, up_nF, activation: str):
+    """activation(gate) * up in float32, returned in their dtype: SwiGLU, GeGLU (Shazeer 2020)."""
+    f = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}[activation]
+    return (f(gate_nF.astype(jnp.float32)) * up_nF.astype(jnp.float32)).astype(up_nF.dtype)
 
 
 def at_step_ends(x_BLD, step_end_BT):
@@ -186,7 +193,7 @@ def head_scale(key: str, dim: int) -> float:
 
 
 class Block(nnx.Module):
-    """Pre-norm attention and SwiGLU."""
+    """Pre-norm attention and a gated layer."""
 
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
         D, F, H, G, K = cfg.dim, cfg.ffn, cfg.heads, cfg.kv_heads, cfg.head_dim
@@ -202,6 +209,7 @@ class Block(nnx.Module):
         self.norm_k = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
         self.w_o = normal(rngs, (H * K, D), (H * K) ** -0.5)
         self.b_o = nnx.Param(jnp.zeros(D)) if cfg.o_bias else None
+        self.norm_attn_out = nnx.Param(jnp.ones(D)) if cfg.out_norms else None
         self.norm_ffn = nnx.Param(jnp.ones(D))
         self.w_gate = normal(rngs, (D, F), D**-0.5)
         self.w_up = normal(rngs, (D, F), D**-0.5)
@@ -209,6 +217,7 @@ class Block(nnx.Module):
         self.b_gate = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
+        self.norm_ffn_out = nnx.Param(jnp.ones(D)) if cfg.out_norms else None
 
     def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
         """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens.
@@ -217,13 +226,11 @@ class Block(nnx.Module):
         """
         cfg = self.cfg
         heads = lambda y_BLx: y_BLx.reshape(*y_BLx.shape[:2], -1, cfg.head_dim)
-        h_BLD = rms_norm(x_BLD, self.norm_attn, cfg.norm_eps)
-        q_BLHK = heads(linear(h_BLD, self.w_q, self.b_q))
-        k_BLGK = heads(linear(h_BLD, self.w_k, self.b_k))
+        norm = lambda y, gain: y if gain is None else rms_norm(y, gain, cfg.norm_eps)
+        h_BLD = norm(x_BLD, self.norm_attn)
+        q_BLHK = norm(heads(linear(h_BLD, self.w_q, self.b_q)), self.norm_q)
+        k_BLGK = norm(heads(linear(h_BLD, self.w_k, self.b_k)), self.norm_k)
         v_BLGK = heads(linear(h_BLD, self.w_v, self.b_v))
-        if cfg.qk_norm:
-            q_BLHK = rms_norm(q_BLHK, self.norm_q, cfg.norm_eps)
-            k_BLGK = rms_norm(k_BLGK, self.norm_k, cfg.norm_eps)
         q_BLHK, k_BLGK = rotate(q_BLHK, *rope), rotate(k_BLGK, *rope)
         if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
@@ -232,12 +239,15 @@ class Block(nnx.Module):
             k_BGKS = fill(past[0], k_BLGK.transpose(0, 2, 3, 1), slot_BL[0, 0], axis=3)
             v_BGSK = fill(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
-        o_BLHK = shard_heads(attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
-        x_BLD += cfg.residual_scale * linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
+        own_attend = partial(attend, cap=cfg.score_cap)
+        o_BLHK = shard_heads(own_attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
+        h_BLD = linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
+        x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out)
 
-        h_BLD = rms_norm(x_BLD, self.norm_ffn, cfg.norm_eps)
-        h_BLF = swiglu(linear(h_BLD, self.w_gate, self.b_gate), linear(h_BLD, self.w_up, self.b_up))
-        return x_BLD + cfg.residual_scale * linear(h_BLF, self.w_down, self.b_down), past
+        h_BLD = norm(x_BLD, self.norm_ffn)
+        h_BLF = gated(linear(h_BLD, self.w_gate, self.b_gate), linear(h_BLD, self.w_up, self.b_up), cfg.activation)
+        h_BLD = linear(h_BLF, self.w_down, self.b_down)
+        return x_BLD + cfg.residual_scale * norm(h_BLD, self.norm_ffn_out), past
 
 
 class PRM(nnx.Module):
@@ -280,7 +290,7 @@ class PRM(nnx.Module):
             x_BLD, past = block(x_BLD, rope, seen_BS, slot_BL, past)
             return constrain_rows(x_BLD), past
 
-        slides_I = np.array(cfg.sliding or [True] * cfg.layers)
+        slides_I = np.array(cfg.sliding or [cfg.window is not None] * cfg.layers)
         if cache is None:
             x_BLD, _ = jax.lax.scan(remat(layer, cfg.remat), x_BLD, (self.blocks, slides_I, None))
         else:
@@ -312,7 +322,7 @@ class PRM(nnx.Module):
     def vocab_logits(self, x_BLD):
         """Next-token logits, float32 logit_BLV: products of the compute dtype, summed in float32 and not rounded."""
         w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
-        return self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32)
+        return soft_cap(self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.logit_cap)
 
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each following token in nats, logp_BL; the last of a row has none and is meaningless.

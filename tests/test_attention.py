@@ -30,22 +30,23 @@ LAST = {  # what keeps a key visible, by key: name -> visible_until_L of a row o
 
 
 @pytest.mark.parametrize(
-    ("formulation", "L", "heads", "kv_heads", "dtype"),
+    ("formulation", "L", "heads", "kv_heads", "dtype", "cap"),
     [
-        (dense, 12, 4, 2, "float32"),
-        (dense, QUERIES + 9, 4, 2, "float32"),  # two blocks of queries
-        (dense, 40, 3, 1, "bfloat16"),
-        (cpu.one_product, 12, 4, 2, "float32"),
-        (cpu.one_product, 12, 3, 1, "float32"),
-        (cpu.one_product, 40, 3, 1, "bfloat16"),
-        (cpu.tiled, 64, 4, 4, "float32"),
-        (cpu.tiled, 150, 4, 2, "float32"),  # not a multiple of the tile, and two tiles apart
-        (cpu.tiled, 150, 3, 1, "bfloat16"),
-        (accelerator.splash, 300, 4, 2, "float32"),  # interpreted
-        (accelerator.splash, 130, 3, 1, "bfloat16"),
+        (dense, 12, 4, 2, "float32", None),
+        (dense, QUERIES + 9, 4, 2, "float32", 1.5),  # two blocks of queries
+        (dense, 40, 3, 1, "bfloat16", None),
+        (cpu.one_product, 12, 4, 2, "float32", 1.5),
+        (cpu.one_product, 12, 3, 1, "float32", None),
+        (cpu.one_product, 40, 3, 1, "bfloat16", None),
+        (cpu.tiled, 64, 4, 4, "float32", None),
+        (cpu.tiled, 150, 4, 2, "float32", None),  # not a multiple of the tile, and two tiles apart
+        (cpu.tiled, 150, 4, 2, "float32", 1.5),
+        (cpu.tiled, 150, 3, 1, "bfloat16", None),
+        (accelerator.splash, 300, 4, 2, "float32", None),  # interpreted
+        (accelerator.splash, 130, 3, 1, "bfloat16", 1.5),
     ],
 )
-def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_heads, dtype):
+def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_heads, dtype, cap):
     K, rows = 8, list(LAST)
     q_BLHK = jnp.asarray(rng.standard_normal((len(rows), L, heads, K)), dtype)
     k_BLGK, v_BLGK = jnp.asarray(rng.standard_normal((2, len(rows), L, kv_heads, K)), dtype)
@@ -56,6 +57,7 @@ def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_hea
     def naive(q_BLHK, k_BLGK, v_BLGK):
         k_BLHK, v_BLHK = (jnp.repeat(x, heads // kv_heads, axis=2) for x in (k_BLGK, v_BLGK))
         score_BHLM = jnp.einsum("BLHK,BMHK->BHLM", q_BLHK, k_BLHK).astype(jnp.float32) / math.sqrt(K)
+        score_BHLM = cap * jnp.tanh(score_BHLM / cap) if cap else score_BHLM
         score_BHLM = jnp.where(visible(visible_until_BL)[:, None], score_BHLM, -jnp.inf)
         return jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(score_BHLM, -1), v_BLHK)
 
@@ -63,7 +65,7 @@ def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_hea
         loss = lambda *qkv: (f(*qkv) * weight_BLHK).sum()
         return jax.jit(f)(q_BLHK, k_BLGK, v_BLGK), *jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q_BLHK, k_BLGK, v_BLGK)
 
-    ours = value_and_gradients(lambda *qkv: formulation(*qkv, visible_until_BL))
+    ours = value_and_gradients(lambda *qkv: formulation(*qkv, visible_until_BL, cap=cap))
     atol = 1e-5 if dtype == "float32" else 0.1
     for mine, theirs in zip(ours, value_and_gradients(naive), strict=True):
         assert mine.dtype == dtype
@@ -89,7 +91,7 @@ def test_which_formulation_runs_where(monkeypatch):
     for module, name in ((attention, "dense"), (cpu, "one_product"), (cpu, "tiled"), (accelerator, "splash")):
         monkeypatch.setattr(module, name, named(name))
     monkeypatch.setattr(accelerator, "cudnn", named("cudnn"))
-    runs = []
+    runs, capped = [], []
     for platform in ("cpu", "gpu", "tpu"):
         monkeypatch.setattr(attention, "platform", lambda platform=platform: platform)
         for dtype, L, slots in (
@@ -102,6 +104,11 @@ def test_which_formulation_runs_where(monkeypatch):
             attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, L), int), jnp.zeros((1, L), int) if slots else None)
         runs.append(chosen[:])
         chosen.clear()
+        x_BLHK = jnp.zeros((1, SHORT + 2, 1, 8), "bfloat16")
+        attend(x_BLHK, x_BLHK, x_BLHK, jnp.zeros((1, SHORT + 2), int), cap=50.0)
+        capped += chosen
+        chosen.clear()
+    assert capped == ["tiled", "dense", "splash"]
     assert runs == [
         ["one_product", "tiled", "tiled", "dense"],
         ["dense", "dense", "cudnn", "dense"],

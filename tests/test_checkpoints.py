@@ -136,6 +136,8 @@ def test_another_structure_is_refused(tmp_path):
     run_folder(tmp_path, 2)
     path = tmp_path / "model" / "model_config.json"
     config = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in config.items() if k not in orbax.LATER}))  # of an earlier run
+    assert load_run(tmp_path, "latest", "float32")[-1] == 2
     for changed, pattern in (
         (config | {"norm_eps": 1e-5}, "latest/2: its parameters are not those .* written by another version"),
         (config | {"rope_theta": 5e5}, "its parameters are not those"),

@@ -21,6 +21,7 @@ from prm_jax.checkpoints import hf, hf_config, hf_tensors
 from prm_jax.checkpoints.card import serving
 from prm_jax.checkpoints.hf_tensors import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.checkpoints.released import VerdictPair
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.launch.config import parse
 from prm_jax.model import PRM, RopeScaling, at_step_ends, good_logit
@@ -93,6 +94,22 @@ BACKBONES = {
         "tie_word_embeddings": True,
     },
     "mistral full": {"sliding_window": None, "tie_word_embeddings": True},
+    "gemma2": {
+        "sliding_window": 4,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma2 biases, no caps, a window longer than the rows": {
+        "sliding_window": 64,
+        "head_dim": 8,
+        "attention_bias": True,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
 }
 
 
@@ -136,6 +153,28 @@ def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_pa
                 np.testing.assert_allclose(mine, expected, atol=1e-4 * scale, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["gemma2"])
+def test_the_gradient_of_every_weight_is_pytorchs(tmp_path, rng, name):
+    import torch
+
+    theirs = torch_model(family=name, **BACKBONES[name] | {"num_hidden_layers": 2})
+    theirs.save_pretrained(tmp_path)
+    cfg = hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True)
+    ids, weight_BLV = rng.integers(1, 96, (2, 9)), rng.standard_normal((2, 9, 96)).astype(np.float32)
+    (theirs(torch.tensor(ids)).logits * torch.tensor(weight_BLV)).sum().backward()
+    loss = lambda model: (model.vocab_logits(run(model, ids)) * weight_BLV).sum()
+    found = nnx.state(jax.grad(loss)(hf.load(tmp_path, cfg))).to_pure_dict()
+    expected = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
+    pairs = [(found[key], expected["model." + name]) for key, (name, _) in hf.TOP.items()]
+    for key, grad_I in found["blocks"].items():
+        name, transposed = hf.layer_names(cfg)[key]
+        each = [expected[f"model.{name.format(i)}"] for i in range(2)]
+        pairs += [(grad_I[i].T if transposed else grad_I[i], each[i]) for i in range(2)]
+    assert len(pairs) == len(expected)
+    for mine, theirs in pairs:
+        np.testing.assert_allclose(mine, theirs, atol=1e-4 * np.abs(theirs).max(), rtol=0)
+
+
 HEADS = {
     "scalar": {"v_head.summary.weight": (1, 32), "v_head.summary.bias": (1,)},
     "binary": {"score.weight": (2, 32), "score.bias": (2,)},
@@ -166,7 +205,10 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
         assert kind == ("none" if head == "tokens" else head)
         verdicts = (7, 5) if head == "tokens" else None
         cfg = hf_config.model_config(config, head="binary" if verdicts else kind)
-        ours = hf.load(tmp_path, cfg, verdicts=verdicts)
+        if verdicts and cfg.logit_cap:  # capped, they are no linear head
+            ours = VerdictPair(hf.load(tmp_path, dataclasses.replace(cfg, head="none", lm_head=True)), *verdicts)
+        else:
+            ours = hf.load(tmp_path, cfg, verdicts=verdicts)
         x_BLD = run(ours, ids) if x_BLD is None else x_BLD  # the same for all heads
         if verdicts:
             expected = of_marks(out.logits)[..., verdicts]
@@ -178,6 +220,17 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
             expected = h_BTD @ new[w].numpy().T + bias
         found = ours.step_logits(at_step_ends(x_BLD, jnp.asarray(marks)))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_two_verdicts_whose_logits_are_capped_are_read_as_such(tmp_path, rng, tokenizer):
+    cfg = dataclasses.replace(TINY, vocab=320, head="none", family="gemma2", logit_cap=0.3, **GEMMA)
+    hf.save(tmp_path, PRM(cfg, rngs=nnx.Rngs(0)), tokenizer)
+    fmt = Format("said", "\n", head="tokens", good="+", bad="-")
+    loaded = open_checkpoint(tmp_path, "best", fmt, "float32")
+    x_BLD, pair = jnp.asarray(3 * rng.standard_normal((1, 5, 32)), jnp.float32), [tokenizer.encode(c)[0] for c in "-+"]
+    logit_BLC = 0.3 * jnp.tanh(x_BLD @ loaded.model.model.embed[...][jnp.array(pair)].T / 0.3)
+    assert np.abs(logit_BLC).max() > 0.25 and loaded.scorer(1, 64)
+    np.testing.assert_allclose(loaded.model.step_logits(x_BLD), logit_BLC, atol=1e-6)
 
 
 def test_both_layouts_of_the_rotary_settings_read_alike():
@@ -200,7 +253,7 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "is missing, which rope_type 'llama3' needs"),
         ({"rope_scaling": "yarn"}, "a field of the wrong type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5"),
-        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected 'silu'"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', expected silu or gelu_pytorch_tanh"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: got"),
         ({"layer_types": ["sliding_attention"]}, "names sliding layers, but the config gives llama no"),
         ({"layer_types": ["chunked_attention"]}, "layer_types: got .*'chunked_attention'"),
@@ -252,7 +305,8 @@ def test_shards_read_as_one_file(tmp_path):
 
 @pytest.mark.parametrize(
     "head, family",
-    [("scalar", "qwen2"), ("ternary", "qwen2")] + [("binary", f) for f in ("qwen2", "qwen3", "llama", "mistral")],
+    [("scalar", "qwen2"), ("ternary", "qwen2")]
+    + [("binary", f) for f in ("qwen2", "qwen3", "llama", "mistral", "gemma2")],
 )
 def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, head, family, tokenizer):
     import torch
@@ -328,6 +382,12 @@ def test_exports_name_a_class_that_exists_and_how_to_serve_it(tokenizer, family,
         assert re.search(said, serving(cfg, 198)) and "token id 198" in serving(cfg, 198)
 
 
+GEMMA = {
+    "qkv_bias": False, "window": 5, "sliding": (True, False), "out_norms": True, "activation": "gelu",
+    "embed_scale": 32**0.5, "query_scale": (8 / 24) ** 0.5,
+}  # fmt: skip
+
+
 def test_round_trip_is_exact(tmp_path, tokenizer):
     no_bias = {"qkv_bias": False, "tied": False}
     for changes in (
@@ -350,6 +410,8 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
             "logit_scale": 0.125,
             **no_bias,
         },
+        {"family": "gemma2", "score_cap": 50.0, "logit_cap": 30.0, "positions": 8192, **GEMMA},
+        {"family": "gemma2", "o_bias": True, **GEMMA, "window": None, "sliding": None, "qkv_bias": True},
     ):
         cfg = dataclasses.replace(TINY, **changes)
         model = PRM(cfg, rngs=nnx.Rngs(0))

@@ -16,7 +16,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import EMBEDDED, SHIPPED, base_of, locate, open_weights  # noqa: F401
-from prm_jax.checkpoints.hf_config import export_config
+from prm_jax.checkpoints.hf_config import GEMMAS, export_config
 from prm_jax.checkpoints.hf_tensors import DTYPES, write_tensors
 from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.data.formats import all_formats
@@ -32,6 +32,9 @@ LINEAR = {x: f"self_attn.{x}_proj" for x in "qkvo"} | {x: f"mlp.{x}_proj" for x 
 LAYER = {key: (f"layers.{{}}.{name}.weight", False) for key, name in NORMS.items()}
 LAYER |= {f"w_{key}": (f"layers.{{}}.{name}.weight", True) for key, name in LINEAR.items()}
 LAYER |= {f"b_{key}": (f"layers.{{}}.{name}.bias", False) for key, name in LINEAR.items()}
+# Where what a layer gives is normed too, the norm before the second has another name.
+AROUND = {"norm_attn_out": "post_attention", "norm_ffn": "pre_feedforward", "norm_ffn_out": "post_feedforward"}
+AROUND = LAYER | {key: (f"layers.{{}}.{name}_layernorm.weight", False) for key, name in AROUND.items()}
 # Outside the backbone, never prefixed; {} is the name of the step head's last layer.
 HEAD = {
     "unembed": ("lm_head.weight", True),
@@ -40,6 +43,15 @@ HEAD = {
     "w_head": ("{}.weight", True),
     "b_head": ("{}.bias", False),
 }
+
+
+def layer_names(cfg: ModelConfig) -> dict:
+    return AROUND if cfg.out_norms else LAYER
+
+
+def is_less_one(key: str, cfg: ModelConfig) -> bool:
+    """Whether the family's files hold this parameter less 1, as Gemma's do the gains of norms."""
+    return cfg.family in GEMMAS and key.startswith("norm")
 
 
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
@@ -96,7 +108,9 @@ def load(
     if cfg.head == "none":
         heads = {fmt.layer.split(".")[0] for fmt in all_formats()}
         unused = {name for name in unused if name.split(".")[0] not in heads}
-    elif verdicts is None:
+    elif verdicts is not None:
+        assert cfg.logit_cap is None, "capped logits of two tokens are no linear head: released.VerdictPair"
+    else:
         layer = find_head(tensors, str(folder), cfg.head)[1]
         layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be started
 
@@ -114,13 +128,14 @@ def load(
                 raise InputError(f"{folder}: tensor {name}: has shape {found}, expected {expected} ({key})")
             if kind not in DTYPES:
                 raise InputError(f"{folder}: tensor {name}: has type {kind}, expected {', '.join(DTYPES)}")
-            kinds.append(DTYPES[kind])
+            kinds.append(np.float32 if is_less_one(key, cfg) else DTYPES[kind])
             unused.discard(name)
 
         def read(index, out):
             layers, own = (index[0], index[1:]) if stacked else (slice(None), index)
             for y, name in zip(out if stacked else out[None], names[layers], strict=True):
                 x = tensors[name][own[::-1]].T if transposed else tensors[name][own]
+                x = x.astype(np.float32) + 1 if is_less_one(key, cfg) else x
                 if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
                     x, y = x.view(np.uint16), y.view(np.uint16)
                 y[...] = x
@@ -152,9 +167,9 @@ def load(
         else:
             parts[key] = part(key, name, transposed, state[key].shape)
     blocks, parts["blocks"] = state["blocks"], {}
-    if unnamed := sorted(blocks.keys() - LAYER.keys()):
+    if unnamed := sorted(blocks.keys() - layer_names(cfg).keys()):
         raise InputError(f"{folder}: has no tensors for {unnamed[0]} of a block, which only init=random can start")
-    for key, (name, transposed) in LAYER.items():
+    for key, (name, transposed) in layer_names(cfg).items():
         if key in blocks:
             names = [prefix + name.format(i) for i in range(cfg.layers)]
             parts["blocks"][key] = part(key, names, transposed, blocks[key].shape)
@@ -212,10 +227,11 @@ def save_weights(folder: Path, model: PRM):
     """Writes the tensors of `load`."""
     folder.mkdir(parents=True, exist_ok=True)
     state = nnx.state(model).to_pure_dict()
-    parts = [(f"model.{name}", state[key], ..., t) for key, (name, t) in TOP.items()]
+    stored = lambda key, x: x - 1 if is_less_one(key, model.cfg) else x
+    parts = [(f"model.{name}", stored(key, state[key]), ..., t) for key, (name, t) in TOP.items()]
     for key, x in state["blocks"].items():
-        name, t = LAYER[key]
-        parts += [(f"model.{name.format(i)}", x, i, t) for i in range(model.cfg.layers)]
+        name, t = layer_names(model.cfg)[key]
+        parts += [(f"model.{name.format(i)}", stored(key, x), i, t) for i in range(model.cfg.layers)]
     layer = HEADS[model.cfg.head].layer if model.cfg.head != "none" else ""
     parts += [(name.format(layer), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
     write_tensors(folder, parts)

@@ -20,6 +20,20 @@ SIZES = {  # field of ModelConfig -> key of a config.json
     "heads": "num_attention_heads",
     "ffn": "intermediate_size",
 }
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
+# What a Gemma's config.json leaves unsaid is as in transformers' classes. Its files hold the gains of norms less 1.
+GEMMA = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+}
+GEMMAS = {
+    "gemma2": GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2}
+}
 
 
 def read_config(folder: Path) -> dict:
@@ -68,12 +82,15 @@ def shape_of(config: dict, where: str) -> dict:
         return value
 
     family = need("model_type")
-    for key, value in {"hidden_act": "silu", "quantization_config": None}.items():
-        found = config.get(key, value)
-        expect(found == value, f"{where}: {key}", found, repr(value))
+    config = GEMMAS.get(family, {}) | config
+    for key in ("quantization_config", "use_bidirectional_attention"):
+        expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
+    activation = {name: ours for ours, name in ACTIVATIONS.items()}
+    named = str(config.get(key := "hidden_activation" if family in GEMMAS else "hidden_act", "silu"))
+    expect(named in activation, f"{where}: {key}", named, " or ".join(activation))
     # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    biased = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3", "granite")
+    biased = bool(config.get("attention_bias", False)) and family not in ("qwen2", "mistral")
     try:
         sizes = {field: size(key, most=10_000 if field == "layers" else 10**9) for field, key in SIZES.items()}
         others = {
@@ -87,15 +104,18 @@ def shape_of(config: dict, where: str) -> dict:
             "o_bias": biased,
             "mlp_bias": family in ("llama", "granite") and bool(config.get("mlp_bias", False)),
             "qk_norm": family == "qwen3",
+            "activation": activation[named],
             "tied": bool(config.get("tie_word_embeddings", False)),
             "positions": size("max_position_embeddings", ModelConfig.positions),
         }
         if family == "granite":
             others |= granite_scales(config, others["head_dim"])
+        if family in GEMMAS:
+            others |= gemma_fields(config, sizes["dim"], others["head_dim"])
         return sizes | others | sliding_window(config, where)
     except InputError:
         raise
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{where}: a field of the wrong type ({error})") from error
 
 
@@ -105,6 +125,18 @@ def granite_scales(config: dict, head_dim: int) -> dict:
     factors = {"embed_scale": scale("embedding"), "residual_scale": scale("residual")}
     query, logits = scale("attention") * head_dim**0.5, 1 / float(config.get("logits_scaling", 1.0))
     return factors | {"query_scale": query, "logit_scale": logits}
+
+
+def gemma_fields(config: dict, dim: int, head_dim: int) -> dict:
+    """What only Gemma computes."""
+    cap = lambda key: None if config[key] is None else float(config[key])
+    return {
+        "out_norms": True,
+        "embed_scale": dim**0.5,
+        "query_scale": math.sqrt(head_dim / config["query_pre_attn_scalar"]),
+        "score_cap": cap("attn_logit_softcapping"),
+        "logit_cap": cap("final_logit_softcapping"),
+    }
 
 
 LENGTH = "original_max_position_embeddings"
@@ -151,13 +183,17 @@ def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
 
 
 def sliding_window(config: dict, where: str) -> dict:
-    """`window` and `sliding` of a ModelConfig: the layers that a config names, or all of Mistral, the upper of Qwen."""
+    """`window` and `sliding` of a ModelConfig: the layers that a config names, or all of Mistral, the upper of Qwen, of Gemma
+    all but each second or sixth."""
     family, layers = config["model_type"], config.get("num_hidden_layers")
-    kinds, slides = config.get("layer_types"), family == "mistral" or config.get("use_sliding_window")
+    always = family in ("mistral", *GEMMAS)
+    kinds, slides = config.get("layer_types"), always or config.get("use_sliding_window")
     window = config.get("sliding_window", 4096) if slides else None
     if not kinds:
-        first = 0 if family == "mistral" else config.get("max_window_layers", 28)
-        kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+        first = 0 if always else config.get("max_window_layers", 28)
+        period = config["sliding_window_pattern"] if family in GEMMAS else layers + 1
+        slide = lambda i: window and i >= first and (i + 1) % period
+        kinds = ["sliding_attention" if slide(i) else "full_attention" for i in range(layers)]
     is_known = set(kinds) <= {"sliding_attention", "full_attention"}
     expect(is_known, f"{where}: layer_types", sorted(set(kinds)), "full_attention or sliding_attention")
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
@@ -203,7 +239,7 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
 
 
 # Names of transformers' classes begin with
-CLASSES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama", "mistral": "Mistral", "granite": "Granite"}
+CLASSES = {name: name.title().replace("_", "") for name in FAMILIES}
 
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
@@ -219,12 +255,20 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
-    sliding = cfg.sliding or (True,) * cfg.layers
+    sliding = cfg.sliding or (cfg.window is not None,) * cfg.layers
     kinds = ["sliding_attention" if slide else "full_attention" for slide in sliding]
     slides = {"use_sliding_window": cfg.window is not None}
     if cfg.window is not None:  # max_window_layers: for transformers 4
         first = [*sliding, True].index(True)
         slides |= {"sliding_window": cfg.window, "layer_types": kinds, "max_window_layers": first}
+    gemma = {
+        "attention_bias": cfg.qkv_bias,
+        "hidden_activation": ACTIVATIONS[cfg.activation],
+        "query_pre_attn_scalar": round(cfg.head_dim / cfg.query_scale**2),
+        "final_logit_softcapping": cfg.logit_cap,
+        "sliding_window": cfg.window,
+        "layer_types": kinds,
+    }
     own = {  # what only this family's config has
         "qwen2": slides,
         "qwen3": slides | {"attention_bias": cfg.qkv_bias},
@@ -237,6 +281,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
             "attention_multiplier": cfg.query_scale * cfg.head_dim**-0.5,
             "logits_scaling": 1 / cfg.logit_scale,
         },
+        "gemma2": gemma | {"attn_logit_softcapping": cfg.score_cap},
         # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
         "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
     }[cfg.family]
@@ -249,7 +294,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "model_type": cfg.family,
         "num_key_value_heads": cfg.kv_heads,
         "head_dim": cfg.head_dim,
-        "hidden_act": "silu",
+        "hidden_act": ACTIVATIONS[cfg.activation],
         "rms_norm_eps": cfg.norm_eps,
         "rope_theta": cfg.rope_theta,
         "rope_parameters": rope | {"rope_theta": cfg.rope_theta},

@@ -159,12 +159,9 @@ def newest_whole(folder: Path) -> int | None:
     return chosen["step"]
 
 
-SCALES = (
-    "embed_scale",
-    "residual_scale",
-    "query_scale",
-    "logit_scale",
-)  # of Granite alone; earlier runs do not say them
+GRANITE, GEMMA = "embed_scale residual_scale query_scale logit_scale", "activation out_norms score_cap logit_cap"
+# {field of a ModelConfig that earlier runs do not say: what it was for them}
+LATER = {name: getattr(ModelConfig, name) for name in f"{GRANITE} {GEMMA}".split()}
 
 
 def fingerprint(model) -> str:
@@ -173,7 +170,9 @@ def fingerprint(model) -> str:
     fields = dataclasses.asdict(model.cfg)
     for name in ("dtype", "remat", "head_dropout", "positions"):  # the same function, or no part of it
         del fields[name]
-    fields = {name: x for name, x in fields.items() if not (name in SCALES and x == 1)}  # as before there were any
+    fields = {
+        name: x for name, x in fields.items() if name not in LATER or x != LATER[name]
+    }  # as before there were any
     return hashlib.sha256(json.dumps([shapes, fields], sort_keys=True).encode()).hexdigest()
 
 
@@ -213,7 +212,7 @@ def load_description(folder: Path) -> ModelConfig:
     if not path.is_file():
         raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
     try:
-        values = dict.fromkeys(SCALES, 1.0) | json.loads(path.read_text())
+        values = LATER | json.loads(path.read_text())
         if missing := [f.name for f in dataclasses.fields(ModelConfig) if f.name not in values]:
             raise InputError(f"{missing[0]}: missing key")
         return parse(values, ModelConfig)

@@ -18,9 +18,10 @@ LANES = 128  # of a TPU's vector register: tiles are multiples of it
 
 
 def cudnn_takes(q_BLHK) -> bool:
-    """Half precision; its backward pass with a mask takes rows of even length and heads of a multiple of 8."""
+    """Half precision; its backward pass with a mask takes rows of even length and heads of a multiple of 8, on all chips up
+    to 128."""
     _, L, _, K = q_BLHK.shape
-    return q_BLHK.dtype in (jnp.bfloat16, jnp.float16) and L % 2 == 0 and K % 8 == 0
+    return q_BLHK.dtype in (jnp.bfloat16, jnp.float16) and L % 2 == 0 and K % 8 == 0 and K <= 128
 
 
 def cudnn(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
@@ -29,7 +30,7 @@ def cudnn(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
     return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LL, implementation="cudnn")
 
 
-def splash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
+def splash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """Softmax attention, o_BLHK; every token must see at least itself."""
     # It imports Pallas, which takes a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
@@ -50,6 +51,7 @@ def splash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
             head_shards=1,
             q_seq_shards=1,
             residual_checkpoint_name="attention",
+            attn_logits_soft_cap=cap,
             interpret=platform() != "tpu",
         )
         # The library has made a traced array of this flag and would branch on it.

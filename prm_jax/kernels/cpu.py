@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from prm_jax.kernels.mask import MASKED, visible
+from prm_jax.kernels.mask import MASKED, cap_slope, soft_cap, visible
 from prm_jax.kernels.remat import save_inside
 from prm_jax.launch.mesh import features_are_split, platform, sum_over_rows
 
@@ -107,7 +107,7 @@ def _batch_multiply(a, b, over_a: int, over_b: int):
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
+def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """L x L scores of every row and head. One batch axis (row, group) and two matrix axes, the only layout that XLA's CPU
     backend multiplies at full speed."""
     B, L, H, K = q_BLHK.shape
@@ -116,26 +116,26 @@ def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
     q_bmK = q_BLHK.reshape(B, L, G, R, K).transpose(0, 2, 3, 1, 4).reshape(B * G, R * L, K) * K**-0.5
     k_bLK = k_BLGK.transpose(0, 2, 1, 3).reshape(B * G, L, K)
     v_bLK = v_BLGK.transpose(0, 2, 1, 3).reshape(B * G, L, K)
-    o_bmK = _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL)
+    o_bmK = _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL, cap)
     return o_bmK.reshape(B, G, R, L, K).transpose(0, 3, 1, 2, 4).reshape(B, L, H, K)
 
 
-def _scores(q_bmK, k_bLK, visible_until_BL):
-    """Masked attention scores in float32, [B * G, R * L, L]."""
+def _scores(q_bmK, k_bLK, visible_until_BL, cap):
+    """Capped and masked attention scores in float32, [B * G, R * L, L]."""
     b, m, _ = q_bmK.shape
     B, L = visible_until_BL.shape
-    s_BGRLL = _batch_multiply(q_bmK, k_bLK, 2, 2).reshape(B, b // B, m // L, L, L)
+    s_BGRLL = soft_cap(_batch_multiply(q_bmK, k_bLK, 2, 2), cap).reshape(B, b // B, m // L, L, L)
     return jnp.where(visible(visible_until_BL)[:, None, None], s_BGRLL, MASKED).reshape(b, m, L)
 
 
 # The derivative is written out because XLA's own recomputes and transposes the probabilities, several times slower on CPU.
-@jax.custom_vjp
-def _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL):
-    return _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL, cap):
+    return _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL, cap)[0]
 
 
-def _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL):
-    s_bmL = _scores(q_bmK, k_bLK, visible_until_BL)
+def _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL, cap):
+    s_bmL = _scores(q_bmK, k_bLK, visible_until_BL, cap)
     top_bm1 = s_bmL.max(-1, keepdims=True)
     p_bmL = jnp.exp(s_bmL - top_bm1)
     sum_bm1 = p_bmL.sum(-1, keepdims=True)
@@ -145,13 +145,14 @@ def _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL):
     return o_bmK, (q_bmK, k_bLK, v_bLK, visible_until_BL, o_bmK, lse_bm1)
 
 
-def _one_product_backward(saved, do_bmK):
+def _one_product_backward(cap, saved, do_bmK):
     q_bmK, k_bLK, v_bLK, visible_until_BL, o_bmK, lse_bm1 = saved
-    p_bmL = jnp.exp(_scores(q_bmK, k_bLK, visible_until_BL) - lse_bm1)
+    s_bmL = _scores(q_bmK, k_bLK, visible_until_BL, cap)
+    p_bmL = jnp.exp(s_bmL - lse_bm1)
     dp_bmL = _batch_multiply(do_bmK, v_bLK, 2, 2)
     delta_bm1 = (do_bmK.astype(jnp.float32) * o_bmK.astype(jnp.float32)).sum(-1, keepdims=True)
     dtype = q_bmK.dtype
-    ds_bmL, p_bmL = (p_bmL * (dp_bmL - delta_bm1)).astype(dtype), p_bmL.astype(dtype)
+    ds_bmL, p_bmL = (p_bmL * (dp_bmL - delta_bm1) * cap_slope(s_bmL, cap)).astype(dtype), p_bmL.astype(dtype)
     gradients = (
         _batch_multiply(ds_bmL, k_bLK, 2, 1),
         _batch_multiply(ds_bmL, q_bmK, 1, 1),
@@ -166,7 +167,7 @@ _one_product.defvjp(_one_product_forward, _one_product_backward)
 # Only the tiles that hold a visible pair (FlashAttention's loop, with its online softmax: 2205.14135, 2307.08691)
 
 
-def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
+def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """A loop over the pairs (query tile, key tile) in which some query sees some key: cost and memory grow with what is
     visible and not with L x L, so the length of a row is free. All rows are tiles of one long row, in which no token sees
     one of another row."""
@@ -181,7 +182,7 @@ def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
     cut = lambda x_BLGx: jnp.pad(x_BLGx, ((0, 0), (0, n * t - L), (0, 0), (0, 0)))
     q_NGmK = cut(q_BLHK * K**-0.5).reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
     k_NGtK, v_NGtK = (cut(x).reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
-    o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt)
+    o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap)
     return o_NGmK.reshape(N, G, R, t, K).transpose(0, 3, 1, 2, 4).reshape(B, n * t, H, K)[:, :L]
 
 
@@ -205,12 +206,12 @@ def _is_visible(visible_until_Nt, i, j):
     return (key_t <= query_t1) & (query_t1 <= _read(visible_until_Nt, j))
 
 
-@jax.custom_vjp
-def _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt):
-    return _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
+    return _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap)[0]
 
 
-def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt):
+def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
     R = q_NGmK.shape[2] // visible_until_Nt.shape[1]
     i_N, last_N = jnp.arange(len(visible_until_Nt)), _last_tile(visible_until_Nt)
 
@@ -223,7 +224,8 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt):
             o_GmK, sum_Gm1, top_Gm1 = carry
             j = key_N[at]
             mask_mt = jnp.tile(_is_visible(visible_until_Nt, i, j), (R, 1))
-            s_Gmt = jnp.where(mask_mt, _batch_multiply(q_GmK, _read(k_NGtK, j), 2, 2), MASKED)
+            s_Gmt = soft_cap(_batch_multiply(q_GmK, _read(k_NGtK, j), 2, 2), cap)
+            s_Gmt = jnp.where(mask_mt, s_Gmt, MASKED)
             new_Gm1 = jnp.maximum(top_Gm1, s_Gmt.max(-1, keepdims=True))
             p_Gmt, shrink_Gm1 = jnp.exp(s_Gmt - new_Gm1), jnp.exp(top_Gm1 - new_Gm1)
             o_GmK = o_GmK * shrink_Gm1 + _batch_multiply(p_Gmt.astype(q_GmK.dtype), _read(v_NGtK, j), 2, 1)
@@ -243,7 +245,7 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt):
     return o_NGmK, (q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm)
 
 
-def _tiled_backward(saved, do_NGmK):
+def _tiled_backward(cap, saved, do_NGmK):
     """Scores stand transposed, keys first: then no product has its sum over the rows of its left factor, which XLA's CPU
     backend multiplies at half speed."""
     q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
@@ -259,10 +261,10 @@ def _tiled_backward(saved, do_NGmK):
             dq_NGKm, dk_GtK, dv_GtK = carry
             q_GmK, do_GmK = _read(q_NGmK, i), _read(do_NGmK, i)
             mask_tm = jnp.tile(_is_visible(visible_until_Nt, i, j).T, (1, R))
-            s_Gtm = jnp.where(mask_tm, _batch_multiply(k_GtK, q_GmK, 2, 2), MASKED)
+            s_Gtm = jnp.where(mask_tm, soft_cap(_batch_multiply(k_GtK, q_GmK, 2, 2), cap), MASKED)
             p_Gtm = jnp.exp(s_Gtm - _read(lse_NGm, i)[:, None])
             ds_Gtm = p_Gtm * (_batch_multiply(v_GtK, do_GmK, 2, 2) - _read(delta_NGm, i)[:, None])
-            p_Gtm, ds_Gtm = p_Gtm.astype(dtype), ds_Gtm.astype(dtype)
+            p_Gtm, ds_Gtm = p_Gtm.astype(dtype), (ds_Gtm * cap_slope(s_Gtm, cap)).astype(dtype)
             dq_GKm = _read(dq_NGKm, i) + _batch_multiply(k_GKt, ds_Gtm, 2, 1)
             dk_GtK, dv_GtK = (
                 dk_GtK + _batch_multiply(ds_Gtm, q_GmK, 2, 1),
