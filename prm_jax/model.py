@@ -24,7 +24,7 @@ from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_looku
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "granite", "gemma2")  # model_type of a config.json
+FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "granite", "gemma2", "gemma3_text")  # model_type of a config.json
 ALWAYS = 1 << 30  # last place that sees a token of a cache, where all that follow do
 
 
@@ -93,6 +93,9 @@ class ModelConfig:
     logit_scale: float = 1.0  # of the vocabulary logits
     score_cap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
     logit_cap: float | None = None  # and so are the vocabulary logits
+    near_theta: float | None = (
+        None  # Gemma 3: rope_theta of the layers that slide, which are not scaled; None: as of all
+    )
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
     head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
@@ -282,12 +285,15 @@ class PRM(nnx.Module):
         near_BS = visible_until_BS
         if cfg.window is not None:
             near_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
-        rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
+        rope = near_rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
+        if cfg.near_theta is not None:
+            near_rope = rotations(pos_BL, cfg.head_dim, cfg.near_theta, None)
+        near, far = (near_rope, near_BS), (rope, visible_until_BS)
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
-            seen_BS = jnp.where(is_sliding, near_BS, visible_until_BS)
-            x_BLD, past = block(x_BLD, rope, seen_BS, slot_BL, past)
+            own_rope, seen_BS = jax.tree.map(lambda x, y: jnp.where(is_sliding, x, y), near, far)
+            x_BLD, past = block(x_BLD, own_rope, seen_BS, slot_BL, past)
             return constrain_rows(x_BLD), past
 
         slides_I = np.array(cfg.sliding or [cfg.window is not None] * cfg.layers)

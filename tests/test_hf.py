@@ -110,6 +110,21 @@ BACKBONES = {
         "final_logit_softcapping": None,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
     },
+    "gemma3_text": {
+        "sliding_window": 4,
+        "sliding_window_pattern": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "rope_local_base_freq": 500.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+    "gemma3_text biases, a cap, all layers slide over more than the rows": {
+        "sliding_window": 64,
+        "head_dim": 8,
+        "attention_bias": True,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
 }
 
 
@@ -153,11 +168,11 @@ def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_pa
                 np.testing.assert_allclose(mine, expected, atol=1e-4 * scale, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gemma2"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
 def test_the_gradient_of_every_weight_is_pytorchs(tmp_path, rng, name):
     import torch
 
-    theirs = torch_model(family=name, **BACKBONES[name] | {"num_hidden_layers": 2})
+    theirs = torch_model(family=name, **BACKBONES[name] | {"num_hidden_layers": 2, "tie_word_embeddings": True})
     theirs.save_pretrained(tmp_path)
     cfg = hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True)
     ids, weight_BLV = rng.integers(1, 96, (2, 9)), rng.standard_normal((2, 9, 96)).astype(np.float32)
@@ -243,7 +258,27 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
     assert hf_config.model_config(old) == hf_config.model_config(new)
     assert hf_config.model_config(old).rope_scaling == RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
     assert hf_config.model_config(old | {"rope_scaling": None}).rope_theta == 5e5
+    new = old | {"model_type": "gemma3_text", "rope_scaling": None, "rope_theta": 1.0, "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 7.0}
+    }}  # fmt: skip
+    linear = {"type": "linear", "factor": 8.0}
+    released = old | {"model_type": "gemma3_text", "rope_local_base_freq": 7.0, "rope_scaling": linear}
+    assert hf_config.model_config(released) == hf_config.model_config(new)
+    # The language model's config of gemma-3-4b says no more than this.
+    sparse = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+              "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}  # fmt: skip
+    pytest.importorskip("torch")
+    from transformers import Gemma3TextConfig
+
+    assert hf_config.model_config(sparse) == hf_config.model_config(Gemma3TextConfig(**copy.deepcopy(sparse)).to_dict())
     for changes, pattern in (
+        (
+            {"model_type": "gemma3_text", "attn_logit_softcapping": 5.0},
+            "attn_logit_softcapping: got 5.0, expected null",
+        ),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention: got True"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "a field of the wrong type"),
+        ({"model_type": "gemma2", "final_logit_softcapping": -1}, "logit_cap: got -1.0, expected above 0"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic', with which a score depends on the longest"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type: got 'longrope'; expected default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),
@@ -332,6 +367,34 @@ def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, 
         np.testing.assert_allclose(again(torch.tensor(ids)).logits.numpy(), logit_BLC, atol=1e-4)
 
 
+def test_of_a_gemma_3_that_sees_the_language_model_is_read_and_exported(tmp_path, rng, tokenizer, capsys):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+
+    sees = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 16, "patch_size": 8}  # fmt: skip
+    text = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "pad_token_id": 0} | BACKBONES["gemma3_text"]  # fmt: skip
+    config = Gemma3Config(
+        text_config=copy.deepcopy(text), vision_config=sees, mm_tokens_per_image=1, image_token_index=95
+    )
+    torch.manual_seed(0)
+    theirs = Gemma3ForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.normal_(0, 0.2)
+    theirs.save_pretrained(tmp_path)
+    cfg = hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True)
+    assert "gemma3 the language model alone is read" in capsys.readouterr().out
+    ours, ids = hf.load(tmp_path, cfg), rng.integers(1, 90, (2, 9))
+    hf.save(tmp_path / "out", ours, tokenizer)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        expected, exported = (model(torch.tensor(ids)).logits.numpy() for model in (theirs, again))
+    np.testing.assert_allclose(ours.vocab_logits(run(ours, ids)), expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(exported, expected, atol=1e-4 * np.abs(expected).max())
+
+
 LABELS = {"scalar": ["good"], "binary": ["bad", "good"], "ternary": ["bad", "neutral", "good"]}
 
 
@@ -370,9 +433,11 @@ def test_export_of_the_mlp_head_has_the_layout_of_the_qwen_prms(tmp_path, rng, t
     [
         ("qwen2", "mlp", "Qwen2ForProcessRewardModel", '"step_tag_id": 198'),
         ("qwen2", "mlp_scalar", "Qwen2ForRewardModel", '"step_tag_id": 198'),
-        ("llama", "mlp", "LlamaModel", "class for this head on Llama: `LlamaModel` loads the backbone"),
+        ("llama", "mlp", "LlamaModel", "class for this head on Llama: `AutoModel` loads the backbone"),
         ("qwen3", "binary", "Qwen3ForTokenClassification", "class 1 is `good`; .*LABEL_1.*\n.*--hf-overrides"),
         ("llama", "none", "LlamaForCausalLM", None),
+        ("gemma3_text", "none", "Gemma3ForCausalLM", None),
+        ("gemma3_text", "mlp", "Gemma3TextModel", None),
     ],
 )
 def test_exports_name_a_class_that_exists_and_how_to_serve_it(tokenizer, family, head, kind, said):
@@ -382,6 +447,7 @@ def test_exports_name_a_class_that_exists_and_how_to_serve_it(tokenizer, family,
         assert re.search(said, serving(cfg, 198)) and "token id 198" in serving(cfg, 198)
 
 
+LINEAR = {"rope_scaling": RopeScaling("linear", 8.0), "logit_cap": 20.0, "tied": False, "lm_head": True, "head": "none"}
 GEMMA = {
     "qkv_bias": False, "window": 5, "sliding": (True, False), "out_norms": True, "activation": "gelu",
     "embed_scale": 32**0.5, "query_scale": (8 / 24) ** 0.5,
@@ -411,6 +477,8 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
             **no_bias,
         },
         {"family": "gemma2", "score_cap": 50.0, "logit_cap": 30.0, "positions": 8192, **GEMMA},
+        {"family": "gemma3_text", "qk_norm": True, "near_theta": 500.0, **GEMMA},
+        {"family": "gemma3_text", "qk_norm": True, "near_theta": 500.0, **LINEAR, **GEMMA, "sliding": None},
         {"family": "gemma2", "o_bias": True, **GEMMA, "window": None, "sliding": None, "qkv_bias": True},
     ):
         cfg = dataclasses.replace(TINY, **changes)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from prm_jax.checkpoints.hf_config import CLASSES
+from prm_jax.checkpoints.hf_config import CLASSES, HEADLESS
 from prm_jax.launch import run_folder
 from prm_jax.model import HEADS, ModelConfig
 
@@ -39,7 +39,7 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
         )
     elif head.hidden:
         lines.append(
-            f"- Neither transformers nor vLLM has a class for this head on {family}: `{family}Model` loads the backbone."
+            f"- Neither transformers nor vLLM has a class for this head on {family}: `AutoModel` loads the backbone."
         )
     else:
         old = json.dumps({"architectures": [f"{family}ForTokenClassification"]})
@@ -58,6 +58,8 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
         use = "A language model without a step head; `AutoModelForCausalLM` of transformers loads it."
     elif HEADS[cfg.head].hidden:
         use = "It has the layout of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class is code beside Qwen's checkpoints."
+    elif cfg.family in HEADLESS:
+        use = "`AutoModel` of transformers, which has no class with this head, loads the backbone; `score` reads its output."
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in summary.items() if type(v) in (int, float))
     versions = "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", run_folder.versions()).items())
     init = config.policy if "policy" in config else config.init  # of RL, of training

@@ -129,5 +129,8 @@ def open_weights(folder: Path) -> dict:
 
 
 def without_wrapper(tensors: dict) -> dict:
-    """The tensors by the names of the model that TRL's value-head class wraps (PQM): `pretrained_model.` is taken off."""
-    return {name.removeprefix("pretrained_model."): x for name, x in tensors.items()}
+    """The tensors by the names of the model that TRL's value-head class wraps (PQM), of the language model beside a tower
+    that sees (Gemma 3), without the tower: `pretrained_model.` and `language_model.` are taken off."""
+    own = lambda name: re.sub(r"^pretrained_model\.|^language_model\.|(?<=^model\.)language_model\.", "", name)
+    sees = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+    return {own(name): x for name, x in tensors.items() if not sees.match(name)}

@@ -32,7 +32,15 @@ GEMMA = {
     "rms_norm_eps": 1e-6,
 }
 GEMMAS = {
-    "gemma2": GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2}
+    "gemma2": GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2},
+    "gemma3_text": GEMMA
+    | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window_pattern": 6}
+    | {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+    },
 }
 
 
@@ -49,6 +57,9 @@ def read_config(folder: Path) -> dict:
         raise InputError(f"{path}: not text that can be read as JSON ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("prm_jax", {}), dict):
         raise InputError(f"{path}: expected an object with named fields")
+    if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), dict):
+        print(f"model       {path}: of a gemma3 the language model alone is read, not what sees images")
+        config = config["text_config"] | config | {"model_type": "gemma3_text"}
     if config.get("model_type") not in FAMILIES:
         code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
         raise InputError(f"{path}: model_type: got {config.get('model_type')!r}, expected {', '.join(FAMILIES)}{code}")
@@ -88,10 +99,9 @@ def shape_of(config: dict, where: str) -> dict:
     activation = {name: ours for ours, name in ACTIVATIONS.items()}
     named = str(config.get(key := "hidden_activation" if family in GEMMAS else "hidden_act", "silu"))
     expect(named in activation, f"{where}: {key}", named, " or ".join(activation))
-    # transformers 5 keeps under rope_parameters what earlier versions wrote as rope_theta and rope_scaling.
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     biased = bool(config.get("attention_bias", False)) and family not in ("qwen2", "mistral")
     try:
+        rope, near_theta = rope_settings(config, where)
         sizes = {field: size(key, most=10_000 if field == "layers" else 10**9) for field, key in SIZES.items()}
         others = {
             "family": family,
@@ -99,11 +109,12 @@ def shape_of(config: dict, where: str) -> dict:
             "head_dim": size("head_dim", sizes["dim"] // sizes["heads"]),
             "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
             "rope_scaling": rope_scaling(config, rope, where),
+            "near_theta": near_theta,
             "norm_eps": float(need("rms_norm_eps")),
             "qkv_bias": family == "qwen2" or biased,
             "o_bias": biased,
             "mlp_bias": family in ("llama", "granite") and bool(config.get("mlp_bias", False)),
-            "qk_norm": family == "qwen3",
+            "qk_norm": family in ("qwen3", "gemma3_text"),
             "activation": activation[named],
             "tied": bool(config.get("tie_word_embeddings", False)),
             "positions": size("max_position_embeddings", ModelConfig.positions),
@@ -111,7 +122,7 @@ def shape_of(config: dict, where: str) -> dict:
         if family == "granite":
             others |= granite_scales(config, others["head_dim"])
         if family in GEMMAS:
-            others |= gemma_fields(config, sizes["dim"], others["head_dim"])
+            others |= gemma_fields(config, sizes["dim"], others["head_dim"], where)
         return sizes | others | sliding_window(config, where)
     except InputError:
         raise
@@ -127,9 +138,11 @@ def granite_scales(config: dict, head_dim: int) -> dict:
     return factors | {"query_scale": query, "logit_scale": logits}
 
 
-def gemma_fields(config: dict, dim: int, head_dim: int) -> dict:
+def gemma_fields(config: dict, dim: int, head_dim: int, where: str) -> dict:
     """What only Gemma computes."""
     cap = lambda key: None if config[key] is None else float(config[key])
+    if config["model_type"] == "gemma3_text":  # whose attention in transformers does not read it
+        expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
     return {
         "out_norms": True,
         "embed_scale": dim**0.5,
@@ -153,6 +166,22 @@ ROPE = {
         "truncate": "truncate",
     },
 }
+
+
+def rope_settings(config: dict, where: str) -> tuple[dict, float | None]:
+    """(rotary settings of a config, rope_theta of its sliding layers where these have their own).
+
+    transformers 5 keeps under rope_parameters, of Gemma 3 for each kind of layer, what earlier versions wrote as
+    rope_theta, rope_local_base_freq and rope_scaling.
+    """
+    rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if config["model_type"] != "gemma3_text":
+        return rope or scaling, None
+    near = rope.get("sliding_attention") or {}
+    kind = near.get("rope_type", "default")
+    expect(kind == "default", f"{where}: rope_parameters.sliding_attention.rope_type", kind, "'default'")
+    near_theta = float(near.get("rope_theta", config["rope_local_base_freq"]))
+    return (rope.get("full_attention") or {}) | scaling, near_theta
 
 
 def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
@@ -239,7 +268,8 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
 
 
 # Names of transformers' classes begin with
-CLASSES = {name: name.title().replace("_", "") for name in FAMILIES}
+CLASSES = {name: name.title().replace("_Text", "") for name in FAMILIES}
+HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassification
 
 
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
@@ -251,7 +281,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     kind = "ForCausalLM" if head is None else "ForTokenClassification"
     if head is not None and head.hidden:
         qwens = "ForProcessRewardModel" if head.outputs == 2 else "ForRewardModel"
-        kind = qwens if cfg.family == "qwen2" else "Model"
+        kind = qwens if cfg.family == "qwen2" else "TextModel" if cfg.family == "gemma3_text" else "Model"
     rope, how = {"rope_type": "default"}, cfg.rope_scaling
     if how is not None:
         rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
@@ -282,6 +312,14 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
             "logits_scaling": 1 / cfg.logit_scale,
         },
         "gemma2": gemma | {"attn_logit_softcapping": cfg.score_cap},
+        "gemma3_text": gemma
+        | {
+            "rope_local_base_freq": cfg.near_theta,
+            "rope_parameters": {
+                "full_attention": rope | {"rope_theta": cfg.rope_theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": cfg.near_theta},
+            },
+        },
         # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
         "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
     }[cfg.family]
