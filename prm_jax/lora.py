@@ -45,7 +45,8 @@ class LowRank(nnx.Module):
 
 def attach(model, cfg: LoraConfig, seed: int):
     """The model with low-rank updates of its blocks' `cfg.targets`: A normal with variance 1 / D and B zero, so nothing changes yet."""
-    matrices = [name for name, w in vars(model.blocks).items() if name.startswith("w_") and w is not None]
+    weights = vars(model.blocks).items()  # [layers, D, F]; experts have one axis more, and no updates of their own
+    matrices = [name for name, w in weights if name.startswith("w_") and w is not None and w[...].ndim == 3]
     for name in cfg.targets:
         if name not in matrices:
             raise InputError(f"lora.targets: got {name!r}, expected names among {', '.join(matrices)}")

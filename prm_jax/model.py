@@ -1,8 +1,8 @@
 """A decoder-only transformer of FAMILIES, the heads that read it at step ends, and its KV cache.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V vocabulary,
-T step ends, C head outputs; I layers, the leading axis of all parameters of the blocks; S keys that a query may see: the
-row's own L tokens, or the slots of a cache; n tokens of all rows together.
+T step ends, C head outputs, E experts; I layers, the leading axis of all parameters of the blocks; S keys that a query may
+see: the row's own L tokens, or the slots of a cache; n tokens of all rows together.
 """
 
 import dataclasses
@@ -18,13 +18,15 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.kernels.cpu import add_bias, by_token, matmul
+from prm_jax.kernels.experts import mixture
 from prm_jax.kernels.mask import soft_cap
 from prm_jax.kernels.remat import remat, save_for_backward
 from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, path_names, shard_heads
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral", "granite", "gemma2", "gemma3_text")  # model_type of a config.json
+# model_type of a config.json
+FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
 ALWAYS = 1 << 30  # last place that sees a token of a cache, where all that follow do
 
 
@@ -93,9 +95,10 @@ class ModelConfig:
     logit_scale: float = 1.0  # of the vocabulary logits
     score_cap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
     logit_cap: float | None = None  # and so are the vocabulary logits
-    near_theta: float | None = (
-        None  # Gemma 3: rope_theta of the layers that slide, which are not scaled; None: as of all
-    )
+    near_theta: float | None = None  # Gemma 3: rope_theta of the layers that slide, unscaled; None: that of all
+    experts: int = 0  # Qwen3-MoE: E gated layers in place of one (kernels/experts.py),
+    experts_taken: int = 0  # of which each token takes so many
+    shares_to_one: bool = False  # the taken experts' weights sum to 1
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
     head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
@@ -111,6 +114,9 @@ class ModelConfig:
             assert found is None or found > 0, f"{name}: got {found}, expected above 0"
         layers = len(self.sliding or range(self.layers))
         assert layers == self.layers, f"layer_types: has {layers} layers, expected {self.layers}"
+        E, taken = self.experts, self.experts_taken
+        assert min(1, E) <= taken <= E, f"num_experts_per_tok: got {taken}, expected 1 to {E}"
+        assert not (E and self.mlp_bias), "mlp_bias: experts have none"
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
 
 
@@ -200,6 +206,7 @@ class Block(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
         D, F, H, G, K = cfg.dim, cfg.ffn, cfg.heads, cfg.kv_heads, cfg.head_dim
+        each = (cfg.experts,) if cfg.experts else ()
         self.cfg = cfg
         self.norm_attn = nnx.Param(jnp.ones(D))
         self.w_q = normal(rngs, (D, H * K), D**-0.5)
@@ -214,9 +221,10 @@ class Block(nnx.Module):
         self.b_o = nnx.Param(jnp.zeros(D)) if cfg.o_bias else None
         self.norm_attn_out = nnx.Param(jnp.ones(D)) if cfg.out_norms else None
         self.norm_ffn = nnx.Param(jnp.ones(D))
-        self.w_gate = normal(rngs, (D, F), D**-0.5)
-        self.w_up = normal(rngs, (D, F), D**-0.5)
-        self.w_down = normal(rngs, (F, D), F**-0.5)
+        self.w_router = normal(rngs, (D, cfg.experts), D**-0.5) if cfg.experts else None
+        self.w_gate = normal(rngs, (*each, D, F), D**-0.5)
+        self.w_up = normal(rngs, (*each, D, F), D**-0.5)
+        self.w_down = normal(rngs, (*each, F, D), F**-0.5)
         self.b_gate = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
@@ -247,9 +255,16 @@ class Block(nnx.Module):
         h_BLD = linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
         x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out)
 
+        def ffn(h_nD, dot):
+            h_nF = gated(dot(h_nD, self.w_gate, self.b_gate), dot(h_nD, self.w_up, self.b_up), cfg.activation)
+            return dot(h_nF, self.w_down, self.b_down)
+
         h_BLD = norm(x_BLD, self.norm_ffn)
-        h_BLF = gated(linear(h_BLD, self.w_gate, self.b_gate), linear(h_BLD, self.w_up, self.b_up), cfg.activation)
-        h_BLD = linear(h_BLF, self.w_down, self.b_down)
+        if cfg.experts:
+            logit_BLE = linear(h_BLD, self.w_router)
+            h_BLD = mixture(h_BLD, logit_BLE, cfg.experts_taken, cfg.shares_to_one, ffn)
+        else:
+            h_BLD = ffn(h_BLD, linear)
         return x_BLD + cfg.residual_scale * norm(h_BLD, self.norm_ffn_out), past
 
 
@@ -292,8 +307,9 @@ class PRM(nnx.Module):
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
-            own_rope, seen_BS = jax.tree.map(lambda x, y: jnp.where(is_sliding, x, y), near, far)
-            x_BLD, past = block(x_BLD, own_rope, seen_BS, slot_BL, past)
+            # What differs is kept for the backward pass once a layer.
+            choose = lambda x, y: x if x is y else jnp.where(is_sliding, x, y)
+            x_BLD, past = block(x_BLD, *jax.tree.map(choose, near, far), slot_BL, past)
             return constrain_rows(x_BLD), past
 
         slides_I = np.array(cfg.sliding or [cfg.window is not None] * cfg.layers)

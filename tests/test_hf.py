@@ -24,7 +24,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import VerdictPair
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.launch.config import parse
-from prm_jax.model import PRM, RopeScaling, at_step_ends, good_logit
+from prm_jax.model import ALWAYS, PRM, RopeScaling, at_step_ends, good_logit, make_cache
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,14 @@ BACKBONES = {
     "qwen2 tied, one group": {"tie_word_embeddings": True, "num_key_value_heads": 1},
     "qwen3": {"head_dim": 16},
     "qwen3 tied, biases": {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 8},
+    "qwen3_moe": {
+        "head_dim": 8,
+        "num_experts": 5,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": True,
+    },
     "llama 3.1": {"rope_scaling": LLAMA31, "num_attention_heads": 2},
     "llama biases": {"attention_bias": True, "mlp_bias": True, "head_dim": 12, "num_key_value_heads": 4},
     "mistral window": {"sliding_window": 4, "head_dim": 16},
@@ -94,35 +102,23 @@ BACKBONES = {
         "tie_word_embeddings": True,
     },
     "mistral full": {"sliding_window": None, "tie_word_embeddings": True},
+    # Windows shorter than two of the three rows, longer than the third.
     "gemma2": {
-        "sliding_window": 4,
+        "sliding_window": 8,
         "head_dim": 16,
         "query_pre_attn_scalar": 24,
+        "attention_bias": True,
         "attn_logit_softcapping": 3.0,
         "final_logit_softcapping": 5.0,
         "tie_word_embeddings": True,
     },
-    "gemma2 biases, no caps, a window longer than the rows": {
-        "sliding_window": 64,
-        "head_dim": 8,
-        "attention_bias": True,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-    },
     "gemma3_text": {
-        "sliding_window": 4,
+        "sliding_window": 8,
         "sliding_window_pattern": 2,
         "head_dim": 16,
         "query_pre_attn_scalar": 24,
         "rope_local_base_freq": 500.0,
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
-    },
-    "gemma3_text biases, a cap, all layers slide over more than the rows": {
-        "sliding_window": 64,
-        "head_dim": 8,
-        "attention_bias": True,
-        "final_logit_softcapping": 5.0,
         "tie_word_embeddings": True,
     },
 }
@@ -168,23 +164,42 @@ def test_backbones_equal_pytorch_whatever_the_padding_packed_and_unpacked(tmp_pa
                 np.testing.assert_allclose(mine, expected, atol=1e-4 * scale, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text"])
-def test_the_gradient_of_every_weight_is_pytorchs(tmp_path, rng, name):
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "qwen3_moe"])
+def test_the_gradient_of_every_weight_is_pytorchs_and_so_is_what_goes_on_with_a_cache(tmp_path, rng, name):
     import torch
 
-    theirs = torch_model(family=name, **BACKBONES[name] | {"num_hidden_layers": 2, "tie_word_embeddings": True})
+    theirs = torch_model(
+        family=name, **BACKBONES[name] | {"num_hidden_layers": 2, "sliding_window": 4, "norm_topk_prob": False}
+    )
     theirs.save_pretrained(tmp_path)
     cfg = hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True)
     ids, weight_BLV = rng.integers(1, 96, (2, 9)), rng.standard_normal((2, 9, 96)).astype(np.float32)
-    (theirs(torch.tensor(ids)).logits * torch.tensor(weight_BLV)).sum().backward()
+    logit_BLV, ours = theirs(torch.tensor(ids)).logits, hf.load(tmp_path, cfg)
+    (logit_BLV * torch.tensor(weight_BLV)).sum().backward()
+    logit_BLV = logit_BLV.detach().numpy()
+
+    @jax.jit
+    def calls(model):
+        cache, found = make_cache(cfg, 2, 9), []
+        for some in (np.arange(6), np.arange(6, 9)):
+            pos = jnp.tile(jnp.asarray(some), (2, 1))
+            x_BLD, cache = model(jnp.asarray(ids[:, some]), pos, jnp.full(pos.shape, ALWAYS), cache=cache)
+            found.append(model.vocab_logits(x_BLD))
+        return jnp.concatenate(found, axis=1)
+
+    np.testing.assert_allclose(calls(ours), logit_BLV, atol=1e-4 * np.abs(logit_BLV).max(), rtol=0)
     loss = lambda model: (model.vocab_logits(run(model, ids)) * weight_BLV).sum()
-    found = nnx.state(jax.grad(loss)(hf.load(tmp_path, cfg))).to_pure_dict()
+    found = nnx.state(jax.jit(jax.grad(loss))(ours)).to_pure_dict()
     expected = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
-    pairs = [(found[key], expected["model." + name]) for key, (name, _) in hf.TOP.items()]
-    for key, grad_I in found["blocks"].items():
-        name, transposed = hf.layer_names(cfg)[key]
-        each = [expected[f"model.{name.format(i)}"] for i in range(2)]
-        pairs += [(grad_I[i].T if transposed else grad_I[i], each[i]) for i in range(2)]
+    for where in [name.removesuffix("gate_up_proj") for name in expected if name.endswith("gate_up_proj")]:
+        gate, up = np.split(expected.pop(f"{where}gate_up_proj"), 2, axis=1)  # of all experts at once
+        for part, grad_E in (("gate", gate), ("up", up), ("down", expected.pop(f"{where}down_proj"))):
+            expected |= {f"{where}{e}.{part}_proj.weight": grad for e, grad in enumerate(grad_E)}
+    pairs = []
+    for key, grad in (found | found.pop("blocks")).items():
+        name, transposed = (hf.TOP | hf.layer_names(cfg))[key]
+        each = [(grad[i], expected[f"model.{name.format(*i)}"]) for i in hf.places(name, cfg)]
+        pairs += [(mine.T, theirs) if transposed else (mine, theirs) for mine, theirs in each]
     assert len(pairs) == len(expected)
     for mine, theirs in pairs:
         np.testing.assert_allclose(mine, theirs, atol=1e-4 * np.abs(theirs).max(), rtol=0)
@@ -271,7 +286,14 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
     from transformers import Gemma3TextConfig
 
     assert hf_config.model_config(sparse) == hf_config.model_config(Gemma3TextConfig(**copy.deepcopy(sparse)).to_dict())
+    moe = {"model_type": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    assert hf_config.model_config(old | moe).experts == 4
     for changes, pattern in (
+        (moe | {"num_experts": 10**9}, "num_experts: got 1000000000, expected a whole number above 0, at most 10,000"),
+        (moe | {"num_experts_per_tok": 5}, "num_experts_per_tok: got 5, expected 1 to 4"),
+        (moe | {"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\], expected none"),
+        (moe | {"decoder_sparse_step": 2}, "decoder_sparse_step: got 2, expected 1"),
+        (moe | {"moe_intermediate_size": None}, "moe_intermediate_size: missing"),
         (
             {"model_type": "gemma3_text", "attn_logit_softcapping": 5.0},
             "attn_logit_softcapping: got 5.0, expected null",
@@ -341,14 +363,19 @@ def test_shards_read_as_one_file(tmp_path):
 @pytest.mark.parametrize(
     "head, family",
     [("scalar", "qwen2"), ("ternary", "qwen2")]
-    + [("binary", f) for f in ("qwen2", "qwen3", "llama", "mistral", "gemma2")],
+    + [("binary", f) for f in ("qwen2", "qwen3", "llama", "mistral", "gemma2", "qwen3_moe")],
 )
 def test_step_logits_equal_pytorch_and_export_is_read_back_by_it(tmp_path, rng, head, family, tokenizer):
     import torch
     from transformers import AutoModelForTokenClassification
 
     size = {"scalar": 1, "binary": 2, "ternary": 3}[head]
-    changes = {"llama": {"rope_scaling": LLAMA31}, "mistral": {"sliding_window": 4}}.get(family, {})
+    changes = {
+        "llama": {"rope_scaling": LLAMA31},
+        "mistral": {"sliding_window": 4},
+        "qwen3_moe": BACKBONES["qwen3_moe"],
+    }
+    changes = changes.get(family, {})
     theirs = torch_model(size, family, **changes)
     theirs.save_pretrained(tmp_path)
     assert hf.find_head(open_tensors(tmp_path), "x") == (head, "score")
@@ -460,6 +487,7 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {},
         {"tied": False, "lm_head": True, "head": "none"},
         {"family": "qwen3", "qk_norm": True, "head": "mlp", **no_bias},
+        {"family": "qwen3_moe", "qk_norm": True, "experts": 3, "experts_taken": 2, "shares_to_one": True, **no_bias},
         {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0)},
         {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
         {"rope_scaling": RopeScaling("linear", 2.0), "window": 3},

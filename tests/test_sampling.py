@@ -60,8 +60,6 @@ FAMILIES = {
     "qwen3": {"head_dim": 16},
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mistral": {"sliding_window": 4, "head_dim": 16},
-    "gemma2": {"sliding_window": 4, "head_dim": 16, "attn_logit_softcapping": 3.0},
-    "gemma3_text": {"sliding_window": 4, "head_dim": 16, "sliding_window_pattern": 2},
 }
 
 

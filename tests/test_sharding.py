@@ -133,6 +133,7 @@ def test_the_layout_rule():
     assert of((3, 8, 6), "blocks", "w_q") == P(None, "fsdp", "tensor")
     assert of((3, 8, 6), "mu", "blocks", "w_o") == P(None, "tensor")  # 6 is no multiple of 4
     assert of((64, 8), "embed") == P("tensor", "fsdp")
+    assert of((3, 5, 8, 16), "blocks", "w_gate") == P(None, None, "fsdp", "tensor")  # of 5 experts
     assert of((3, 8, 16), "blocks", "w_q", "a") == P(None, "fsdp")
     assert of((3, 16, 8), "blocks", "w_o", "b") == P(None, None, "fsdp")
     assert of((8, 1), "w_head") == of((3, 8), "blocks", "norm_attn") == of((), "count") == P()

@@ -24,7 +24,7 @@ from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import write_json
 from prm_jax.model import HEADS, PRM, ModelConfig, cast_backbone, head_scale
 
-# our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer
+# our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer, and then the expert
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
 NORMS = {"norm_attn": "input_layernorm", "norm_ffn": "post_attention_layernorm"}
 NORMS |= {f"norm_{x}": f"self_attn.{x}_norm" for x in "qk"}
@@ -35,6 +35,9 @@ LAYER |= {f"b_{key}": (f"layers.{{}}.{name}.bias", False) for key, name in LINEA
 # Where what a layer gives is normed too, the norm before the second has another name.
 AROUND = {"norm_attn_out": "post_attention", "norm_ffn": "pre_feedforward", "norm_ffn_out": "post_feedforward"}
 AROUND = LAYER | {key: (f"layers.{{}}.{name}_layernorm.weight", False) for key, name in AROUND.items()}
+# Of many experts, the router first: its shape says how many there are.
+EXPERTS = {f"w_{x}": (f"layers.{{}}.mlp.experts.{{}}.{x}_proj.weight", True) for x in ("down", "gate", "up")}
+EXPERTS = {"w_router": ("layers.{}.mlp.gate.weight", True)} | LAYER | EXPERTS
 # Outside the backbone, never prefixed; {} is the name of the step head's last layer.
 HEAD = {
     "unembed": ("lm_head.weight", True),
@@ -46,7 +49,12 @@ HEAD = {
 
 
 def layer_names(cfg: ModelConfig) -> dict:
-    return AROUND if cfg.out_norms else LAYER
+    return EXPERTS if cfg.experts else AROUND if cfg.out_norms else LAYER
+
+
+def places(name: str, cfg: ModelConfig) -> list[tuple]:
+    """The layers, or (layer, expert)s, that tensors of such a name are of; [()] for one of none."""
+    return list(np.ndindex((cfg.layers, cfg.experts)[: name.count("{}")]))
 
 
 def is_less_one(key: str, cfg: ModelConfig) -> bool:
@@ -114,13 +122,14 @@ def load(
         layer = find_head(tensors, str(folder), cfg.head)[1]
         layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be started
 
-    def part(key, names, transposed, shape):
-        """(dtype, what reads the part at an index into an array) of a tensor, or of a list of one a layer, stacked."""
-        stacked, names = not isinstance(names, str), [names] if isinstance(names, str) else names
-        expected, kinds = shape[1:] if stacked else shape, []
-        for name in names:
+    def part(key, pattern, transposed, shape):
+        """(dtype, what reads the part at an index into an array) of the tensors of this pattern, stacked on the first axes."""
+        first = pattern.count("{}")  # of its axes are layers and experts
+        names = np.array([pattern.format(*place) for place in places(pattern, cfg)], object).reshape(shape[:first])
+        expected, kinds = shape[first:], []
+        for name in names.flat:
             if name not in tensors:
-                why = f": config.json says {cfg.layers} layers" if stacked else ""
+                why = f": config.json says {cfg.layers} layers" if first else ""
                 raise InputError(f"{folder}: tensor {name} is missing{why} ({key})")
             found, kind = tuple(tensors[name].get_shape()), tensors[name].get_dtype()
             found = found[::-1] if transposed else found
@@ -132,8 +141,8 @@ def load(
             unused.discard(name)
 
         def read(index, out):
-            layers, own = (index[0], index[1:]) if stacked else (slice(None), index)
-            for y, name in zip(out if stacked else out[None], names[layers], strict=True):
+            chosen, own = np.asarray(names[index[:first]], object), index[first:]
+            for y, name in zip(out.reshape(-1, *out.shape[first:]), chosen.flat, strict=True):
                 x = tensors[name][own[::-1]].T if transposed else tensors[name][own]
                 x = x.astype(np.float32) + 1 if is_less_one(key, cfg) else x
                 if x.dtype == y.dtype == jnp.bfloat16:  # numpy transposes its own types much faster
@@ -171,8 +180,7 @@ def load(
         raise InputError(f"{folder}: has no tensors for {unnamed[0]} of a block, which only init=random can start")
     for key, (name, transposed) in layer_names(cfg).items():
         if key in blocks:
-            names = [prefix + name.format(i) for i in range(cfg.layers)]
-            parts["blocks"][key] = part(key, names, transposed, blocks[key].shape)
+            parts["blocks"][key] = part(key, prefix + name, transposed, blocks[key].shape)
     if unused:
         listed = ", ".join(sorted(unused)[:3])
         raise InputError(f"{folder}: {len(unused)} tensors have no place in a {cfg.family} PRM: {listed} ...")
@@ -228,12 +236,12 @@ def save_weights(folder: Path, model: PRM):
     folder.mkdir(parents=True, exist_ok=True)
     state = nnx.state(model).to_pure_dict()
     stored = lambda key, x: x - 1 if is_less_one(key, model.cfg) else x
-    parts = [(f"model.{name}", stored(key, state[key]), ..., t) for key, (name, t) in TOP.items()]
-    for key, x in state["blocks"].items():
-        name, t = layer_names(model.cfg)[key]
-        parts += [(f"model.{name.format(i)}", stored(key, x), i, t) for i in range(model.cfg.layers)]
+    names, parts = TOP | layer_names(model.cfg), []
+    for key, x in ({key: state[key] for key in TOP} | state["blocks"]).items():
+        name, t = names[key]
+        parts += [(f"model.{name.format(*i)}", stored(key, x), i, t) for i in places(name, model.cfg)]
     layer = HEADS[model.cfg.head].layer if model.cfg.head != "none" else ""
-    parts += [(name.format(layer), state[key], ..., t) for key, (name, t) in HEAD.items() if key in state]
+    parts += [(name.format(layer), state[key], (), t) for key, (name, t) in HEAD.items() if key in state]
     write_tensors(folder, parts)
 
 

@@ -20,6 +20,7 @@ SIZES = {  # field of ModelConfig -> key of a config.json
     "heads": "num_attention_heads",
     "ffn": "intermediate_size",
 }
+EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_taken": "num_experts_per_tok"}
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
 # What a Gemma's config.json leaves unsaid is as in transformers' classes. Its files hold the gains of norms less 1.
 GEMMA = {
@@ -94,6 +95,7 @@ def shape_of(config: dict, where: str) -> dict:
 
     family = need("model_type")
     config = GEMMAS.get(family, {}) | config
+    config.setdefault("num_experts", config.get("num_local_experts"))  # transformers 4, 5
     for key in ("quantization_config", "use_bidirectional_attention"):
         expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
     activation = {name: ours for ours, name in ACTIVATIONS.items()}
@@ -102,7 +104,9 @@ def shape_of(config: dict, where: str) -> dict:
     biased = bool(config.get("attention_bias", False)) and family not in ("qwen2", "mistral")
     try:
         rope, near_theta = rope_settings(config, where)
-        sizes = {field: size(key, most=10_000 if field == "layers" else 10**9) for field, key in SIZES.items()}
+        most = {"layers": 10_000, "experts": 10_000}
+        keys = SIZES | (EXPERTS if family == "qwen3_moe" else {})
+        sizes = {field: size(key, most=most.get(field, 10**9)) for field, key in keys.items()}
         others = {
             "family": family,
             "kv_heads": size("num_key_value_heads", sizes["heads"]),
@@ -114,11 +118,16 @@ def shape_of(config: dict, where: str) -> dict:
             "qkv_bias": family == "qwen2" or biased,
             "o_bias": biased,
             "mlp_bias": family in ("llama", "granite") and bool(config.get("mlp_bias", False)),
-            "qk_norm": family in ("qwen3", "gemma3_text"),
+            "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text"),
             "activation": activation[named],
             "tied": bool(config.get("tie_word_embeddings", False)),
             "positions": size("max_position_embeddings", ModelConfig.positions),
         }
+        if family == "qwen3_moe":
+            others["shares_to_one"] = bool(config.get("norm_topk_prob", False))
+            for key in ("mlp_only_layers", "use_sliding_window"):
+                expect(not config.get(key), f"{where}: {key}", config.get(key), "none")
+            expect((step := config.get("decoder_sparse_step", 1)) == 1, f"{where}: decoder_sparse_step", step, "1")
         if family == "granite":
             others |= granite_scales(config, others["head_dim"])
         if family in GEMMAS:
@@ -268,7 +277,7 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
 
 
 # Names of transformers' classes begin with
-CLASSES = {name: name.title().replace("_Text", "") for name in FAMILIES}
+CLASSES = {name: name.title().replace("_Text", "").replace("_", "") for name in FAMILIES}
 HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassification
 
 
@@ -294,7 +303,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     gemma = {
         "attention_bias": cfg.qkv_bias,
         "hidden_activation": ACTIVATIONS[cfg.activation],
-        "query_pre_attn_scalar": round(cfg.head_dim / cfg.query_scale**2),
+        "query_pre_attn_scalar": round(cfg.head_dim / (cfg.query_scale or 1) ** 2),
         "final_logit_softcapping": cfg.logit_cap,
         "sliding_window": cfg.window,
         "layer_types": kinds,
@@ -302,6 +311,14 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     own = {  # what only this family's config has
         "qwen2": slides,
         "qwen3": slides | {"attention_bias": cfg.qkv_bias},
+        "qwen3_moe": {key: getattr(cfg, field) for field, key in EXPERTS.items()}
+        | {
+            "attention_bias": cfg.qkv_bias,
+            "norm_topk_prob": cfg.shares_to_one,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "use_sliding_window": False,
+        },
         "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
         "granite": {
             "attention_bias": cfg.qkv_bias,

@@ -69,10 +69,10 @@ def why_no_weights(folder: Path) -> str:
 def write_tensors(folder: Path, parts: list[tuple]):
     """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; files get names once all are whole.
 
-    A part is (name, array, the layer of it or ... for everything, stored transposed). Takes the memory of one file
+    A part is (name, array, what of its first axes is meant: (), a layer, of that an expert; stored transposed). Takes the memory of one file
     (5 GB) beside the arrays.
     """
-    size = lambda part: 4 * math.prod(part[1].shape if part[2] is ... else part[1].shape[1:])
+    size = lambda part: 4 * math.prod(part[1].shape[len(part[2]) :])
     shards, free = [], -1
     for part in parts:
         if (free := free - size(part)) < 0:

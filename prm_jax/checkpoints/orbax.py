@@ -159,12 +159,9 @@ def newest_whole(folder: Path) -> int | None:
     return chosen["step"]
 
 
-GRANITE, GEMMA = (
-    "embed_scale residual_scale query_scale logit_scale",
-    "activation out_norms score_cap logit_cap near_theta",
-)
 # {field of a ModelConfig that earlier runs do not say: what it was for them}
-LATER = {name: getattr(ModelConfig, name) for name in f"{GRANITE} {GEMMA}".split()}
+LATER = "embed_scale residual_scale query_scale logit_scale activation out_norms score_cap logit_cap near_theta"
+LATER = {name: getattr(ModelConfig, name) for name in [*LATER.split(), "experts", "experts_taken", "shares_to_one"]}
 
 
 def fingerprint(model) -> str:
