@@ -40,7 +40,7 @@ from prm_jax.model import choose_dtype
 from prm_jax.policies import Sampling, SamplingStats
 from prm_jax.rl import advantages
 from prm_jax.rl.online import Online, OnlineConfig, open_prm
-from prm_jax.rl.problems import Problems, QuestionsConfig, of_files, of_task
+from prm_jax.rl.problems import Problems, QuestionsConfig, of_critic, of_files, of_task
 from prm_jax.rl.rewards import Known, RewardConfig, Rewards
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, token_weights, update, written_logps
@@ -131,7 +131,10 @@ def main(cfg):
         jax.set_mesh(mesh),
         contextlib.closing(Checker(given.how)) as checker,
     ):
-        problems = of_files(given, checker, n) if given.file else of_task(data_cfg, n, cfg.seed)
+        if given.critic:
+            problems = of_critic(data_cfg, given.critic, n, cfg.seed)
+        else:
+            problems = of_files(given, checker, n) if given.file else of_task(data_cfg, n, cfg.seed)
         trainer = Trainer(cfg, problems)
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
@@ -139,10 +142,13 @@ def main(cfg):
     about = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed} | final
     made = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
     run_folder.write_json(texts / "summary.json", about | made)
-    print("finished    pass@1 {pass_at_1:.3f} before, {eval_pass_at_1:.3f} at step {best_step}".format(**final))
+    what = "agreement" if given.critic else "pass@1"
+    print(f"finished    {what} {{pass_at_1:.3f}} before, {{eval_pass_at_1:.3f}} at step {{best_step}}".format(**final))
     told = "time        {share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print((told + "{share_update:.0%} updates").format(**final))
-    print(f"next        python -m prm_jax.sampling checkpoint={run} problems=FILE checker=task")
+    judge = f"python evaluate.py task=steps data={data_cfg.name} checkpoint={run} format={given.critic}"
+    sample = f"python -m prm_jax.sampling checkpoint={run} problems=FILE checker=task"
+    print(f"next        {judge if given.critic else sample}")
 
 
 class Trainer:
@@ -240,7 +246,8 @@ class Trainer:
         clock.append(time.perf_counter())
         step_reward_NT, outcome_N, known, told = self.rewards(rollouts)
         kept = self.select(rollouts, known)
-        told |= watch(rollouts, known) | {"reward": float((step_reward_NT.sum(1) + outcome_N).mean())}
+        told |= watch(rollouts, known) | self.problems.watch(rollouts)
+        told |= {"reward": float((step_reward_NT.sum(1) + outcome_N).mean())}
         told |= {"kept": kept.mean(), "policy_tokens": policy.stats.tokens}
         if self.online is not None and step % cfg.online.every == 0:
             told |= self.online.learn(rollouts, known)
@@ -312,7 +319,8 @@ class Trainer:
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, self.cfg.eval.n, key)
         step_reward_NT, outcome_N, known, _ = self.rewards(rollouts)
-        told = watch(rollouts, known) | {"reward": (step_reward_NT.sum(1) + outcome_N).mean()}
+        told = watch(rollouts, known) | self.problems.watch(rollouts)
+        told["reward"] = (step_reward_NT.sum(1) + outcome_N).mean()
         told["pass_at_1"] = told.pop("right")
         _, mask_NL, _ = arrays(rollouts)
         width = mask_NL.shape[1]
