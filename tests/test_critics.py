@@ -17,7 +17,7 @@ import evaluate
 from prm_jax import InputError, relabeling, tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import Opening, critic_of, needs_folder, open_verifier
-from prm_jax.critics.critic import Critic, combine
+from prm_jax.critics.critic import Critic, combine, none_wrong
 from prm_jax.critics.execution import run_code
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
@@ -160,11 +160,32 @@ def test_asked_at_once_it_writes_nothing(loaded):
     (score_T, _) = scorer.score([(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",))])
     assert scorer.stats.tokens == 0 and scorer.stats.critiques == 3 and np.isfinite(score_T).all()
     assert (scorer.objective, scorer.unit, scorer.label_kind) == ("prm", "logit", "correctness")
-    ids = loaded.tokenizer.encode(f"{PROBLEM}4+5=2\n2*3=6\n?", add_special_tokens=False)
+    assert float(score_T[1]) == pytest.approx(yes_no(loaded, f"{PROBLEM}4+5=2\n2*3=6\n?"), abs=1e-4)
+
+
+def yes_no(loaded, text):
+    """Logit of Y less that of N after the text, by the model alone."""
+    ids = loaded.tokenizer.encode(text, add_special_tokens=False)
     x_BLD = loaded.model(*(jnp.asarray(x)[None] for x in (ids, range(len(ids)), [len(ids)] * len(ids))))
     logit_V = loaded.model.vocab_logits(x_BLD)[0, -1]
     good, bad = (loaded.tokenizer.convert_tokens_to_ids(x) for x in "YN")
-    assert float(score_T[1]) == pytest.approx(float(logit_V[good] - logit_V[bad]), abs=1e-4)
+    return float(logit_V[good] - logit_V[bad])
+
+
+def test_uprm_scores_every_place_of_a_first_error(loaded):
+    scorer, steps = open_verifier("embedded", Opening(format=read_format("lab_uprm"))), ("4+5=2", "2*3=6", "6max2=1")
+    (score_T,) = scorer.score([(PROBLEM, steps)])
+    marked = ["4+5=2\n", "4+5=2\nY\n2*3=6\n", "4+5=2\nY\n2*3=6\nY\n6max2=1\n"]
+    log_good, log_bad = np.array(
+        [(-np.log1p(np.exp(-z)), -np.log1p(np.exp(z))) for z in (yes_no(loaded, PROBLEM + x) for x in marked)]
+    ).T
+    S = [sum(log_good[: j - 1]) + (log_bad[j - 1] if j <= 3 else 0) for j in range(1, 5)]  # equation 6, j from 1
+    p = np.exp(S)
+    assert p.sum() == pytest.approx(1)
+    np.testing.assert_allclose(1 / (1 + np.exp(-score_T)), [sum(p[t:]) for t in (1, 2, 3)], atol=1e-5)
+    assert scorer.stats.tokens == 0
+    np.testing.assert_allclose(none_wrong(np.array([0, 0, np.log(3)])), [0, np.log(1 / 3), np.log(3 / 13)], atol=1e-6)
+    assert none_wrong(np.array([99, 99, -99], np.float32)).tolist() == [20, 20, -20]
 
 
 def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_path):

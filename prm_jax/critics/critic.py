@@ -112,7 +112,8 @@ class Critic:
             why = f"came to no verdict within {limit:,} tokens: left out of the votes"
             print(f"critic      {lost:,} of {of:,} critiques {why}")
         logit = {prefix: self.decide(prefix, self.known[prefix][0]) for prefix in prefixes}
-        return [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
+        found = [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
+        return [none_wrong(logit_T) for logit_T in found] if self.format.critic.first_error else found
 
     def decide(self, prefix, logit_N: Sequence[float]) -> float:
         """Log-odds of a step by its votes."""
@@ -178,6 +179,17 @@ class Critic:
             open_ = [i for i in open_ if drafts[i].stopped and drafts[i].tokens < c.max_tokens]
             if not open_:
                 break
+
+
+def none_wrong(logit_T: np.ndarray) -> np.ndarray:
+    """Log-odds that no step up to each is wrong, by log-odds of each step given that those before it are right.
+
+    uPRM (arXiv 2605.10158, eq. 6) scores a first error at j by S(j) = [j <= T] log p-_j + sum over t < j of log p+_t, j from 1 to T + 1.
+    The exp S(j) sum to 1, and those behind t to the product of p+ up to t.
+    """
+    logp_T = np.cumsum(-np.logaddexp(0, -logit_T.astype(np.float64)))
+    with np.errstate(divide="ignore"):
+        return np.clip(logp_T - np.log(-np.expm1(logp_T)), -CERTAIN, CERTAIN).astype(np.float32)
 
 
 def number_of(vote: int, prompt: str) -> int:

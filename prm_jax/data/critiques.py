@@ -42,6 +42,9 @@ class CriticFormat:
     votes: Count = 1  # critiques of a step
     vote: Literal["mean", "majority"] = "mean"  # of P(good), or the share of votes with P(good) >= .5
     decision_temperature: Positive = 1.0  # log-odds of a vote are divided by it
+    first_error: bool = (
+        False  # a step's P(good) is that no step up to it is wrong, of verdicts on each by itself (uPRM)
+    )
     unscored: Share | None = None  # P(good) of a step none of whose votes came to a verdict; null: an error
     execute: bool = False  # run code blocks (critics/execution.py)
     rounds: Count = 3  # code blocks that are run in one critique at most
