@@ -240,6 +240,10 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
             "online.labels: got 'steps', expected outcome, as an implicit PRM learns",
         ),
         (["questions.file=x.jsonl"], "questions.held_out: got None, expected a file beside questions.file"),
+        (
+            ["questions.critic=lab_critic", "questions.file=x", "questions.held_out=y"],
+            "questions.file: got 'x', expected null: a critic learns from data",
+        ),
         (["advantage=gae"], "advantage: got 'gae', expected grpo"),
         (["data=prm800k", "data.path=x"], "data: got 'prm800k', expected an embedded task"),
         (["batch.tokens=64"], "batch.tokens: got 64, expected at least"),
