@@ -102,9 +102,8 @@ def implicit_logit(logit_BLV, batch, beta: float):
     """
     is_asked_BL = (batch["token_weight"] != 0).astype(jnp.float32)
     logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_asked_BL), 1, axis=1)
-    sum_BL = jnp.cumsum(
-        logp_BL - is_asked_BL * batch["reference"], axis=1
-    )  # of the solutions before it in the row, too
+    # The sums hold the solutions before it in the row, too.
+    sum_BL = jnp.cumsum(logp_BL - is_asked_BL * batch["reference"], axis=1)
     at = lambda x_BL, place_BT: jnp.take_along_axis(x_BL, place_BT, axis=1)
     end_BT = batch["step_end"]
     return beta * (at(sum_BL, end_BT) - at(sum_BL, end_BT - at(batch["pos"], end_BT)))

@@ -10,8 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from prm_jax.launch.config import Count, NotNegative, Positive, Share
-
-Prefix = tuple[str, tuple[str, ...]]  # a problem, the first steps of a solution
+from prm_jax.policies import Prefix
 
 
 class RollOut(NamedTuple):

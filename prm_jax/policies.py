@@ -9,6 +9,8 @@ import numpy as np
 from prm_jax.data.formats import Format
 from prm_jax.launch.config import Count, NotNegative, Share, expect
 
+Prefix = tuple[str, tuple[str, ...]]  # a problem, the first steps of a solution
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -47,12 +49,10 @@ class SamplingStats:
 
     def summary(self) -> str:
         idle = 1 - self.tokens / max(self.places, 1)
-        here = (
-            f", {idle:.1%} of places idle, {len(self.shapes)} shapes compiled" if self.places else ""
-        )  # not on a server
+        on_device = f", {idle:.1%} of places idle, {len(self.shapes)} shapes compiled" if self.places else ""
         return (
             f"sampled     {self.continuations:,} continuations of {self.prompts:,} distinct prompts: {self.tokens:,} tokens, "
-            f"{self.tokens / max(self.seconds, 1e-9):,.0f} a second{here}"
+            f"{self.tokens / max(self.seconds, 1e-9):,.0f} a second{on_device}"
         )
 
 

@@ -5,7 +5,7 @@ randomness enters as a key.
 
 Dimension key
   P problems, N candidates of a problem, T steps of a candidate, S random draws
-  n subset sizes asked for, X any trailing axes
+  n subset sizes asked for
 
 Conventions
   score     A *log score* in nats: the log of a number in [0, 1], 0 the best, or for some aggregators log-odds, unbounded.

@@ -6,8 +6,7 @@ Sample j of the prefix numbered i draws the token at position t with the key fol
 neither the batch nor the devices. What is left is rounding: other shapes may sum a logit in another order, and a draw within
 about 1e-6 of the border between two tokens may then take the other one.
 
-Dimension key: P prompts, B rows decoded together, L tokens of a prompt, t new tokens, D model, V vocabulary, n and b: blocks
-of the vocabulary and the tokens of one.
+Dimension key: P prompts, B rows decoded together, L tokens of a prompt, t new tokens, D model, V vocabulary.
 """
 
 import collections
@@ -40,7 +39,7 @@ from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import share_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
-from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
+from prm_jax.policies import Continuation, Prefix, Sampling, SamplingStats, check_format, sample_keys
 
 SHORTEST = 16  # tokens that prompts are padded to at least, else to a power of two: a few shapes serve all
 # Tokens after which the loop first stops for more slots; then twice as many, and so on: attention reads all slots there are,
@@ -61,7 +60,7 @@ def draw(logit_BV, uniform_B, sampling: Sampling):
 
 
 def uniforms(key_B, t, n: int):
-    """What the tokens from position t on are drawn with, uniform_nB; all at once, since the loop would wait for each."""
+    """What n tokens from position t on are drawn with, uniform_tB; all at once, since the loop would wait for each."""
     one = lambda t, key: jax.random.uniform(jax.random.fold_in(key, t))
     return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(t + jnp.arange(n), key_B)
 
@@ -147,7 +146,7 @@ class Policy:
         step_V = np.array([self.format.separator in text for text in texts] + [False] * (len(end_V) - len(texts)))
         return {"end": end_V, "step": end_V | step_V if step_V.any() else None}
 
-    def prefix_ids(self, prefixes: Sequence[tuple[str, tuple[str, ...]]]) -> list[np.ndarray]:
+    def prefix_ids(self, prefixes: Sequence[Prefix]) -> list[np.ndarray]:
         """Ids of the texts to go on with: what stands before the first step's tokens in training, or the next one's."""
         encoded = encode(self.format, self.tokenizer, prefixes)
         cut = lambda e: e.ids_L[: e.step_end_T[-1] + 1 if len(e.step_end_T) else e.start]
@@ -157,12 +156,7 @@ class Policy:
         return found
 
     def extend(
-        self,
-        prefixes: Sequence[tuple[str, tuple[str, ...]]],
-        n: int,
-        stop: Literal["step", "end"],
-        key,
-        first: int | Sequence[int] = 0,
+        self, prefixes: Sequence[Prefix], n: int, stop: Literal["step", "end"], key, first: int | Sequence[int] = 0
     ) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, its number): first + i, or first[i]."""
         stop_V, start = self.stops[stop], time.perf_counter()
@@ -177,9 +171,8 @@ class Policy:
         for L, prompts in itertools.groupby(sorted(requests, key=width), width):  # sorted keeps the order
             for group in self.groups(prompts, lambda ids: n * len(requests[ids])):
                 rows = [(p, i, j) for p, ids in enumerate(group) for i in requests[ids] for j in range(n)]
-                for (_, i, j), sample in zip(
-                    rows, self.decode(group, rows, L, stop_V, key, number, STAGES[stop]), strict=True
-                ):
+                samples = self.decode(group, rows, L, stop_V, key, number, STAGES[stop])
+                for (_, i, j), sample in zip(rows, samples, strict=True):
                     found[i][j] = self.continuation(*sample, stop_V)
         self.stats.seconds += time.perf_counter() - start
         self.stats.prompts += len(requests)
@@ -255,13 +248,7 @@ class Policy:
 
 
 def open_policy(
-    path: str | Path,
-    which: str,
-    fmt: Format,
-    dtype: str,
-    sampling: Sampling,
-    batch_rows: int,
-    server: Server = AS_USUAL,
+    path: str | Path, which: str, fmt: Format, dtype: str, sampling: Sampling, batch_rows: int, server=AS_USUAL
 ) -> Policy | RemotePolicy:
     """A run of ours or an export with its own format, another language model with `fmt`; InputError for a verifier.
 

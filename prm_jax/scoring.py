@@ -3,7 +3,7 @@
 A scorer is any object with `name`, `unit` ("logit" or "log_ratio", data/units.py), `label_kind` (correctness, value,
 advantage, unknown), `objective` (prm, orm) and `score(rows)`: (problem, steps) rows to one float32 array a row, a number a step.
 
-Dimension key: B rows, L tokens, T step ends.
+Dimension key: B rows, L tokens, T step ends, N solutions.
 """
 
 import collections
@@ -27,6 +27,7 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM, good_logit
+from prm_jax.rerank import aggregate, round_score
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 CERTAIN = 20.0  # log-odds of what is known: P(good) is 1 - 2e-9
@@ -108,9 +109,8 @@ class ModelScorer:
             if not np.isfinite(score_T).all():
                 where = f"step scores of a solution of {problem[:60]!r}"
                 raise InputError(f"{self.name}: gives {score_T} as {where}, expected numbers")
-        times = [
-            len(steps) if self.format.outcome else 1 for _, steps in rows
-        ]  # an outcome's one score is every step's
+        # An outcome's one score is every step's.
+        times = [len(steps) if self.format.outcome else 1 for _, steps in rows]
         return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]
 
     def may_share(self, row_tokens: int) -> bool:
@@ -246,6 +246,19 @@ def prefix_rngs(seed: int, problem: str, steps: Sequence[str]) -> Iterator[np.ra
     for step in steps:
         text.update(json.dumps(step).encode())
         yield np.random.default_rng(int.from_bytes(text.digest()[:8], "little"))
+
+
+def solution_scores(logits: Sequence[np.ndarray], how: str, rounded: bool = False) -> np.ndarray:
+    """Log score of each solution from the log-odds of its steps, score_N, -inf of no steps; few shapes, since each is compiled.
+
+    rounded: so that equal ones tie (rerank.py).
+    """
+    N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
+    logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
+    for i, logit_T in enumerate(logits):
+        logit_NT[i, : len(logit_T)], mask_NT[i, : len(logit_T)] = logit_T, True
+    score_N = aggregate(logit_NT, mask_NT, how, unit="logit")
+    return np.asarray(round_score(score_N) if rounded else score_N)[: len(logits)]
 
 
 def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:

@@ -25,6 +25,7 @@ from prm_jax.data.questions import steps_of
 from prm_jax.data.units import UNITS, probability
 from prm_jax.launch.config import Count
 from prm_jax.sampling import Policy
+from prm_jax.scoring import solution_scores
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ class Explorer:
         self.known |= {row(node): logits[id(node)] for node in asked}
         none = np.zeros(0, np.float32)
         own = [logits.get(id(node), self.known.get(row(node), none)) for node in nodes]
-        values = aggregate(own, self.how)
+        values = solution_scores(own, self.how).tolist()
         return [dataclasses.replace(x, logit_T=l, value=v) for x, l, v in zip(nodes, own, values, strict=True)]
 
     def grow(self, nodes: Sequence[Node], n: int, stop: str = "step", block: int = 1) -> list[list[Node]]:
@@ -138,27 +139,14 @@ class Explorer:
 
     def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
         """What was found: the finished solutions of each problem; where there is none a cut or empty one, unfinished."""
-        found = []
+        found, empty = [], Candidate(("",), finished=False, step_scores={name: (0.0,)})
+        scores = lambda x: {name: tuple(map(float, x.logit_T))}
+        candidate = lambda x: Candidate(x.steps, extract("\n".join(x.steps)), None, x.ended == "end", scores(x))
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
             nodes = self.finished(p) or [x for x in self.nodes[p] if x.ended == "length"][-1:]
-            candidates = tuple(
-                Candidate(
-                    x.steps, extract("\n".join(x.steps)), None, x.ended == "end", {name: tuple(map(float, x.logit_T))}
-                )
-                for x in nodes
-                if x.steps
-            ) or (Candidate(("",), finished=False, step_scores={name: (0.0,)}),)
+            candidates = tuple(candidate(x) for x in nodes if x.steps) or (empty,)
             found.append(Problem(id_, self.problems[p], answer, candidates, {name: "logit"}))
         return found
-
-
-def aggregate(logits: Sequence[np.ndarray], how: str) -> list[float]:
-    """The value of each list of step log-odds, in few shapes; of no steps -inf."""
-    N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
-    logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
-    for i, logit_T in enumerate(logits):
-        logit_NT[i, : len(logit_T)], mask_NT[i, : len(logit_T)] = logit_T, True
-    return np.asarray(rerank.aggregate(logit_NT, mask_NT, how, unit="logit"))[: len(logits)].tolist()
 
 
 # The methods: each searches the given problems (their numbers) once, with a cost that its plan fixes
@@ -169,15 +157,7 @@ def best_of_n(explorer: Explorer, problems: Iterable[int], width: int):
     explorer.grow([Node(p) for p in problems], width, "end")
 
 
-def beam(
-    explorer: Explorer,
-    problems: Iterable[int],
-    width: int,
-    branch: int,
-    groups: int = 1,
-    block: int = 1,
-    ahead: int = 0,
-):
+def beam(explorer: Explorer, problems: Iterable[int], width: int, branch: int, groups=1, block=1, ahead=0):
     """Step-level beam search (Snell et al. 2024) in `groups` apart: 1 is plain, width / branch is DVTS (Beeching et al. 2024).
 
     Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and so on;

@@ -23,11 +23,11 @@ from prm_jax.bench import serve as bench
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
 from prm_jax.launch.config import CONF, parse
-from prm_jax.scoring import RandomScorer
+from prm_jax.scoring import RandomScorer, solution_scores
 from prm_jax.serve import __main__ as command
 from prm_jax.serve import bodies, compare
 from prm_jax.serve.app import App, make_server
-from prm_jax.serve.worker import Job, aggregated
+from prm_jax.serve.worker import Job
 
 PROBLEM = "4 +5 *3 mod7?"
 RIGHT, WRONG, SHORT = ("4+5=2", "2*3=6"), ("4+5=3", "3*3=2"), ("4+5*3=6",)
@@ -134,8 +134,8 @@ def test_one_solution_and_candidates_of_many_problems(address, scorer):
 
 def test_aggregates_of_ragged_solutions():
     scores = [np.log(np.array(p) / (1 - np.array(p))).astype(np.float32) for p in ([0.5, 0.8, 0.9], [0.4])]
-    np.testing.assert_allclose(np.exp(aggregated(scores, "prod")), [0.36, 0.4], rtol=2e-5)
-    np.testing.assert_allclose(np.exp(aggregated(scores, "last")), [0.9, 0.4], rtol=2e-5)
+    np.testing.assert_allclose(np.exp(solution_scores(scores, "prod", rounded=True)), [0.36, 0.4], rtol=2e-5)
+    np.testing.assert_allclose(np.exp(solution_scores(scores, "last", rounded=True)), [0.9, 0.4], rtol=2e-5)
 
 
 def test_pooling_has_vllms_shape_and_the_scores_of_score(address, scorer):

@@ -3,7 +3,6 @@ outcome model on the default task."""
 
 import cProfile
 import itertools
-import math
 import pstats
 import time
 
@@ -42,7 +41,6 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
         def seconds(batch, key=key, method=method, arguments=arguments):
             start, texts = time.perf_counter(), [problems[p] for p in batch]
             explorer = search.Explorer(policy, verifier, texts, "last", 40, jax.random.key(next(key)))
-            explorer.budget = math.inf
             search.METHODS[method](explorer, range(len(texts)), **arguments)
             return time.perf_counter() - start
 

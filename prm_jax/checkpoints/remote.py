@@ -28,7 +28,7 @@ from prm_jax import InputError
 from prm_jax.data.formats import Format, numbered
 from prm_jax.launch import cli
 from prm_jax.launch.config import Count, Natural, Positive, expect
-from prm_jax.policies import Continuation, Sampling, SamplingStats, check_format, sample_keys
+from prm_jax.policies import Continuation, Prefix, Sampling, SamplingStats, check_format, sample_keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,12 +148,7 @@ class RemotePolicy:
         return text
 
     def extend(
-        self,
-        prefixes: Sequence[tuple[str, tuple[str, ...]]],
-        n: int,
-        stop: Literal["step", "end"],
-        key,
-        first: int | Sequence[int] = 0,
+        self, prefixes: Sequence[Prefix], n: int, stop: Literal["step", "end"], key, first: int | Sequence[int] = 0
     ) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
 

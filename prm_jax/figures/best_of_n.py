@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.figures.style import GREY, caption, floats, line_style, plain, reliability, save
+from prm_jax.figures.style import GREY, caption, floats, line_style, plain, reliability, save, square_root
 
 # Rules that no scorer takes part in: dashes and label.
 RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle (any of n right)")}
@@ -137,7 +137,7 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
         (left, "expected accuracy (gold)"),
         (right, f"mean score, {', '.join(dict.fromkeys(results['headline'].values()))} (nats)"),
     ):
-        axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+        square_root(axes)
         axes.set(xlabel="KL from the uniform reference (nats, square-root axis)", ylabel=name, xlim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="outside right center")
     left.set_title("Gold")

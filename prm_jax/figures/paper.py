@@ -7,13 +7,14 @@ A drawing is a function of {line: stages} that returns Drawn. Seeds: thin lines 
 import csv
 import dataclasses
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, plain, save
+from prm_jax.figures.style import GREY, floats, plain, save
 from prm_jax.figures.sweep_table import over_seeds
 from prm_jax.launch import run_folder
 
@@ -42,8 +43,7 @@ class Drawn:
         axes.plot(x, mean_X, **style, label=plain(series))
         values = zip(x.tolist(), mean_X, low_X, high_X, np.transpose(y_SX).tolist(), strict=True)
         for at, mean, low, high, runs in values:
-            row = {"panel": panel, "series": series, "x": at, "y": mean, "low": low, "high": high}
-            self.rows.append(row | of_runs(runs))
+            self.row(panel, series, at, mean, low, high, runs)
 
     def dots(self, axes, panel: str, series: str, at: float, value_S, style: dict):
         """The runs of one setting at a height, their mean and its interval, and a row of the table."""
@@ -52,13 +52,13 @@ class Drawn:
         axes.plot([low, high], [at, at], color=style["color"], linewidth=1.2)
         axes.plot(value_S, [at] * len(value_S), **style | {"alpha": 0.45, "markersize": 3})
         axes.plot(mean, at, **style | {"markersize": 6})
-        row = {"panel": panel, "series": series, "x": "", "y": mean, "low": low, "high": high}
-        self.rows.append(row | of_runs(value_S))
+        self.row(panel, series, "", mean, low, high, value_S)
 
-
-def of_runs(value_S) -> dict:
-    """How many runs have the number, and what each has."""
-    return {"runs": int(np.isfinite(value_S).sum()), "values": " ".join(f"{x:.6g}" for x in value_S)}
+    def row(self, panel: str, series: str, x, y, low, high, value_S):
+        """A row of the table: a number, its interval, how many runs have it, and what each has."""
+        value_S, own = floats(value_S), {"panel": panel, "series": series, "x": x, "y": y, "low": low, "high": high}
+        values = " ".join(f"{value:.6g}" for value in value_S)
+        self.rows.append(own | {"runs": int(np.isfinite(value_S).sum()), "values": values})
 
 
 def of(stages: list[Stage], **at) -> list[dict]:
@@ -70,10 +70,19 @@ def values_of(stages: list[Stage], key: str) -> list:
     return list(dict.fromkeys(stage.at[key] for stage in stages))
 
 
+def is_of(about: dict, stage: Stage) -> bool:
+    """Whether numbers are those of the verifier that a stage has trained."""
+    return about["verifier"].rsplit(" step ", 1)[0].endswith(f"-{stage.digest}")
+
+
 def scorer_of(results: dict, stage: Stage) -> str:
     """The name that a verifier's scores have in the results of a pool: prm_2."""
-    folder = lambda about: about["verifier"].rsplit(" step ", 1)[0]
-    return next(name for name, about in results["verifiers"].items() if folder(about).endswith(f"-{stage.digest}"))
+    return next(name for name, about in results["verifiers"].items() if is_of(about, stage))
+
+
+def run_of(runs: list[dict], stage: Stage) -> dict:
+    """The run of task=steps that measured a stage's verifier."""
+    return next(run for run in runs if is_of(run, stage))
 
 
 def selection(results: dict, scorer: str) -> str:
@@ -86,9 +95,12 @@ def difference(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:
     for results, a, b in pairs:
         d = next(d for d in results["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n)
         sign = 1 if d["a"] == a else -1
-        low, high = sorted(sign * x for x in d["interval"])
-        runs.append(f"{sign * d['difference']:+.3f} [{low:+.3f}, {high:+.3f}]")
+        runs.append(signed(sign * d["difference"], *sorted(sign * x for x in d["interval"])))
     return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
+
+
+def signed(x: float, low: float, high: float) -> str:
+    return f"{x:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def mean_difference(title: str, a_S, b_S) -> str:
@@ -96,7 +108,7 @@ def mean_difference(title: str, a_S, b_S) -> str:
     (mean,), (low,), (high,) = over_seeds(np.subtract(a_S, b_S)[:, None])
     if len(a_S) == 1:
         return f"{title}: {mean:+.3f} (1 run)"
-    return f"{title}: {mean:+.3f} [{low:+.3f}, {high:+.3f}] ({'95 % t interval, ' * (len(a_S) > 2)}{len(a_S)} runs)"
+    return f"{title}: {signed(mean, low, high)} ({'95 % t interval, ' * (len(a_S) > 2)}{len(a_S)} runs)"
 
 
 def size_axis(axes, sizes, label: str):
@@ -114,9 +126,7 @@ def legend_above(figure, axes, columns: int):
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize=8)
 
 
-def draw(
-    drawing: str, name: str, stages: dict[str, list[Stage]], overrides: dict[str, str], folder: Path
-) -> list[Path]:
+def draw(drawing: Callable, name: str, stages: dict[str, list[Stage]], overrides: dict, folder: Path) -> list[Path]:
     """The figure as PNG, its numbers as CSV, and figure.json: what it says and what it rests on."""
     drawn = drawing(stages)
     every = list({stage.folder: stage for line in stages.values() for stage in line}.values())

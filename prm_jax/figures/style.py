@@ -65,6 +65,11 @@ def reliability(axes, curves):
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 
 
+def square_root(axes):
+    """The axis of a KL, along which best-of-n is nearly straight (Gao et al. 2023)."""
+    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+
+
 def caption(figure, text: str, results: dict):
     """What the figure rests on, below it; the commit last."""
     width = int(17 * figure.get_figwidth())  # characters of this size

@@ -17,8 +17,8 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
 from prm_jax.model import choose_dtype
 from prm_jax.rerank import AGGREGATORS
-from prm_jax.scoring import ModelScorer
-from prm_jax.serve.worker import ServedScorer, aggregated
+from prm_jax.scoring import ModelScorer, solution_scores
+from prm_jax.serve.worker import ServedScorer
 
 PAGE = Path(__file__).parents[1] / "assets" / "serve.html"
 
@@ -72,7 +72,7 @@ def open_served(cfg: ServeConfig):
 
 def compile_usual_shapes(scorer: ServedScorer, how: str):
     """Scores a text, then rows of any tokens, full ones, one, two, four, .. at a time: no client waits for the compiler."""
-    aggregated(scorer.score([("1+1?", ("1+1=2",))]), how)
+    solution_scores(scorer.score([("1+1?", ("1+1=2",))]), how, rounded=True)
     L = scorer.usual
     ends_T = np.arange(15, L, 16, dtype=np.int32) if not scorer.format.outcome else np.array([L - 1], np.int32)
     for k in range(scorer.batch_rows.bit_length()):

@@ -15,8 +15,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.formats import Encoded
-from prm_jax.rerank import aggregate, round_score
-from prm_jax.scoring import ModelScorer, Rows
+from prm_jax.scoring import ModelScorer, Rows, solution_scores
 from prm_jax.serve.metrics import Metrics
 
 LOG = logging.getLogger("prm_jax.serve")
@@ -119,21 +118,11 @@ class Worker:
                 raise FloatingPointError(f"{self.scorer.name}: gives a score that is no number")
         for how in {job.how for job in jobs if job.rows}:
             own = [job for job in jobs if job.rows and job.how == how]
-            log_scores = iter(aggregated([score_T for job in own for score_T in job.scores], how))
+            log_scores = iter(solution_scores([x_T for job in own for x_T in job.scores], how, rounded=True))
             for job in own:
                 job.log_scores = np.array([next(log_scores) for _ in job.rows])
         self.metrics.solutions.add(len(rows) + len(encoded))
         self.metrics.steps += sum(len(score_T) for job in jobs for score_T in job.scores)
-
-
-def aggregated(scores: list[np.ndarray], how: str) -> np.ndarray:
-    """Log score of each solution from the log-odds of its steps, score_N; few shapes, since each is compiled."""
-    N, T = (1 << (n - 1).bit_length() for n in (len(scores), max(map(len, scores))))
-    logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
-    for logit_T, mask_T, score_T in zip(logit_NT, mask_NT, scores, strict=False):
-        logit_T[: len(score_T)], mask_T[: len(score_T)] = score_T, True
-    score_N = round_score(aggregate(logit_NT, mask_NT, how, unit="logit"))
-    return np.asarray(score_N)[: len(scores)]
 
 
 def give_back(done: list[tuple[Job, Exception | None]]):

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.gallery.mc_labels import run_of
-from prm_jax.figures.paper import Drawn, legend_above, mean_difference, of, panels, values_of
+from prm_jax.figures.paper import Drawn, legend_above, mean_difference, of, panels, run_of, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, line_style
 

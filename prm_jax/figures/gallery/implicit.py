@@ -1,6 +1,6 @@
 """Implicit PRMs by form and beta, beside an explicit PRM and an outcome model: step AUROC and best of 16."""
 
-from prm_jax.figures.paper import Drawn, mean_difference, of, panels, scorer_of
+from prm_jax.figures.paper import Drawn, mean_difference, of, panels, run_of, scorer_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, line_style
 
@@ -46,7 +46,6 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
 
 def numbers(kind: str, stages: list[Stage], runs: list[dict], pool: dict, n: int) -> dict[str, list[float]]:
     """{number: its values of the runs of one kind}; AUROC against the exact checker, up to the first wrong step."""
-    of_run = lambda stage: next(run for run in runs if f"-{stage.digest} " in f"{run['verifier']} ")
     solved = lambda how: [pool["scorers"][scorer_of(pool, s)][how]["best_of_n"][str(n)] for s in stages]
-    found = {"step AUROC": [of_run(stage)["auroc_correctness"] for stage in stages]}
+    found = {"step AUROC": [run_of(runs, stage)["auroc_correctness"] for stage in stages]}
     return found | {f"best of {n}": solved(OWN.get(kind, "sum_logit")), f"best of {n}, lowest step": solved("min")}

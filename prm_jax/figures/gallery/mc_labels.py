@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, of, over_seeds, panels, scorer_of
+from prm_jax.figures.paper import Drawn, of, over_seeds, panels, run_of, scorer_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, floats, line_style
 
@@ -71,15 +71,9 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     return drawn
 
 
-def run_of(runs: list[dict], stage: Stage) -> dict:
-    """The run of task=steps that measured a stage's verifier."""
-    return next(run for run in runs if run["verifier"].rsplit(" step ", 1)[0].endswith(f"-{stage.digest}"))
-
-
 def add_rows(drawn: Drawn, panel: str, names: list[str], x: str, values_KS):
     for name, values_S, mean, low, high in zip(names, values_KS, *over_seeds(values_KS.T), strict=True):
-        row = {"panel": panel, "series": name, "x": x, "y": mean, "low": low, "high": high, "runs": len(values_S)}
-        drawn.rows.append(row | {"values": " ".join(f"{value:.6g}" for value in values_S)})
+        drawn.row(panel, name, x, mean, low, high, values_S)
 
 
 def summaries(drawn: Drawn, names: list[str], n: int) -> list[str]:

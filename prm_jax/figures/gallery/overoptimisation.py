@@ -6,7 +6,7 @@ import numpy as np
 
 from prm_jax.figures.paper import Drawn, panels, scorer_of, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import floats, line_style
+from prm_jax.figures.style import floats, line_style, square_root
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
@@ -38,7 +38,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
                 kl, y = (np.mean([floats(law["best_of_n"][k]) for law in laws], 0) for k in ("kl", number))
                 axes[row, column].plot(kl, y, **style | {"linestyle": "none", "markerfacecolor": "white"})
         for own, name in zip(axes[:, column], ("gold: share right", "proxy: mean score (nats)"), strict=True):
-            own.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+            square_root(own)
             own.set(xlim=(0, None), xticks=[x for x in (0, 0.25, 1, 2, 4) if x <= own.get_xlim()[1]], title=name)
             own.title.set_fontsize(9)
         axes[1, column].set_xlabel("KL from the policy (nats, square-root axis)")

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.paper import Drawn, legend_above, panels
+from prm_jax.figures.paper import Drawn, legend_above, panels, signed
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, floats, line_style, plain
+from prm_jax.figures.style import GREY, floats, line_style, plain, square_root
 
 # {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; of other scores the rule is prod.
 MODELS = {
@@ -19,8 +19,6 @@ MODELS = {
     "internlm2_7b_reward": ("InternLM2-7B-Reward (outcome)", "last"),
     "internlm2_1_8b_reward": ("InternLM2-1.8B-Reward (outcome)", "last"),
 }
-
-
 NO_INTERVAL = (np.nan, np.nan)
 
 
@@ -52,36 +50,15 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     }
     for title, (axes, numbers) in panel.items():
         for (s, how), (y, (low, high)) in numbers.items():  # of all aggregators those of `rules` are drawn
-            row = {
-                "panel": title,
-                "series": model[s],
-                "x": how,
-                "y": y,
-                "low": low,
-                "high": high,
-                "runs": 1,
-                "values": y,
-            }
-            drawn.rows.append(row)
+            drawn.row(title, model[s], how, y, low, high, [y])
         dots(axes, title, numbers, scorers, rules, own)
     for i, s in enumerate(scorers):
         tables, style = by_rule[own[s]]["reward_kl"][s], line_style(i) | {"markersize": 4}
         gold = gold_against_kl(right, tables, style)
         left.plot([], [], **style, label=plain(f"{model[s]}: {own[s]}"))
         table = tables["reweighted"]
-        drawn.rows += [
-            {
-                "panel": "share right against KL",
-                "series": model[s],
-                "x": x,
-                "y": y,
-                "low": "",
-                "high": "",
-                "runs": 1,
-                "values": y,
-            }
-            for x, y in zip(table["kl"], table["accuracy"], strict=True)
-        ]
+        for x, y in zip(table["kl"], table["accuracy"], strict=True):
+            drawn.row("share right against KL", model[s], x, y, "", "", [y])
         text = f"{model[s]}, {own[s]}: best of {N} - majority {shown(gain[s, own[s]])}, p {gain[s, own[s]]['p']:.2g}"
         text += f"; share right {gold.max():.3f} at its highest, {gold[0]:.3f} at the arg max, {gold[-1]:.3f} alone"
         text += f"; ECE {ece[s, own[s]]:.3f}" if (s, own[s]) in ece else ""
@@ -123,11 +100,11 @@ def gold_against_kl(axes, tables: dict, style: dict) -> np.ndarray:
     axes.plot(kl, gold, color=style["color"], linewidth=1.2)
     best = tables["best_of_n"]
     axes.plot(floats(best["kl"]), floats(best["accuracy"]), **style | {"linestyle": "none", "clip_on": False})
-    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+    square_root(axes)
     axes.set(xlim=(0, None), xticks=(0, 0.25, 1, 2, 3), xlabel="KL from the policy (nats, square-root axis)")
     axes.set_title("share right against KL", fontsize=9)
     return gold
 
 
 def shown(x: dict, name: str = "difference") -> str:
-    return "{:+.3f} [{:+.3f}, {:+.3f}]".format(x[name], *x["interval"])
+    return signed(x[name], *x["interval"])

@@ -1,11 +1,10 @@
 """Policies in training: what they solve, and what shows hacking, against the tokens that they have written."""
 
-import json
-
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, legend_above, over_seeds, panels, values_of
+from prm_jax.figures.paper import Drawn, legend_above, over_seeds, panels, signed, values_of
 from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.records import read_lines
 from prm_jax.figures.style import line_style
 
 PANELS = {
@@ -39,9 +38,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         for name in TOLD:
             first, last = (np.array([[run[name][at] for run in runs]]).T for at in (0, -1))
             mean, low, high = (float(x[0]) for x in over_seeds(last - first))
-            told.append(
-                f"{PANELS[name]} {first.mean():.3f} -> {last.mean():.3f}, {mean:+.3f} [{low:+.3f}, {high:+.3f}]"
-            )
+            told.append(f"{PANELS[name]} {first.mean():.3f} -> {last.mean():.3f}, {signed(mean, low, high)}")
         drawn.says.append(f"{kind}: {'; '.join(told)}; {GAIN:.2f} more right after {told_tokens(runs)}")
     for own in axes[-1]:
         own.set_xlabel("thousand policy tokens")
@@ -67,7 +64,7 @@ def histories(stages: list[Stage]) -> list[dict[str, list[float]]]:
     for stage in stages:
         runs.append(own := {})
         written = 0.0
-        for row in map(json.loads, (stage.folder / "metrics.jsonl").read_text().splitlines()):
+        for row in read_lines(stage.folder / "metrics.jsonl"):
             written += row.get("policy_tokens", 0)
             if "eval_pass_at_1" in row:
                 own[row["step"]] = {"tokens": written} | row

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, legend_above, of, panels, size_axis
+from prm_jax.figures.paper import Drawn, legend_above, of, panels, signed, size_axis
 from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.search import LABELS
 from prm_jax.figures.style import GREY, line_style
 
 
@@ -12,7 +13,6 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     verifiers, rule = [r["verifiers"][0] for r in results], results[0]["choice"]
     groups = len(verifiers[0]["difficulty_pass_at_1"])
     figure, axes = panels(-(-(1 + groups) // 2), 2, 5.6, sharex=True)
-    names = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
     drawn = Drawn(figure, f"{verifiers[0]['problems']} problems, final choice: {rule} score; dotted: the policy alone")
     drawn.spread = "thin lines: runs, whose intervals are in the table and in figure.json"
     methods = list(dict.fromkeys(s["method"] for s in verifiers[0]["searches"]))
@@ -27,7 +27,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             part = lambda s, k=k: s[rule]["share"] if k == 0 else s[rule]["by_difficulty"][k - 1]["share"]
             x = np.mean([[s["policy_tokens"] for s in run] for run in found], 0)
             y_SX = [[part(s) for s in run] for run in found]
-            drawn.curve(own, title, names.get(method, method), x, y_SX, line_style(i), band=False)
+            drawn.curve(own, title, LABELS.get(method, method), x, y_SX, line_style(i), band=False)
         own.axhline(np.mean(alone), color=GREY, linewidth=0.8, linestyle=":")
         size_axis(own, budgets, "policy tokens a problem" if k >= groups - 1 else "")
         own.set_title(f"{title} (pass@1 {np.mean(alone):.2f})", fontsize=9)
@@ -38,6 +38,6 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         for budget in dict.fromkeys([budgets[0], budgets[len(budgets) // 2], budgets[-1]]):
             pairs = [s["minus_best_of_n"] for v in verifiers for s in v["searches"]
                      if s["method"] == method and s["budget"] == budget and "minus_best_of_n" in s]  # fmt: skip
-            runs = [f"{d['difference']:+.3f} [{d['interval'][0]:+.3f}, {d['interval'][1]:+.3f}]" for d in pairs]
-            drawn.says.append(f"{names.get(method, method)} - best of n at {budget} tokens: {', '.join(runs)}")
+            runs = [signed(d["difference"], *d["interval"]) for d in pairs]
+            drawn.says.append(f"{LABELS.get(method, method)} - best of n at {budget} tokens: {', '.join(runs)}")
     return drawn

@@ -38,8 +38,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         for at, values in zip(y, of_way, strict=True):
             right.plot(values, [at] * len(values), line_style(i)["marker"], color=line_style(i)["color"], markersize=3)
         for way, m, a, b, values in zip(ways, mean, low, high, of_way, strict=True):
-            row = {"panel": "ECE", "series": label, "x": names[way], "y": m, "low": a, "high": b, "runs": len(values)}
-            drawn.rows.append(row | {"values": " ".join(f"{v:.6g}" for v in values)})
+            drawn.row("ECE", label, names[way], m, a, b, values)
     right.set_yticks(range(len(ways)), [names[way] for way in ways], fontsize=7.5)
     right.set(xlabel="ECE", ylim=(len(ways) - 0.5, -0.5), xlim=(0, None))
     for way in ways:

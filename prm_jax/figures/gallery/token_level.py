@@ -1,7 +1,6 @@
 """An outcome model asked at every token or at the end alone: held-out loss along training, AUROC and best of n by its length."""
 
 import itertools
-import json
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from prm_jax.figures.paper import (
     values_of,
 )
 from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.records import read_lines
 from prm_jax.figures.style import GREY, floats, line_style
 
 
@@ -67,6 +67,6 @@ def share_of(pool: dict, scorer: str) -> float:
 
 def held_out_loss(stage: Stage) -> tuple[list[int], list[float]]:
     """(steps, loss of the validation split, asked at the end of a solution) along a run."""
-    lines = map(json.loads, (stage.folder / "metrics.jsonl").read_text().splitlines())
+    lines = read_lines(stage.folder / "metrics.jsonl")
     found = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     return tuple(map(list, zip(*found, strict=True)))

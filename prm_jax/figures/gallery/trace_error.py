@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, of, over_seeds, panels
+from prm_jax.figures.paper import Drawn, of, over_seeds, panels, signed
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, floats, line_style
 from prm_jax.launch.config import expect
@@ -41,7 +41,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
     for d in first["chosen"]["differences"]:
         rows = [next(x for x in r["chosen"]["differences"] if x["b"] == d["b"]) for r in results]
-        runs = [f"{x['difference']:+.3f} [{x['interval'][0]:+.3f}, {x['interval'][1]:+.3f}]" for x in rows]
+        runs = [signed(x["difference"], *x["interval"]) for x in rows]
         title = f"trace error, {name_of(d['a'])} - {name_of(d['b'])}"
         drawn.says.append(f"{title}: {', '.join(runs)} (95 % bootstrap over problems, a run each)")
     drawn.says += agreements([r["chosen"]["agreement"] for r in results])
@@ -75,10 +75,7 @@ def path(drawn: Drawn, axes, scorer: str, tables: list[dict], style: dict):
     end = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7}
     axes.annotate(f"n = {sizes[-1]}", (x_SX[:, -1].mean(), mean[-1]), **end)
     for k, n in enumerate(sizes):
-        series = f"{label} = {n}"
-        row = {"panel": "trace error", "series": series, "x": x_SX[:, k].mean(), "y": mean[k], "low": low[k]}
-        values = " ".join(f"{y:.6g}" for y in y_SX[:, k])
-        drawn.rows.append(row | {"high": high[k], "runs": len(y_SX), "values": values})
+        drawn.row("trace error", f"{label} = {n}", x_SX[:, k].mean(), mean[k], low[k], high[k], y_SX[:, k])
 
 
 def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
@@ -89,8 +86,7 @@ def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
     axes.plot(x_S, y_S, **points, markersize=3, alpha=0.4)
     axes.plot(np.mean(x_S), mean, **points, markersize=7)
     axes.plot([], [], **style | ({"linestyle": "none"} if rule == "mean" else {}), label=name_of(rule))
-    row = {"panel": "trace error", "series": name_of(rule), "x": np.mean(x_S), "y": mean, "low": low, "high": high}
-    drawn.rows.append(row | {"runs": len(y_S), "values": " ".join(f"{y:.6g}" for y in y_S)})
+    drawn.row("trace error", name_of(rule), np.mean(x_S), mean, low, high, y_S)
 
 
 def agreements(tables: list[dict]) -> list[str]:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from prm_jax.figures.gallery.mc_labels import KINDS, run_of
-from prm_jax.figures.paper import Drawn, legend_above, of, over_seeds, panels
+from prm_jax.figures.gallery.mc_labels import KINDS
+from prm_jax.figures.paper import Drawn, legend_above, of, over_seeds, panels, run_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, floats, line_style
 
