@@ -222,13 +222,7 @@ def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -
 
 
 def label_file(
-    path: Path,
-    policy: Policy,
-    solutions: Sequence[Solution],
-    golds: dict[str, str | None],
-    how: Labels,
-    seed: int,
-    grade: Callable[[Problem], Problem],
+    path: Path, policy: Policy, solutions: Sequence[Solution], golds: dict, how: Labels, seed: int, grade: Callable
 ) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts.
 
@@ -310,16 +304,13 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
             if p.answer is None or p.answer != golds[p.problem]:
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
-        make = lambda p, n, c: Solution(p.problem, c.steps, None, None, _number(c.correct), c.answer, f"{p.id}/{n}")
+        outcome = {None: None, True: 1.0, False: 0.0}
+        make = lambda p, n, c: Solution(p.problem, c.steps, None, None, outcome[c.correct], c.answer, f"{p.id}/{n}")
         return [make(p, n, c) for p in pool for n, c in enumerate(p.candidates)], golds
     expect(by_task, "checker", checker, "task for native rows, which have no right answers; a pool has them")
     solutions, counts = sources.load(path, "native")
     cli.print_counts(counts)
     return solutions, {s.problem: None for s in solutions}
-
-
-def _number(correct: bool | None) -> float | None:
-    return None if correct is None else float(correct)
 
 
 @cli.command("labeling")

@@ -33,14 +33,8 @@ MODEL = "embedded_orm"
 def started():
     """The address of `python -m prm_jax.serve` in a process of its own, which is stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "prm_jax.serve",
-            f"checkpoint={MODEL}",
-            "port=0",
-            f"hydra.run.dir={folder}/run",
-        ]
+        asked = [f"checkpoint={MODEL}", "port=0", f"hydra.run.dir={folder}/run"]
+        command = [sys.executable, "-m", "prm_jax.serve", *asked]
         process = subprocess.Popen(command, cwd=CONF.parent, stdout=subprocess.PIPE, text=True)
         try:
             said = []
@@ -111,11 +105,8 @@ def bench_serve(cfg: BenchConfig) -> list[Row]:
     right = [json.loads(answer[1]) for answer in found if answer and answer[0] == 200]
     lost, note = len(bodies) - len(right), f"{s.requests} requests of {s.candidates} solutions, {s.clients} clients"
     got = [x for one in right for c in one["problems"][0]["candidates"] for x in c["log_odds"]]
-    difference, of_logits = (
-        (math.nan, math.nan)
-        if lost
-        else (float(np.abs(f(np.array(got)) - f(expected)).max()) for f in (probability, np.array))
-    )
+    largest = lambda f: math.nan if lost else float(np.abs(f(np.array(got)) - f(expected)).max())
+    difference, of_logits = largest(probability), largest(np.array)
     median = lambda values: statistics.median(values[1:])
     share = lambda ours, theirs: statistics.median(b / a for a, b in zip(ours[1:], theirs[1:], strict=True))
     p50, p99 = 1000 * np.percentile(waited, [50, 99])

@@ -53,8 +53,7 @@ def adapter_settings(folder: Path) -> dict | None:
     expect(isinstance(base, str), f"{path}: base_model_name_or_path", base, "a folder or a hub name")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
         expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null: only plain LoRA is merged")
-    for key in ("lora_alpha", "alpha_pattern"):
-        kinds = dict | None if key == "alpha_pattern" else int | float
+    for key, kinds in {"lora_alpha": int | float, "alpha_pattern": dict | None}.items():
         expect(isinstance(settings.get(key), kinds), f"{path}: {key}", settings.get(key), f"{kinds}")
     return settings
 

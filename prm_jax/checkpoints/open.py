@@ -85,9 +85,8 @@ def of_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
 def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     folder = hf.locate(path)
     config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_weights(folder)
-    if base_of(folder) and (
-        embed := tensors.get("model.embed_tokens.weight")
-    ):  # an adapter may bring tokens of its own
+    # An adapter may bring tokens of its own.
+    if base_of(folder) and (embed := tensors.get("model.embed_tokens.weight")):
         config |= {"vocab_size": embed.get_shape()[0]}
     notes = config.get("prm_jax", {})  # of our own exports: format, head, meaning of the labels, objective
     kind, layer = hf.find_head(tensors, str(folder), notes.get("head"))
@@ -101,10 +100,8 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     tokenizer = hf.load_tokenizer(folder)
     head, ids, objective, label_kind = "none", None, "lm", "unknown"
     if not as_lm:
-        head, ids = (
-            {"tokens": "binary", "vocabulary": "none", "ensemble": "none"}.get(fmt.head, kind),
-            verdicts(fmt, tokenizer),
-        )
+        head = {"tokens": "binary", "vocabulary": "none", "ensemble": "none"}.get(fmt.head, kind)
+        ids = verdicts(fmt, tokenizer)
         objective = notes.get("objective", "orm" if fmt.outcome else "prm")
         label_kind = notes.get("label_kind", fmt.label_kind)
     keeps_lm = as_lm or fmt.head == "vocabulary"
@@ -138,16 +135,15 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
     if is_outcome:
         has = f"is an outcome model ({', '.join(map(str, classes))}), with the head {layer}.weight ({kind})"
     heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
-    fits = [f for f in all_formats() if f.head in heads and f.layer == layer]
-    fits = [f for f in fits if f.outcome == is_outcome or not classes]
+    suits = lambda f: f.outcome == is_outcome or not classes
+    fits = [f for f in all_formats() if f.head in heads and f.layer == layer and suits(f)]
     listed = " or ".join(f"format={f.name}" for f in fits) or "no known format"
     if fmt.name == "auto":
         found = [f for f in fits if f.auto]
         if len(found) != 1 or found[0].head is None:
             raise InputError(f"{where}: {has}; say which convention it follows: {listed}")
         return parse(dataclasses.asdict(found[0]) | (fmt.changes or {}), Format, "format")
-    if fmt.head not in heads or fmt.outcome != is_outcome and classes:
-        reads = fmt.head or "one"
-        reads = reads if fmt.outcome == is_outcome or not classes else f"{'texts' if fmt.outcome else 'steps'}"
+    if fmt.head not in heads or not suits(fmt):
+        reads = fmt.head or "one" if suits(fmt) else "texts" if fmt.outcome else "steps"
         raise InputError(f"{where}: {has}, but format={fmt.name} reads {reads}; expected {listed}")
     return fmt

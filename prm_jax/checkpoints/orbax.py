@@ -30,10 +30,8 @@ from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
 args = ocp.args
-for name in (
-    "absl",
-    "asyncio",
-):  # Orbax says at length what it was asked to do; what goes wrong in its threads it raises, too
+# Orbax says at length what it was asked to do; what goes wrong in its threads it raises, too.
+for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 CHECKSUMS = "checksums.json"  # {file: sha256} of a step's folder
 CHANGES_LATER = "_CHECKPOINT_METADATA"  # times of the save, which Orbax completes afterwards
@@ -146,10 +144,8 @@ def newest_whole(folder: Path) -> int | None:
                     print(f"checkpoint  {folder / str(n)}: {why}; falls back to step {step}")
                 return {"step": step}
             found[step] = wrong
-        return {
-            "step": None,
-            "wrong": [f"{folder / str(n)}: {why}; no other step is whole" for n, why in found.items()],
-        }
+        wrong = [f"{folder / str(n)}: {why}; no other step is whole" for n, why in found.items()]
+        return {"step": None, "wrong": wrong}
 
     chosen = choose() if jax.process_index() == 0 else {}
     if jax.process_count() > 1:

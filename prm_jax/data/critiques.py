@@ -25,9 +25,8 @@ class CriticFormat:
     """
 
     prompt: str  # what the user says; without `chat` of the format the whole text
-    next: str | None = (
-        None  # what the user says of the second step and later ones of a conversation; null: each step is asked anew
-    )
+    # What the user says of the second step and later ones of a conversation; null: each step is asked anew.
+    next: str | None = None
     step: str = "{step}"  # a step in {before} and {steps}, {n} its number
     between: str = "\n"  # between two of them
     opening: str = ""  # the first words of the critique, written for the critic
@@ -50,9 +49,8 @@ class CriticFormat:
     rounds: Count = 3  # code blocks that are run in one critique at most
     rows: Count = 64  # critiques decoded at a time
     model: str | None = None  # of a critic behind a server: its name there, as server.model of conf/sampling.yaml
-    tokenizer: str | None = (
-        None  # of a critic behind a server, with chat: folder or hub name of the tokenizer that writes the turns
-    )
+    # Of a critic behind a server, with chat: folder or hub name of the tokenizer that writes the turns.
+    tokenizer: str | None = None
 
     def __post_init__(self):
         expect(self.max_tokens or self.ask is not None, "format.critic.max_tokens", 0, "above 0 where `ask` is null")
@@ -89,12 +87,16 @@ def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: S
     if not fmt.chat:
         return "".join(turn["content"] for turn in turns) + opening(fmt, len(steps))
     expect(tokenizer is not None, "format.critic.tokenizer", None, "the tokenizer whose chat template writes the turns")
+    return conversation(fmt, tokenizer, turns, asks=True) + opening(fmt, len(steps))
+
+
+def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:
+    """Turns as the tokenizer's own chat template writes them; `asks`: the next turn, of the assistant, begins."""
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
     except Exception as error:  # no template, one that cannot be read, or one that raises at a role
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"format={fmt.name}: needs the tokenizer's chat template, which fails ({reason})") from error
-    return text + opening(fmt, len(steps))
 
 
 def verdict_at(fmt, text: str) -> int | None:

@@ -112,11 +112,8 @@ def _beginning(tokens) -> Side | None:
         value, is_share = reader.sum()
     except Unreadable:
         return None
-    side, stop, rest = (
-        Side(value, tokens[: reader.at], reader.units, reader.doubt, is_share),
-        reader.peek(),
-        tokens[reader.at :],
-    )
+    side = Side(value, tokens[: reader.at], reader.units, reader.doubt, is_share)
+    stop, rest = reader.peek(), tokens[reader.at :]
     if stop is None:
         return side if not rest else None
     if stop.kind == "w":  # = 5 apples

@@ -66,14 +66,7 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
 
 
 def make_examples(
-    solutions,
-    fmt: Format,
-    tokenizer,
-    objective: str,
-    limit=None,
-    too_long="error",
-    weights="uniform",
-    outcome_at="last",
+    solutions, fmt: Format, tokenizer, objective, limit=None, too_long="error", weights="uniform", outcome_at="last"
 ):
     """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
 

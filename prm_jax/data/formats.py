@@ -20,7 +20,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.critiques import CriticFormat
+from prm_jax.data.critiques import CriticFormat, conversation
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import CONF, expect, one_of, parse
 
@@ -43,9 +43,7 @@ class Format:
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
     bos: bool = True  # the beginning-of-sequence token comes first; false: the tokenizer has one that it does not write
-    chat: bool = (
-        False  # prefix is a user's message and the steps the answer to it, by the tokenizer's own chat template
-    )
+    chat: bool = False  # prefix is a user's message and the steps its answer, by the tokenizer's own chat template
     system: str | None = None  # chat: the system's message; null: whatever the template brings
     outcome: bool = False  # an outcome model: one score, at the text's last token, which every step bears
     strip: bool = False  # steps lose white space at both ends
@@ -197,7 +195,7 @@ def _encode_together(fmt: Format, tokenizer, rows):
             yield _encode_outcome(fmt, tokenizer, text, steps)
             continue
         if fmt.chat:
-            text, suffix = conversation(fmt, tokenizer, text, ANSWER).rsplit(ANSWER, 1)
+            text, suffix = as_chat(fmt, tokenizer, text, ANSWER).rsplit(ANSWER, 1)
         first, ends = len(text), []
         for t, step in enumerate(steps):
             text += fmt.between if t else ""
@@ -226,21 +224,16 @@ def _encode_together(fmt: Format, tokenizer, rows):
 ANSWER = "<the answer stands here>"
 
 
-def conversation(fmt: Format, tokenizer, question: str, answer: str) -> str:
-    """A question and an answer as the tokenizer's own chat template writes them."""
+def as_chat(fmt: Format, tokenizer, question: str, answer: str) -> str:
     messages = [("system", fmt.system)] * (fmt.system is not None) + [("user", question), ("assistant", answer)]
-    messages = [{"role": role, "content": content} for role, content in messages]
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
-    except Exception as error:  # no template, one that cannot be read, or one that raises at a role
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"format={fmt.name}: needs the tokenizer's chat template, which fails ({reason})") from error
+    turns = [{"role": role, "content": content} for role, content in messages]
+    return conversation(fmt, tokenizer, turns, asks=False)
 
 
 def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]):
     """(ids, [the last one's index], start) of a whole solution."""
     answer = fmt.between.join(step + fmt.separator for step in steps)
-    text = conversation(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
+    text = as_chat(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     spans = np.array(encoding["offset_mapping"]).reshape(-1, 2)
     start = int((spans[:, 0] < max(text.rfind(answer.strip()), 0)).sum())

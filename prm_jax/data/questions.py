@@ -64,19 +64,8 @@ def grader(checker: Checker) -> Callable[[Problem], Problem]:
     return grade
 
 
-COUNTS = [
-    "problems",
-    "resumed",
-    "candidates",
-    "policy_tokens",
-    "finished",
-    "cut",
-    "empty",
-    "unanswered",
-    "right",
-    "wrong",
-    "ungraded",
-]
+COUNTS = ["problems", "resumed", "candidates", "policy_tokens", "finished", "cut", "empty"]
+COUNTS += ["unanswered", "right", "wrong", "ungraded"]
 
 
 def counts_of(line: dict) -> collections.Counter:

@@ -83,9 +83,8 @@ class Data:
     splits: dict[str, list[Solution]]  # train, validation, test
     counts: dict[str, float]  # everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; data set of the hub -> sha256 of its solutions
-    parts: dict[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # of a mixture: training solutions of each source, in order
+    # Of a mixture: training solutions of each source, in order.
+    parts: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def data_config(node, key: str = "data") -> DataConfig:
@@ -117,12 +116,8 @@ def _mixture(node) -> Mixture:
     given, one_each = cfg.weights or dict.fromkeys(found), f"one of each: {', '.join(found)}"
     expect(given.keys() == found.keys(), "data.weights", given, one_each)
     kinds = {name: part.label_kind for name, part in found.items()}
-    expect(
-        set(kinds.values()) == {cfg.label_kind},
-        "data.sources",
-        kinds,
-        f"data.label_kind={cfg.label_kind} of all: they are never mixed",
-    )
+    expected = f"data.label_kind={cfg.label_kind} of all: they are never mixed"
+    expect(set(kinds.values()) == {cfg.label_kind}, "data.sources", kinds, expected)
     return cfg
 
 

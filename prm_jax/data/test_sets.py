@@ -139,12 +139,8 @@ def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
     """
     turns, functions = field(row, "history", list), row.get("functions")
     for index, turn in enumerate(turns):
-        require(
-            isinstance(turn, dict) and isinstance(turn.get("role"), str),
-            f"history[{index}]",
-            turn,
-            "a turn with a role",
-        )
+        is_turn = isinstance(turn, dict) and isinstance(turn.get("role"), str)
+        require(is_turn, f"history[{index}]", turn, "a turn with a role")
     problem = "\n".join([*([_text(functions)] if functions else []), *map(_message, turns)])
     both = []
     for name, label in (("chosen", 1.0), ("rejected", 0.0)):

@@ -120,17 +120,8 @@ def run_config(folder: Path) -> DictConfig:
 
 
 # Keys and sections on which no number of a finished run or evaluation depends.
-HARMLESS = (
-    "resume",
-    "log_every",
-    "checkpoint_every",
-    "tensorboard",
-    "wandb",
-    "cpu_devices",
-    "mesh",
-    "distributed",
-    "server",
-)
+HARMLESS = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb"]
+HARMLESS += ["cpu_devices", "mesh", "distributed", "server"]
 
 
 def settings(folder: str | Path) -> dict:

@@ -42,12 +42,8 @@ class MetricsLog:
             from wandb import Settings, init
 
             place, told = str(run.resolve()), dict(leaves(run_config(run)))
-            about = {
-                "project": "prm_jax",
-                "group": run.parent.name,
-                "name": f"{run.parent.name}/{run.name}",
-                "config": told,
-            }
+            about = {"project": "prm_jax", "group": run.parent.name, "config": told}
+            about["name"] = f"{run.parent.name}/{run.name}"
             run_id = hashlib.sha256(place.encode()).hexdigest()[:16]  # a resumed run is the same one there
             quiet = Settings(silent=True, console="off")
             self.wandb = init(**about, dir=place, id=run_id, resume="allow", mode=wandb, settings=quiet)

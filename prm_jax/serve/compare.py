@@ -47,7 +47,7 @@ class CompareConfig:
 
 def read_solutions(path: str, most: int) -> list[tuple[str, str, tuple[str, ...]]]:
     """The first (id, problem, steps) rows of a file of solutions or a pool."""
-    if "candidates" in next(iter(rows.read_rows(path)), (0, {}))[1]:
+    if "candidates" in next(iter(rows.read_rows(path)))[1]:
         found = pools.candidate_rows(pools.iter_pool(path))
     else:
         found = ((s.id, s.problem, s.steps) for s in sources.load(path, "native")[0])
@@ -93,9 +93,8 @@ def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str
 def gives_one_row(checkpoint: str) -> bool:
     """Whether a server reads a checkpoint as one of a single score a text; our outcome models have the class of step models."""
     config = locate(checkpoint) / "config.json"
-    return config.exists() and any(
-        "SequenceClassification" in x for x in run_folder.read_json(config).get("architectures") or ()
-    )
+    classes = run_folder.read_json(config).get("architectures") if config.exists() else None
+    return any("SequenceClassification" in name for name in classes or ())
 
 
 def theirs(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: CompareConfig) -> list[np.ndarray]:
@@ -143,12 +142,10 @@ def main(cfg):
     run_folder.write_json(folder / "results.json", results)
     print(f"compared    {len(own)} solutions, {len(difference_n)} steps of {scorer.name}, ours in {cfg.dtype}")
     print(f"differs     P(good) by at most {largest[worst]:.3g}, {difference_n.mean():.3g} on average")
-    print(
-        f"worst       solution {ids[worst]}, step {step + 1}: ours {own[worst][step]:.6f}, theirs {other[worst][step]:.6f}"
-    )
-    print(
-        f"same        side of 0.5 {results['same_side_of_half']:.4f}, weakest step {results['same_weakest_step']:.4f}"
-    )
+    there = f"ours {own[worst][step]:.6f}, theirs {other[worst][step]:.6f}"
+    print(f"worst       solution {ids[worst]}, step {step + 1}: {there}")
+    weakest = results["same_weakest_step"]
+    print(f"same        side of 0.5 {results['same_side_of_half']:.4f}, weakest step {weakest:.4f}")
     print(f"results     {folder / 'results.json'}")
 
 
