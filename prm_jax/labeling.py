@@ -53,8 +53,8 @@ def ratio(mc: Sequence[MC], how: "Labels") -> list[float | None]:
 
 def advantage(mc: Sequence[MC], how: "Labels") -> list[float]:
     """PAV's progress A_t = Q_t - Q_(t-1) under the best of `prover` completions (Setlur et al. 2024), as (1 + A) / 2."""
-    q_T = [here.best_of(how.prover) for here in mc]
-    return [(1 + after - before) / 2 for before, after in itertools.pairwise(q_T)]
+    q = [here.best_of(how.prover) for here in mc]
+    return [(1 + after - before) / 2 for before, after in itertools.pairwise(q)]
 
 
 # label -> f(MC of the bare problem and of every prefix, settings) -> label of every step

@@ -184,9 +184,7 @@ def label_kind(cfg: RelabelingConfig, scorer) -> str:
 KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "consensus": ("other", "other_threshold")}
 
 
-def label_file(
-    folder: Path, made: dict, after_first_error: str, solutions: list[Solution], labels
-) -> collections.Counter:
+def label_file(folder: Path, made: dict, after_first_error: str, solutions, labels) -> collections.Counter:
     """Writes labels.jsonl, a native row for each solution that has labels, and says `made` in each; returns the counts.
 
     A call that goes on with a stopped scores file gives the labels of an undisturbed one, up to float32 rounding.
@@ -227,9 +225,8 @@ def main(cfg):
         about |= {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
         path = folder / ("scores.jsonl" if scorer else "labels.jsonl")
         run_folder.check_about(path, about)
-        counts = label_file(
-            folder, made, cfg.after_first_error, solutions, label_all(cfg, scorer, path, solutions, beside)
-        )
+        labels = label_all(cfg, scorer, path, solutions, beside)
+        counts = label_file(folder, made, cfg.after_first_error, solutions, labels)
     about |= {"finished": True, "counts": dict(counts), "versions": run_folder.versions()}
     run_folder.write_json(folder / "about.json", about)
     kind = {"unknown": "correctness|value, which their source does not say"}.get(made["label_kind"], made["label_kind"])

@@ -3,7 +3,7 @@
 A scorer is any object with `name`, `unit` ("logit" or "log_ratio", data/units.py), `label_kind` (correctness, value,
 advantage, unknown), `objective` (prm, orm) and `score(rows)`: (problem, steps) rows to one float32 array a row, a number a step.
 
-Dimension key: B rows, L tokens, T step ends, N solutions.
+Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row.
 """
 
 import collections

@@ -27,16 +27,16 @@ def _drawn_problems(P: int, draws: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(P, size=(draws, P))
 
 
-def _counts(P: int, draws: int, seed: int) -> np.ndarray:
+def _counts(P: int, seed: int) -> np.ndarray:
     """count_SP: how often each problem is in each resample."""
-    return np.stack([np.bincount(drawn_P, minlength=P) for drawn_P in _drawn_problems(P, draws, seed)])
+    return np.stack([np.bincount(drawn_P, minlength=P) for drawn_P in _drawn_problems(P, RESAMPLES, seed)])
 
 
 def _percentiles(value_SX, level) -> np.ndarray:
     return np.quantile(value_SX, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
-def mean_interval(value_PX, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
+def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
     """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan of fewer than two problems.
 
     All X share the resamples, so that their differences are paired.
@@ -44,21 +44,21 @@ def mean_interval(value_PX, seed: int = 0, draws: int = RESAMPLES, level: float 
     value_PX = np.asarray(value_PX, np.float64)
     if (P := len(value_PX)) < 2:
         return np.full((2, *value_PX.shape[1:]), np.nan)
-    return _percentiles(np.tensordot(_counts(P, draws, seed), value_PX, 1) / P, level)
+    return _percentiles(np.tensordot(_counts(P, seed), value_PX, 1) / P, level)
 
 
-def ratio_interval(sum_PX, n_PX, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
-    """(low_X, high_X) of sum_PX summed over problems, over n_PX summed: the mean of rows of which a problem has several or none.
+def ratio_interval(sum_PX, n_PX, seed: int = 0):
+    """(low_X, high_X), 95 %, of sum_PX summed over problems, over n_PX summed: the mean of rows of which a problem has several or none.
 
     Resamples without any row are left out; nan where fewer than two problems have one.
     """
     sum_PX, n_PX = np.asarray(sum_PX, np.float64), np.asarray(n_PX, np.float64)
-    count_SP = _counts(len(n_PX), draws, seed)
+    count_SP = _counts(len(n_PX), seed)
     total_SX, n_SX = (np.tensordot(count_SP, x_PX, 1) for x_PX in (sum_PX, n_PX))
     ratio_SX = np.divide(total_SX, n_SX, out=np.full(n_SX.shape, np.nan), where=n_SX > 0)
     few_X = (n_PX > 0).sum(0) < 2
     ratio_SX[:, few_X] = 0
-    return np.where(few_X, np.nan, np.nanquantile(ratio_SX, [(1 - level) / 2, (1 + level) / 2], axis=0))
+    return np.where(few_X, np.nan, np.nanquantile(ratio_SX, [0.025, 0.975], axis=0))
 
 
 def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):

@@ -91,13 +91,13 @@ def over_beta(score_PN, beta_b) -> rerank.Reweighted:
     return jax.vmap(lambda beta: rerank.reweight(score_PN, beta, jnp.asarray(REF_N)))(jnp.asarray(beta_b))
 
 
-@functools.partial(jax.jit, static_argnames=("hows", "trace"))
-def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS), trace: int = HACKED_TRACE) -> Plane:
-    """Every aggregator x beta x size of the error that the process verifier makes on one trace.
+@functools.partial(jax.jit, static_argnames="hows")
+def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS)) -> Plane:
+    """Every aggregator x beta x size of the error that the process verifier makes on the HACKED_TRACE.
 
     beta_b: any betas, 0 and inf included. error_e: 0 honest to 1 fully fooled (`process_logits`).
     """
-    hit_N = jnp.arange(len(TRACES)) == trace
+    hit_N = jnp.arange(len(TRACES)) == HACKED_TRACE
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, how, unit="logit") for how in hows])
@@ -127,9 +127,8 @@ def grids(how: str, betas: int, errors: int) -> dict:
         "right": whole.right_hbe,
         "valid": whole.valid_hbe,
     }
-    by_aggregator = {
-        name: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()} for h, name in enumerate(rerank.AGGREGATORS)
-    }
+    of = lambda h: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
+    by_aggregator = {name: of(h) for h, name in enumerate(rerank.AGGREGATORS)}
     axes = {"trace": TRACES[HACKED_TRACE], "beta": rounded(beta_b), "error": rounded(error_e)}
     by_beta = {"beta": rounded(beta_b)} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))
     return {"by_beta": by_beta, "plane": axes | {"by_aggregator": by_aggregator}}

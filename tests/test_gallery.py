@@ -290,7 +290,9 @@ def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_
     rows = list(csv.DictReader(table.open()))
     about = json.loads((tmp_path / name / "figure.json").read_text())
     trained = not pipeline.read_definition(name).data  # stored scores are one run, whose seed is the bootstrap's
-    assert rows and {row["runs"] for row in rows} == {"3" if trained else "1"}
+    values = [row["values"].split() for row in rows]
+    assert rows and {len(own) for own in values} == {3 if trained else 1}
+    assert [int(row["runs"]) for row in rows] == [sum(x != "nan" for x in own) for own in values]
     assert about["commits"] == ["0123456789+"] and about["seeds"] == ("seeds 0, 1, 2" if trained else "seed 0")
     assert about["command"] == f"name={name} steps=3" and about["seconds"] == 10 * len(about["stages"])
     assert about["cpu_seconds"] == 15 * len(about["stages"])

@@ -32,12 +32,10 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
         policy = Policy(model, hf.load_tokenizer(hf.EMBEDDED), Format("plain", separator="\n"), "bench", law, s.rows)
 
         def sample(policy, n):
-            found = []
+            found, key = [], jax.random.key(cfg.seed)
             for group in policy.groups(prompts, lambda _: n):
                 rows = [(p, p, j) for p in range(len(group)) for j in range(n)]
-                found += policy.decode(
-                    group, rows, s.prompt_tokens, never_V, jax.random.key(cfg.seed), np.arange(len(prompts))
-                )
+                found += policy.decode(group, rows, s.prompt_tokens, never_V, key, np.arange(len(prompts)))
             return found
 
         for _ in range(1 + s.repeats):  # the first compiles
@@ -49,16 +47,12 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
     tokens, before, after = s.prompts * s.n * s.new_tokens, s.prompt_tokens, s.prompt_tokens + s.new_tokens
     pairs = lambda n: n * (n + 1) // 2
     pairs = s.prompts * (pairs(before) + s.n * (pairs(after) - pairs(before)))
-    flops = (
-        measure.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
-        + 2 * tokens * model.cfg.dim * model.cfg.vocab
-    )
+    flops = measure.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
+    flops += 2 * tokens * model.cfg.dim * model.cfg.vocab
     note = "share of the greedy tokens of one prompt before the first that differs"
     return [
         Row(
-            "tokens",
-            tokens,
-            f"{s.n} samples of each of {s.prompts} prompts of {before} tokens, {s.rows} rows at a time",
+            "tokens", tokens, f"{s.n} samples of each of {s.prompts} prompts of {before} tokens, {s.rows} rows a batch"
         ),
         *[Row(f"{dtype}_seconds", seconds, f"median of {s.repeats}") for dtype, seconds in ours.items()],
         *measure.speed(cfg, tokens, flops, ours, {dtype: r["seconds"] for dtype, r in theirs.items()}),

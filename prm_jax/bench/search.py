@@ -31,17 +31,14 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
     policy = open_lab_policy(data.policy, data.temperature, data.max_tokens)
     verifier = open_checkpoint("embedded_orm", "best", read_format("auto"), "float32").scorer(4, 128)
     problems = tasks.make_problems(tasks.chain, data.task, s.problems, "test", cfg.seed)
-    rows = []
-    for method, arguments in (
-        ("beam", {"width": s.width, "branch": 4}),
-        ("mcts", {"simulations": 4 * s.width, "branch": 4}),
-    ):
+    rows, methods = [], {"beam": {"width": s.width}, "mcts": {"simulations": 4 * s.width}}
+    for method, arguments in methods.items():
         key = itertools.count()  # other draws in each run
 
         def seconds(batch, key=key, method=method, arguments=arguments):
             start, texts = time.perf_counter(), [problems[p] for p in batch]
             explorer = search.Explorer(policy, verifier, texts, "last", 40, jax.random.key(next(key)))
-            search.METHODS[method](explorer, range(len(texts)), **arguments)
+            search.METHODS[method](explorer, range(len(texts)), branch=4, **arguments)
             return time.perf_counter() - start
 
         every, some = range(len(problems)), range(s.singles)
@@ -51,14 +48,11 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
         together = seconds(every)
         alone = sum(seconds([p]) for p in some) / len(some) * len(problems)
         profile.runcall(seconds, every)  # apart from the timed run: it slows what is Python
+        share = model_seconds(profile) / together
         rows += [
             Row(f"{method}_seconds", together, f"{len(problems)} problems at once, width {s.width}"),
             Row(f"{method}_alone_seconds", alone, f"one at a time, from {len(some)} of them"),
             Row(f"{method}_ratio", alone / together),
-            Row(
-                f"{method}_models_share",
-                model_seconds(profile) / together,
-                "of the time; the rest is text, packing and choosing",
-            ),
+            Row(f"{method}_models_share", share, "of the time; the rest is text, packing and choosing"),
         ]
     return rows

@@ -109,16 +109,13 @@ def bench_serve(cfg: BenchConfig) -> list[Row]:
     difference, of_logits = largest(probability), largest(np.array)
     median = lambda values: statistics.median(values[1:])
     share = lambda ours, theirs: statistics.median(b / a for a, b in zip(ours[1:], theirs[1:], strict=True))
+    beside = "the clients work beside the server"
     p50, p99 = 1000 * np.percentile(waited, [50, 99])
     return [
         Row("score_solutions_per_second", len(rows) / median(by_score), "task=score's scoring, compiled"),
         Row("serve_solutions_per_second", len(rows) / median(by_server), note),
         Row("serve_requests_per_second", len(bodies) / median(by_server)),
-        Row(
-            "serve_share_of_score",
-            share(by_server, by_score),
-            f"median of {s.repeats}; the clients work beside the server",
-        ),
+        Row("serve_share_of_score", share(by_server, by_score), f"median of {s.repeats}; {beside}"),
         Row("serve_cpu_share_of_score", share(cpu_server, cpu_score), "the same by CPU seconds, the clients' left out"),
         Row("serve_p50_milliseconds", float(p50)),
         Row("serve_p99_milliseconds", float(p99)),

@@ -92,9 +92,8 @@ def one_line(kept: ocp.CheckpointManager) -> Iterator[None]:
             raise
         sys.unraisablehook = lambda ended: None  # of the coroutines that were left behind
         told = why[0] if why else str(error).splitlines()[0]
-        raise InputError(
-            f"{kept.directory}: a checkpoint could not be written ({told}); those before are whole"
-        ) from None
+        told = f"a checkpoint could not be written ({told}); those before are whole"
+        raise InputError(f"{kept.directory}: {told}") from None
 
 
 def manager(folder: Path) -> ocp.CheckpointManager:

@@ -45,9 +45,8 @@ def open_verifier(name: str, how: Opening):
         how, name = how._replace(format=named[0]), named[1]
     if how.format is None or how.format.critic is None:
         if is_served(name):
-            raise InputError(
-                f"checkpoint: {name}: is a server, which is asked as a critic: format=judge, genprm, r_prm or thinkprm"
-            )
+            expected = "format=judge, genprm, r_prm or thinkprm"
+            raise InputError(f"checkpoint: {name}: is a server, which is asked as a critic: {expected}")
         return open_checkpoint(name, how.which, how.format, how.dtype, how.reference).scorer(how.rows, how.tokens)
     if is_served(name):
         return Critic(RemoteWriter(name, how.format), how.format, how.seed)
@@ -82,9 +81,8 @@ def exact_scorer(name: str, kind: str, faults: list[float], how: Opening):
     if kind == "checker":
         return NoisyChecker(are_right, *faults, how.seed, name) if faults else CheckerScorer(step_labels)
     if how.data is None or how.data.name not in TASKS:
-        raise InputError(
-            f"checkpoint: {name} needs the embedded task that it knows the values of: data=chain or data=countdown"
-        )
+        expected = "data=chain or data=countdown"
+        raise InputError(f"checkpoint: {name} needs the embedded task that it knows the values of: {expected}")
     data = data_config(how.data)
     values = functools.partial(TASKS[data.name].values, data.task)
     about = {"name": name, "label_kind": "value"}

@@ -153,9 +153,8 @@ def provenance(every: list[Stage], name: str, overrides: dict[str, str]) -> dict
     seeds = list(dict.fromkeys(stage.at["seed"] for stage in every if "seed" in stage.at))
     total = {key: sum(r[key] for r in records) for key in ("seconds", "cpu_seconds")}
     cut = sum(r["resumed"] for r in records)
-    cost = (
-        f"{len(every)} commands, {total['seconds'] / 60:.1f} minutes one by one, {total['cpu_seconds'] / 60:.1f} of CPU"
-    )
+    wall, cpu = (f"{seconds / 60:.1f}" for seconds in total.values())
+    cost = f"{len(every)} commands, {wall} minutes one by one, {cpu} of CPU"
     cost += f", more before {cut} of them were stopped" if cut else ""
     commits = dict.fromkeys(r["commit"][:10] + "+" * r["commit"].endswith("+") for r in records)
     command = " ".join([f"name={name}", *(f"{key}={value}" for key, value in overrides.items())])

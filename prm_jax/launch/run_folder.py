@@ -79,13 +79,13 @@ def read_json(path: Path) -> dict:
         raise InputError(f"{path}: not JSON ({error})") from None
 
 
-def newest_run(root: str = "runs") -> Path:
-    """The training run that finished last under `root`, language models left aside: they cannot score."""
-    summaries = sorted(Path(root).glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
+def newest_run() -> Path:
+    """The training run that finished last under runs/, language models left aside: they cannot score."""
+    summaries = sorted(Path("runs").glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
     finished = [path.parent for path in summaries if read_json(path).get("objective") not in (None, "lm")]
     if not finished:
         hint = "run `python train.py` first, or name one"
-        raise InputError(f"checkpoint: no finished run under {Path(root).resolve()}; {hint}")
+        raise InputError(f"checkpoint: no finished run under {Path('runs').resolve()}; {hint}")
     return finished[-1].resolve()
 
 
@@ -95,13 +95,12 @@ def runs_of(folder: Path) -> list[Path]:
     if (folder / "checkpoints").is_dir() or not numbered:
         return [folder]
     finished = [p for p in numbered if (p / "summary.json").exists()]
+    missing = [p.name for p in numbered if p not in finished]
     if not finished:
         raise InputError(f"checkpoint: {folder} holds {len(numbered)} runs of a sweep, none of them finished")
-    if len(finished) < len(numbered):
-        missing = ", ".join(p.name for p in numbered if p not in finished)
-        print(
-            f"left out    {len(numbered) - len(finished)} of {len(numbered)} runs of the sweep: not finished: {missing}"
-        )
+    if missing:
+        told = f"not finished: {', '.join(missing)}"
+        print(f"left out    {len(missing)} of {len(numbered)} runs of the sweep: {told}")
     return finished
 
 

@@ -43,9 +43,8 @@ def make_problems(task: ModuleType, cfg, n: int, split: str, seed: int) -> list[
         problem = task.make_problem(cfg, rng)
         if low <= zlib.crc32(problem.encode()) % 100 < high:
             found[problem] = None
-    raise InputError(
-        f"data.task: has only {len(found)} distinct {split} problems of {n}; ask for fewer, or for longer ones"
-    )
+    hint = "ask for fewer, or for longer ones"
+    raise InputError(f"data.task: has only {len(found)} distinct {split} problems of {n}; {hint}")
 
 
 def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: int) -> Iterator[Problem]:
