@@ -49,11 +49,10 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
     pairs = s.prompts * (pairs(before) + s.n * (pairs(after) - pairs(before)))
     flops = measure.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
     flops += 2 * tokens * model.cfg.dim * model.cfg.vocab
+    shape = f"{s.n} samples of each of {s.prompts} prompts of {before} tokens"
     note = "share of the greedy tokens of one prompt before the first that differs"
     return [
-        Row(
-            "tokens", tokens, f"{s.n} samples of each of {s.prompts} prompts of {before} tokens, {s.rows} rows a batch"
-        ),
+        Row("tokens", tokens, f"{shape}, {s.rows} rows at a time"),
         *[Row(f"{dtype}_seconds", seconds, f"median of {s.repeats}") for dtype, seconds in ours.items()],
         *measure.speed(cfg, tokens, flops, ours, {dtype: r["seconds"] for dtype, r in theirs.items()}),
         *[Row(f"{cfg.peer}_{d}_same_tokens", same_tokens(greedy[d], r["greedy"]), note) for d, r in theirs.items()],
