@@ -10,8 +10,7 @@ import time
 
 import jax
 
-from prm_jax.bench import measure
-from prm_jax.bench.measure import BenchConfig, Row
+from prm_jax.bench.measure import PEERS, BenchConfig, Row, table
 from prm_jax.bench.memory import bench_memory
 from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.sampling import bench_sampling
@@ -54,13 +53,13 @@ def main(cfg):
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()
     mesh = contextlib.nullcontext()
-    if cfg.what in measure.PEERS:
+    if cfg.what in PEERS:
         n = math.prod(vars(cfg.mesh).values())
         set_cpu_devices(n)
         mesh = jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows, jax.devices()[:n]))
     with run_folder.claimed(folder, given), mesh:
         rows = JOBS[cfg.what](cfg)
-    print(measure.table(rows))
+    print(table(rows))
     machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}
     notes = {row.name: row.note for row in rows if row.note}
     path = folder / "results.json"

@@ -10,10 +10,6 @@ LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts
 
 
 def search_figures(results: dict, folder: Path) -> list[Path]:
-    return [search_curves(results, folder)]
-
-
-def search_curves(results: dict, folder: Path) -> Path:
     """A row a verifier: all problems, then the groups of equal difficulty; bands are bootstrap intervals over problems."""
     verifiers, rule = results["verifiers"], results["choice"]
     columns = 1 + max(len(v["difficulty_pass_at_1"]) for v in verifiers)
@@ -47,4 +43,4 @@ def search_curves(results: dict, folder: Path) -> Path:
     text = f"final choice: {final}; dotted: the policy alone; bands: 95 % bootstrap intervals over problems; columns: groups of equal size by share of right samples"
     names = "; ".join(f"{v['verifier']}, {v['aggregator']}, {v['problems']} problems" for v in verifiers)
     caption(figure, f"{text}; {names}", results)
-    return save(figure, folder / "search.png")
+    return [save(figure, folder / "search.png")]

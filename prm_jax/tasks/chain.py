@@ -59,7 +59,7 @@ class Config:
 
 
 def operands(name: str, modulus: int) -> range:
-    """Those in problems: none makes a no-op of its operation."""
+    """Those in problems; the one no-op among them is min with modulus - 1."""
     return range(2 if name == "*" else 1, modulus)
 
 
