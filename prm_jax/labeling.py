@@ -334,7 +334,7 @@ def main(cfg):
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grade)
     if policy.stats.tokens:
         print(policy.stats.summary())
-    print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
+    cli.print_counts(counts, totals=())
     kind = KINDS.get(cfg.label, "value")
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")
 

@@ -230,7 +230,7 @@ def main(cfg):
     about |= {"finished": True, "counts": dict(counts), "versions": run_folder.versions()}
     run_folder.write_json(folder / "about.json", about)
     kind = {"unknown": "correctness|value, which their source does not say"}.get(made["label_kind"], made["label_kind"])
-    print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
+    cli.print_counts(counts, totals=())
     path = folder / "labels.jsonl"
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")
 

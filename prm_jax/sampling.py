@@ -367,7 +367,7 @@ def main(cfg):
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grade, total)
     if policy.stats.tokens:
         print(policy.stats.summary())
-    print("counts      " + ", ".join(f"{n:,} {name}" for name, n in counts.items() if n))
+    cli.print_counts(counts, totals=())
     graded = counts["right"] + counts["wrong"]
     by = "the task's checker" if by_task else checker.name
     rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {by}" if graded else "no answer to grade by"

@@ -26,6 +26,7 @@ from prm_jax.data.splits import (
     problem_hashes,
     split_by_problem,
 )
+from prm_jax.launch import cli
 from prm_jax.launch.config import CONF
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -852,3 +853,8 @@ def test_runs_from_before_there_were_test_files_still_read():
     node = OmegaConf.merge(OmegaConf.load(CONF / "data" / "files.yaml"), {"name": "native", "path": "x", "fold": 0})
     del node["test_path"], node["validation_path"], node["defaults"]
     assert data_config(node).test_path is None
+
+
+def test_counts_are_printed_to_the_last_digit(capsys):
+    cli.print_counts({"rows": 5, "neutral_masked": 123_456, "lucky": 0.24681, "cut": 0})
+    assert capsys.readouterr().out == "counts      123,456 neutral_masked, 0.2468 lucky\n"

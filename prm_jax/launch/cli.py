@@ -148,9 +148,9 @@ def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm
     return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=jax.process_index() > 0, **often, **more)
 
 
-def print_counts(counts: dict[str, float]):
+def print_counts(counts: dict[str, float], totals=("rows", "solutions", "steps", "labels")):
     """One line of everything that was dropped, cut, masked or odd in the data; the totals are left out."""
-    totals = ("rows", "solutions", "steps", "labels")
-    odd = [f"{n:.4g} {name}" for name, n in counts.items() if n and name not in totals]
+    number = lambda n: f"{n:.4g}" if isinstance(n, float) else f"{n:,}"
+    odd = [f"{number(n)} {name}" for name, n in counts.items() if n and name not in totals]
     if odd:
         print(f"counts      {', '.join(odd)}")
