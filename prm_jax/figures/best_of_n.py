@@ -52,9 +52,8 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
         every = range(1, len(line) + 1)
         low, high = floats(ends)
         if place:
-            axes.vlines(
-                sizes[-1] * 2 ** (0.13 * place), low[-1], high[-1], color=style["color"], linewidth=1.4, alpha=0.7
-            )
+            x = sizes[-1] * 2 ** (0.13 * place)
+            axes.vlines(x, low[-1], high[-1], color=style["color"], linewidth=1.4, alpha=0.7)
         else:
             at = every if len(low) == len(line) else sizes
             axes.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)

@@ -264,9 +264,8 @@ def difference(stage: Stage) -> str:
         if folder != stage.folder and before["name"] == stage.name:
             now, before = json.loads(json.dumps(stage.config, default=str)), before["config"]
             keys = sorted(k for k in now.keys() | before.keys() if now.get(k, MISSING) != before.get(k, MISSING))
-            changed[folder.name] = [
-                f"{k}: {short(before.get(k, MISSING))} -> {short(now.get(k, MISSING))}" for k in keys
-            ]
+            of = lambda config, k: short(config.get(k, MISSING))
+            changed[folder.name] = [f"{k}: {of(before, k)} -> {of(now, k)}" for k in keys]
     if not changed:
         return ""
     nearest = min(changed, key=lambda name: len(changed[name]))

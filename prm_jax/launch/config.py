@@ -19,13 +19,13 @@ CONF = Path(__file__).parents[2] / "conf"
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     """A frozen dataclass from a config node: unknown, missing and wrongly typed keys raise InputError with their name.
 
-    A key may be missing where the dataclass has a default. Nested dataclasses are parsed in turn; an int is accepted where a float is declared, and nothing else is converted.
-    Sections named in `elsewhere` are left to another call; `done`: those that are dataclasses already.
+    A key may be missing where the dataclass has a default. Nested dataclasses are parsed in turn; an int is accepted where a
+    float is declared, and nothing else is converted. Sections named in `elsewhere` are left to another call; `done`: those that
+    are dataclasses already.
     """
     try:
-        values = (
-            OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if OmegaConf.is_config(node) else node
-        )
+        is_config = OmegaConf.is_config(node)
+        values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node
     except OmegaConfBaseException as error:  # a `???` without a value, or a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
     if not isinstance(values, dict):

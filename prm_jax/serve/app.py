@@ -139,10 +139,8 @@ class App:
 
     async def no_route(self, request: Request, error: HTTPException) -> Response:
         self.metrics.requests["other", error.status_code] += 1
-        given = f"{request.method} {request.url.path[:80]!r}"
-        response = refusal(
-            error.status_code, f"{given}: {error.detail}; POST /score, /pooling, GET /, /health, /metrics"
-        )
+        why = f"{request.method} {request.url.path[:80]!r}: {error.detail}"
+        response = refusal(error.status_code, f"{why}; POST /score, /pooling, GET /, /health, /metrics")
         response.headers.update(error.headers or {})
         await self.drain(request)
         return response
@@ -184,9 +182,8 @@ class App:
     async def scored(self, request: Request, read):
         """(the job of the request's body, scored; what else `read` makes of the body)."""
         if self.metrics.waiting >= self.limits.requests:
-            raise Refused(
-                429, f"{self.metrics.waiting} requests are being answered, which is the most at a time; try later"
-            )
+            why = f"{self.metrics.waiting} requests are being answered, which is the most at a time; try later"
+            raise Refused(429, why)
         self.metrics.waiting += 1
         try:
             job, more = read(await self.body(request))

@@ -59,9 +59,8 @@ def score_job(body: dict, how: str, limits) -> tuple[Job, list[int]]:
     {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, and "aggregator".
     """
     many = "problems" in body
-    check_keys(
-        body, "the body", ("problems", "aggregator") if many else ("problem", "steps", "candidates", "aggregator")
-    )
+    own = ("problems",) if many else ("problem", "steps", "candidates")
+    check_keys(body, "the body", (*own, "aggregator"))
     how = body.get("aggregator", how)
     expect(isinstance(how, str) and how in AGGREGATORS, "aggregator", how, ", ".join(AGGREGATORS))
     problems = body["problems"] if many else [{key: x for key, x in body.items() if key != "aggregator"}]
@@ -71,10 +70,8 @@ def score_job(body: dict, how: str, limits) -> tuple[Job, list[int]]:
         where = f"problems[{p}]." if many else ""
         check_keys(problem, where.rstrip(".") or "the body", ("problem", "steps", "candidates"))
         check_text(problem.get("problem"), f"{where}problem")
-        expect(
-            ("steps" in problem) != ("candidates" in problem), f"{where}steps", sorted(problem), "steps or candidates"
-        )
         is_one = "steps" in problem
+        expect(is_one != ("candidates" in problem), f"{where}steps", sorted(problem), "steps or candidates")
         candidates = [problem["steps"]] if is_one else problem["candidates"]
         check_list(candidates, f"{where}candidates", limits.solutions)
         for c, steps in enumerate(candidates):
@@ -173,9 +170,8 @@ def pooling_answer(job: Job, activated: bool, scorer, name: str) -> dict:
         good_T = probability(logit_T) if activated else logit_T.astype(np.float64)
         bad_T = probability(-logit_T) if activated else np.zeros_like(good_T)
         rows = np.stack([bad_T, good_T] if two else [good_T], -1)
-        data.append(
-            {"index": index, "object": "pooling", "data": (rows[0] if scorer.format.outcome else rows).tolist()}
-        )
+        rows = rows[0] if scorer.format.outcome else rows
+        data.append({"index": index, "object": "pooling", "data": rows.tolist()})
     n = sum(len(e.ids_L) for e in job.encoded)
     usage = {"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0}
     about = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": name}

@@ -32,9 +32,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             for row, (number, name) in enumerate((("accuracy", "gold"), ("score", "proxy"))):
                 y_SX, style = [along(law["reweighted"], number, grid) for law in laws], line_style(i)
                 series = f"{value} {unit if value != 1 else unit[:-1]}"
-                drawn.curve(
-                    axes[row, column], f"{name} by {unit}", series, grid, y_SX, style | {"marker": ""}, share=row == 0
-                )
+                at = axes[row, column], f"{name} by {unit}", series
+                drawn.curve(*at, grid, y_SX, style | {"marker": ""}, share=row == 0)
                 kl, y = (np.mean([floats(law["best_of_n"][k]) for law in laws], 0) for k in ("kl", number))
                 axes[row, column].plot(kl, y, **style | {"linestyle": "none", "markerfacecolor": "white"})
         for own, name in zip(axes[:, column], ("gold: share right", "proxy: mean score (nats)"), strict=True):

@@ -19,9 +19,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     budgets = list(dict.fromkeys(s["budget"] for s in verifiers[0]["searches"]))
     for k, own in enumerate(axes.flat[: 1 + groups]):
         alone = [v["pass_at_1"] if k == 0 else v["difficulty_pass_at_1"][k - 1] for v in verifiers]
-        title = (
-            "all problems" if k == 0 else f"third {k} of {groups} by ease" if groups == 3 else f"group {k} of {groups}"
-        )
+        group = f"third {k} of {groups} by ease" if groups == 3 else f"group {k} of {groups}"
+        title = group if k else "all problems"
         for i, method in enumerate(methods):
             found = [[s for s in v["searches"] if s["method"] == method] for v in verifiers]
             part = lambda s, k=k: s[rule]["share"] if k == 0 else s[rule]["by_difficulty"][k - 1]["share"]

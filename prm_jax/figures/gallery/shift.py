@@ -27,9 +27,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     ways = list(runs["shifted"][0]["recalibrated"])
     names = {"none": "as they are", "temperature": "temperature, here", "platt": "Platt, here"}
     names |= {f"{way}, elsewhere": f"{names[way].split(',')[0]}, at home" for way in ("temperature", "platt")}
-    ways = [
-        way for way in ("none", "temperature, elsewhere", "platt, elsewhere", "temperature", "platt") if way in ways
-    ]
+    in_order = ("none", "temperature, elsewhere", "platt, elsewhere", "temperature", "platt")
+    ways = [way for way in in_order if way in ways]
     for i, (name, label) in enumerate(lines.items()):
         y = np.arange(len(ways)) + 0.26 * (i - 1)
         of_way = [[run["recalibrated"].get(way, {}).get("ece", math.nan) for run in runs[name]] for way in ways]

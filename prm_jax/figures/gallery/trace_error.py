@@ -25,9 +25,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     for rule in first["chosen"]["rules"]:
         if not rule.endswith(".best_of_n"):
             place(drawn, left, rule, [r["chosen"]["rules"][rule] for r in results], style_of(rule, first))
-    left.set(
-        xlabel="final-answer error", ylabel="trace error: right, with a wrong step", xlim=(0, None), ylim=(0, None)
-    )
+    left.set(xlabel="final-answer error", ylabel="trace error: right, with a wrong step")
+    left.set(xlim=(0, None), ylim=(0, None))
     share = first["chosen"]["abstain"]["share"]
     for rule in first["chosen"]["abstain"]["error"]:
         y_SX = floats([r["chosen"]["abstain"]["error"][rule] for r in results])
