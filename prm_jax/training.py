@@ -59,10 +59,8 @@ class OptimizerConfig:
 
 def make_schedule(cfg: OptimizerConfig, steps: int):
     """Learning rate of each step, from 0: warm-up in equal parts up to the peak, then a cosine. No step's rate is 0."""
-    warmup = max(round(cfg.warmup * steps), 1)
-    return optax.warmup_cosine_decay_schedule(
-        cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), cfg.lr * cfg.final_lr
-    )
+    warmup, end = max(round(cfg.warmup * steps), 1), cfg.lr * cfg.final_lr
+    return optax.warmup_cosine_decay_schedule(cfg.lr / warmup, cfg.lr, warmup - 1, max(steps, warmup), end)
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
@@ -97,8 +95,8 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
     also logit_BT of each step slot."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
-    step_sum, more = jnp.zeros(()), {}
-    lm_sum = right = step_sum
+    step_sum = lm_sum = right = jnp.zeros(())
+    more = {}
     logit_BLV = model.vocab_logits(x_BLD) if all_tokens else None
     if cfg.objective != "lm":
         if cfg.objective == "implicit":
