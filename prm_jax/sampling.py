@@ -160,7 +160,7 @@ class Policy:
     ) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, its number): first + i, or first[i]."""
         stop_V, start = self.stops[stop], time.perf_counter()
-        number = np.arange(first, first + len(prefixes)) if isinstance(first, int) else np.asarray(first)
+        number = first + np.arange(len(prefixes)) if np.ndim(first) == 0 else np.asarray(first)
         expect(stop_V is not None, "format.separator", self.format.separator, f"a text within one token of {self.name}")
         check_divides(self.model.cfg, self.batch_rows, "batch_rows")
         requests = collections.defaultdict(list)  # distinct ids -> the prefixes that have them, computed once

@@ -48,7 +48,7 @@ class Checkpoints:
         sys.unraisablehook = skip_closed_loops
 
     def save(self, step: int, model, opt, notes: dict, is_best: bool):
-        state, own = args.StandardSave(nnx.state(model)), {"structure": fingerprint(model)}
+        state, own = args.StandardSave(nnx.state(model)), {"structure": structure_hash(model)}
         with one_line(self.latest):
             if is_best and self.best.latest_step() != step:
                 self.best.save(step, args=args.Composite(model=state, notes=args.JsonSave(own)))
@@ -159,7 +159,7 @@ LATER = "embed_scale residual_scale query_scale logit_scale activation out_norms
 LATER = {name: getattr(ModelConfig, name) for name in [*LATER.split(), "experts", "experts_taken", "shares_to_one"]}
 
 
-def fingerprint(model) -> str:
+def structure_hash(model) -> str:
     """sha256 of the model's structure: names and shapes of its parameters, and what its configuration makes of them."""
     shapes = sorted((jax.tree_util.keystr(path), x.shape) for path, x in jax.tree.leaves_with_path(nnx.state(model)))
     fields = dataclasses.asdict(model.cfg)
@@ -179,7 +179,7 @@ def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
     place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     try:
         notes = manager.restore(step, args=args.Composite(notes=args.JsonRestore()))["notes"]
-        if notes.pop("structure", None) != fingerprint(modules["model"]):
+        if notes.pop("structure", None) != structure_hash(modules["model"]):
             raise ValueError("another structure")
         states = {name: nnx.state(module) for name, module in modules.items()}
         target = {name: args.StandardRestore(jax.tree.map(place, x, shardings(x))) for name, x in states.items()}
