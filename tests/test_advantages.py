@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from prm_jax.rl import advantages
-from prm_jax.rl.advantages import DENSE, ESTIMATORS, pure
+from prm_jax.rl.advantages import ESTIMATORS, pure
+
+DENSE = ("grpo_process", "rloo_sources", "pure", "pav", "reinforce")  # which keep step rewards where they fall
 
 
 def laid_out(*rewards, tokens=None, outcome=None, group=None):

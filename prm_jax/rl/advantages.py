@@ -168,7 +168,6 @@ def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
 
 
 ESTIMATORS = {f.__name__: f for f in (grpo, grpo_process, rloo, rloo_sources, pure, pav, reinforce)}
-DENSE = ("grpo_process", "rloo_sources", "pure", "pav", "reinforce")  # which keep step rewards where they fall
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
