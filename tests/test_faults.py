@@ -84,6 +84,6 @@ def test_an_evaluation_is_not_gone_on_with_on_other_data(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_cell_of_the_matrix(tmp_path):
     """A killed stage whose last line is cut goes on to the undisturbed end; the other cells are the script's."""
-    command = [sys.executable, str(ROOT / "tests/faults.py"), "sample", "cut_log"]
+    command = [sys.executable, str(ROOT / "tests/faults.py"), "label", "cut_log"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stdout.count("| sample |") == 1, done.stdout + done.stderr
+    assert done.returncode == 0 and done.stdout.count("| label |") == 1, done.stdout + done.stderr

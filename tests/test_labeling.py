@@ -1,16 +1,12 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from math import comb
 
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT, call, printed, with_devices
+from conftest import call, printed
 from omegaconf import OmegaConf
 
 import evaluate
@@ -293,22 +289,3 @@ def test_advantages_are_a_kind_of_their_own(monkeypatch, tmp_path, solutions):
     assert "labelled steps (advantage labels)" in out
     result = json.loads((tmp_path / "d/results.json").read_text())
     assert result["runs"][0]["label_kind"] == "advantage" and result["first_error_f1"] is None
-
-
-@pytest.mark.slow
-def test_killed_in_the_middle_a_file_goes_on_and_is_the_undisturbed_one(monkeypatch, tmp_path, solutions):
-    write_jsonl(tmp_path / "in.jsonl", solutions)
-    asked = (f"input={tmp_path}/in.jsonl", *SMALL, "batch_rows=8")
-    printed(labeling.main, monkeypatch, *asked, "hydra.run.dir=a", cwd=tmp_path)
-    command = [sys.executable, "-m", "prm_jax.labeling", *asked, "hydra.run.dir=b"]
-    env = with_devices(1) | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    file = tmp_path / "b/labels.jsonl"
-    while process.poll() is None and not (file.exists() and file.read_bytes().count(b"\n") >= 2):
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    whole, at_kill = (tmp_path / "a/labels.jsonl").read_bytes(), file.read_bytes()
-    assert process.returncode == -signal.SIGKILL and 0 < len(at_kill) < len(whole) and whole.startswith(at_kill)
-    out = printed(labeling.main, monkeypatch, f"resume={tmp_path}/b", cwd=tmp_path)
-    assert file.read_bytes() == whole and "resumed" in out
