@@ -1,4 +1,4 @@
-"""Evaluate verifiers. Each task writes results.json (every number behind every figure) and figures/*.png.
+"""Evaluate verifiers. Each task writes results.json (every number behind every figure), report.txt and figures/*.png.
 
 A task is one file of conf/task (its keys), one of prm_jax/evals (its numbers) and one of prm_jax/figures.
 """
@@ -9,7 +9,7 @@ import importlib
 import jax
 from omegaconf import OmegaConf
 
-from prm_jax.evals.common import EvaluateConfig, Setup, check_data, check_inputs, checkpoints, trained
+from prm_jax.evals.common import EvaluateConfig, Setup, check_data, check_inputs, checkpoints, trained, write_report
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import start_command, writable_folder
@@ -43,13 +43,14 @@ def main(cfg):
         results["trained"] = trained(names[0])
     results["versions"] = run_folder.versions()
     run_folder.write_json(folder / "results.json", results)
+    write_report(folder / "report.txt", task, results)
     task.show(results)
-    print(f"results     {folder / 'results.json'}")
+    print(f"results     {folder / 'results.json'}; every table as text: report.txt")
     if jax.process_index() == 0:
         from prm_jax.figures.draw import draw  # imports matplotlib
 
-        for path in draw(results, folder / "figures"):
-            print(f"figure      {path}")
+        if drawn := draw(results, folder / "figures"):
+            print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in drawn)}")
 
 
 if __name__ == "__main__":

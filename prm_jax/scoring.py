@@ -269,7 +269,7 @@ def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0
     rows = iter(rows)
     if hasattr(scorer, "stats"):
         scorer.stats = type(scorer.stats)()
-    with cli.progress("scoring", total, "solution", done) as bar:
+    with cli.progress("scoring", total, "solution", done, leave=not hasattr(scorer, "stats")) as bar:
         while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
             yield from scorer.score(chunk)
             bar.update(len(chunk))

@@ -472,7 +472,9 @@ def test_the_reference_counts_of_all_scorers_in_one_run(monkeypatch, tmp_path):
     (pair,) = [d for d in result["differences"] if (d["a"], d["b"]) == names and d["n"] == 32]
     assert pair["difference"] == pytest.approx(-2 / 259) and pair["n_differ"] == 8
     # Seven scorers fit a screen: a line each of headlines and of aggregators, and where the differences are.
-    assert len(out.splitlines()) <= 40 and "differences of scorers and aggregators, paired, by n: results.json" in out
+    assert len(out.splitlines()) <= 40
+    told = "differences of scorers and aggregators, paired, by n: results.json"
+    assert told in (tmp_path / "out/report.txt").read_text()
     assert "note        2423 candidates repeat the problem in their first step" in out
     assert re.search(r"^  qwen_prm \(prod\) +0\.9730 \[0\.9\d+, 0\.9\d+\] \+0\.0270 \[.*\] p=0\.016", out, re.MULTILINE)
     assert re.search(r"^  qwen_prm +0\.9653 +0\.9730 +0\.9730 +0\.9730 +0\.9537", out, re.MULTILINE)

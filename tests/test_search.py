@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -387,7 +388,12 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
         assert s["best"]["share"] == pytest.approx(np.mean([np.mean(best(p)) for p in pool]), abs=1e-6)
         assert len(s["best"]["by_difficulty"]) == 3 and 0.4 < s["policy_tokens"] / s["budget"] < 1.3
     assert first[3]["best"]["share"] > results["verifiers"][0]["pass_at_1"]
-    assert "beam" in out and (folder / "figures" / "search.png").exists()
+    shown = re.findall(
+        r"^  beam +([.\d]+) +([.\d]+)$", out, re.MULTILINE
+    )  # a row a method; the costs stand in the report
+    assert shown[0] == tuple(f"{s['best']['share']:.3f}" for s in first if s["method"] == "beam")
+    assert "best of n less" not in out and "best of n less" in (folder / "report.txt").read_text()
+    assert (folder / "figures" / "search.png").exists()
     kept, tables = (folder / "searches" / "0_beam_120.json").stat().st_mtime_ns, results["verifiers"]
     (folder / "searches" / "2_beam_120.json").unlink()  # as if it had been stopped there
     (folder / "results.json").unlink()

@@ -130,19 +130,25 @@ def show(results: dict):
         print(f"cannot win  {', '.join(odd)}")
     if n := results["repeat_the_problem"]:
         print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
-    print(f"  mean of the candidates {results['mean']:.4f}")
-    for name in ("majority", "oracle"):
-        if name in results:
-            print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
     show_curves(results)
+    show_selections(results, N)
+    show_aggregators(results, N)
     if "step_shares" in results:
         standing.show_shares(results["step_shares"])
-        traces.show(results["chosen"])
     ece = {scorer: x["steps"]["ece"] for scorer, x in results["calibration"].items()}
     found = {scorer: x | {"ece": ece[scorer]} for scorer, x in results["length_correlation"].items()}
     standing.show_length(found, "problem and correctness")
-    show_selections(results, N)
-    show_aggregators(results, N)
+
+
+def detail(results: dict):
+    """What stands in report.txt alone: intervals of what needs no scorer, winners with a wrong step, paired differences."""
+    N = str(results["n_candidates"])
+    print(f"at n = {N:<5} mean of the candidates {results['mean']:.4f}")
+    for name in ("majority", "oracle"):
+        if name in results:
+            print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
+    if "chosen" in results:
+        traces.show(results["chosen"])
     if len(results["scorers"]) > FEW_SCORERS:
         print(f"differences of scorers and aggregators, paired, by n: results.json, `differences`; {ABOUT_TESTS}")
         return
@@ -170,6 +176,10 @@ def show_selections(results: dict, N: str):
             line += f" {difference(against[f'{scorer}.{how}.best_of_n']):<36}"
             line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
         print(line)
+    own = {f"{scorer}.{how}.best_of_n" for scorer, how in results["headline"].items()}
+    for d in results["differences"]:
+        if str(d["n"]) == N and {d["a"], d["b"]} == own:
+            print(f"  {d['a']} - {d['b']}: {difference(d)}")
 
 
 def show_aggregators(results: dict, N: str):

@@ -1,5 +1,6 @@
 """What the tasks share: the verifiers that are asked, the data they are asked about, and the files that keep their scores."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
@@ -173,4 +174,11 @@ def new_name(asked: str | None, scorer, taken: set[str]) -> str:
 
 
 def plus_minus(interval) -> str:
-    return "[{:.4f}, {:.4f}]".format(*interval)
+    return "[{:.4f}, {:.4f}]".format(*interval) if np.isfinite(interval).all() else f"{'no interval':<16}"
+
+
+def write_report(path: Path, task, results: dict):
+    """Writes as text what a task shows on the screen and, where it has them, its further tables (`detail`)."""
+    with path.open("w") as report, contextlib.redirect_stdout(report):
+        task.show(results)
+        getattr(task, "detail", lambda _: None)(results)

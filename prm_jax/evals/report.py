@@ -28,3 +28,9 @@ def show(results: dict):
     steps.show(results)
     if "scorers" in results:
         best_of_n.show(results)
+
+
+def detail(results: dict):
+    steps.detail(results)
+    if "scorers" in results:
+        best_of_n.detail(results)

@@ -216,15 +216,33 @@ def interval(right_P, seed: int) -> list[float]:
 
 def show(results: dict):
     rule = results["choice"]
+    name = {"best": "best score", "vote": "weighted vote"}[rule]
     for v in results["verifiers"]:
-        print(
-            f"verifier    {v['verifier']} ({v['label_kind']}), value of a prefix: {v['aggregator']} of its step scores"
-        )
-        majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
-        print(
-            f"policy      {v['policy']}: {v['tokens_per_solution']:.1f} tokens a solution; {v['problems']} problems: "
-            f"pass@1 {v['pass_at_1']:.3f}, pass@{results['samples']} {v['pass_at_n']:.3f}{majority}"
-        )
+        show_policy(v, results["samples"])
+        found = {(s["method"], s["budget"]): s for s in v["searches"]}
+        methods, budgets = (list(dict.fromkeys(names)) for names in zip(*found, strict=True))
+        print(f"solved      {f'by {name}, at a budget of policy tokens':<44}" + "".join(f"{b:>7}" for b in budgets))
+        for method in methods:
+            shares = "".join(f"{found[method, b][rule]['share']:>7.3f}" for b in budgets)
+            print(f"  {method:<54}{shares}")
+        if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
+            print(f"  {unfinished} problems of all searches together have no finished solution, and count as wrong")
+
+
+def show_policy(v: dict, samples: int):
+    print(f"verifier    {v['verifier']} ({v['label_kind']}), value of a prefix: {v['aggregator']} of its step scores")
+    majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
+    print(
+        f"policy      {v['policy']}: {v['tokens_per_solution']:.1f} tokens a solution; {v['problems']} problems: "
+        f"pass@1 {v['pass_at_1']:.3f}, pass@{samples} {v['pass_at_n']:.3f}{majority}"
+    )
+
+
+def detail(results: dict):
+    """What stands in report.txt alone: what each search cost and found, its interval, and the test against best-of-n."""
+    rule = results["choice"]
+    for v in results["verifiers"]:
+        print(f"searches    under {v['verifier']}")
         print(
             f"  {'budget':>6} {'method':<10} {'policy':>8} {'verifier':>9} {'s':>6} {'found':>6}  {'best score':<25} {'vote':<6} any    best of n less; as"
         )
@@ -238,6 +256,4 @@ def show(results: dict):
             print(
                 f"{line} {s['oracle']['share']:.3f}  {against:<15} {', '.join(f'{key}={x}' for key, x in s['plan'].items() if x)}"
             )
-        if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
-            print(f"  {unfinished} problems of all searches together have no finished solution, and count as wrong")
     print(f"drawn       by {rule}; policy and verifier: tokens a problem; best of n less: {rule}, paired over problems")

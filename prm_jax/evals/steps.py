@@ -248,6 +248,11 @@ def show(results: dict):
     if "length_correlation" in first:
         found = {f"step scores{' of the first run' * (n > 1)}": first["length_correlation"] | {"ece": first["ece"]}}
         standing.show_length(found, "whether a step is right")
+
+
+def detail(results: dict):
+    """What stands in report.txt alone: exact meanings, recalibration, and what is missed."""
+    first, n = results["runs"][0], len(results["runs"])
     if "value_depth" in first:
         show_exact(results["runs"])
     if ways := first.get("recalibrated"):
@@ -281,14 +286,13 @@ def show_group(group: dict, kind: str):
     if "setting" in group:
         print("setting     " + ", ".join(f"{key}={value}" for key, value in group["setting"].items()))
     steps = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps ({kind} labels)"
-    print(f"measured    {steps}" + (f"; means of {group['mean_of']} seeds" if group["mean_of"] > 1 else ""))
+    print(f"measured    {steps}" + (f"; means of {group['mean_of']} seeds (std)" if group["mean_of"] > 1 else ""))
+    spread = lambda name: f" ({group['std'][name]:.4f})" if "std" in group else ""
+    for at in range(0, len(METRICS), 3):
+        print("  " + "  ".join(f"{name:<21}{group[name]:.4f}{spread(name)}" for name in METRICS[at : at + 3]))
     for name in METRICS:
-        spread = f"  (std {group['std'][name]:.4f})" if "std" in group else ""
-        spread += f"  undefined: needs {NEEDS.get(name, 'good and bad steps')}" * (group[name] != group[name])
-        print(f"  {name:<24}{group[name]:.4f}{spread}")
-    if "baselines" not in group:
-        print(
-            "  baselines               left out: not asked for, or no training split beside a file that is measured whole"
-        )
-    for name, x in group.get("baselines", {}).items():
-        print(f"  baseline {name:<15}{x:.4f}  (AUROC of what cannot read)")
+        if group[name] != group[name]:
+            print(f"  {name} is undefined: needs {NEEDS.get(name, 'good and bad steps')}")
+    baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
+    why = "left out: not asked for, or no training split beside a file that is measured whole"
+    print(f"baselines   {f'step_auroc of what cannot read: {baselines}' if baselines else why}")
