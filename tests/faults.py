@@ -75,6 +75,7 @@ class Cell:
             else "hydra.run.dir=out"
         )
         words += [place] if not (resume and self.resumes) else []
+        self.said.unlink(missing_ok=True)  # one that still works writes on where nobody reads
         if (pid := os.fork()) == 0:
             code = 1
             with open(self.said, "w") as log:
@@ -126,7 +127,7 @@ class Cell:
         assert "Traceback" not in self.log, f"traceback: {lines[-1][:160]}"
         errors = [line for line in lines if line.startswith(("error: ", "job "))]
         assert errors, f"no line says why: {lines[-1][:160]}"
-        return errors[-1][:160]
+        return errors[-1]
 
 
 def content(path: Path):
@@ -150,8 +151,9 @@ def same(a, b) -> bool:
 
 
 def goes_on(cell: Cell, whole: dict) -> str:
-    """The user's next command after a fault."""
-    code = cell.run(resume=(cell.out / ".hydra").exists())
+    """The user's next command after a fault; what a killed figure was making lives on, and is waited for."""
+    while (code := cell.run(resume=(cell.out / ".hydra").exists())) and "another process is making" in cell.log:
+        time.sleep(1)
     if code and not cell.resumes:
         why = cell.one_line()
         return f"refused: {why}"
@@ -379,7 +381,7 @@ def main(words: list[str]) -> bool:
                 except (AssertionError, OSError) as why:
                     failed += 1
                     outcome = f"FAILED: {why}"
-                print(f"| {fault} | {stage} | {outcome} |", flush=True)
+                print(f"| {fault} | {stage} | {outcome[:240]} |", flush=True)
                 shutil.rmtree(cell.at, ignore_errors=True)
     print(f"{failed} cells failed")
     return not failed

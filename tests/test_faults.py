@@ -1,5 +1,6 @@
 """What a fault leaves behind: whose a folder is, what goes on, what is refused. All cells of the matrix: tests/faults.py."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 import evaluate
 import train
 from prm_jax import InputError
+from prm_jax.figures import __main__ as figures
 from prm_jax.launch import run_folder
 from prm_jax.launch.run_log import MetricsLog
 
@@ -69,6 +71,19 @@ def test_what_the_system_refuses_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     error = call(train.main, monkeypatch, "train.py", "hydra.run.dir=file/run")
     assert error == "error: file/run: Not a directory"
+    error = call(figures.main, monkeypatch, "figures", "name=best_of_n", "seed=0", "folder=file/figures")
+    assert error.startswith("error: file/figures/stages/prm_0-") and error.endswith(": Not a directory")
+
+
+def test_one_sweep_works_in_a_folder(tmp_path, monkeypatch):
+    """Of two, each would take jobs from the other, and both would end as failed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all").mkdir()
+    with (tmp_path / "all/.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        error = call(train.main, monkeypatch, "train.py", "-m", "seed=0,1", "steps=1", "hydra.sweep.dir=all")
+    assert error == "error: hydra.sweep.dir: all: another sweep works in it; stop that one first"
+    assert [path.name for path in (tmp_path / "all").iterdir()] == [".lock"]
 
 
 def test_an_evaluation_is_not_gone_on_with_on_other_data(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ import json, pathlib, sys, time
 given = dict(x.split("=", 1) for x in sys.argv if "=" in x)
 folder = pathlib.Path(given.get("resume", given["hydra.run.dir"]))
 (folder / ".hydra").mkdir(exist_ok=True)
-if "seed=13" in sys.argv: sys.exit("error: seed: an unlucky number")
+if "seed=13" in sys.argv: print("error: seed: an unlucky number\\na warning of others, after it", file=sys.stderr), sys.exit(1)
 (folder / "summary.json").write_text(json.dumps(sys.argv[1:]))
 if "seed=7" in sys.argv and sys.argv[1].endswith("train.py"): time.sleep(60)
 """

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import yaml
 from omegaconf import OmegaConf
 
 from prm_jax.checkpoints.hf_config import CLASSES, HEADLESS
@@ -15,6 +16,13 @@ MEANING = {
     "advantage": "by how much the step changes the completer's chance of the right answer: (1 + A) / 2, A in [-1, 1]",
     "unknown": "what its data say",
 }
+
+
+class Dumper(yaml.SafeDumper):
+    """YAML that shows a line break as one."""
+
+
+Dumper.add_representer(str, lambda d, x: d.represent_scalar("tag:yaml.org,2002:str", x, '"' if "\n" in x else None))
 
 
 def step_tag(fmt, tokenizer) -> int | None:
@@ -52,25 +60,31 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
 
 def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, tag: int | None) -> str:
     """README.md of an exported run: what it scores and how, the data, the numbers, and the code that made them."""
-    section = lambda node: "```yaml\n" + OmegaConf.to_yaml(node, resolve=True).strip() + "\n```"
+    plain = lambda node: OmegaConf.to_container(node, resolve=True)
+    section = lambda node: f"```yaml\n{yaml.dump(plain(node), Dumper=Dumper, sort_keys=False).strip()}\n```"
     use = "`AutoModelForTokenClassification` of transformers loads it; read the logits at the step ends."
     if cfg.head == "none":
-        use = "A language model without a step head; `AutoModelForCausalLM` of transformers loads it."
+        use = "`AutoModelForCausalLM` of transformers loads it."
     elif HEADS[cfg.head].hidden:
         use = "It has the layout of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class is code beside Qwen's checkpoints."
     elif cfg.family in HEADLESS:
         use = "`AutoModel` of transformers, which has no class with this head, loads the backbone; `score` reads its output."
+    is_lm = cfg.head == "none"
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in summary.items() if type(v) in (int, float))
     versions = "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", run_folder.versions()).items())
     init = config.policy if "policy" in config else config.init  # of RL, of training
     base = f"base_model: {init}\n" if init.count("/") == 1 and not Path(init).exists() else ""
     unfinished = "" if summary.get("finished") else "The run had not finished."
     validation = "Of the run, on its validation split where the name begins with eval"
-    served = {} if cfg.head == "none" else {"Use elsewhere": serving(cfg, tag)}
+    served = {} if is_lm else {"Use elsewhere": serving(cfg, tag)}
+    what = (
+        "A language model" if is_lm else f"A process reward model (objective {config.objective}, step head {cfg.head})"
+    )
+    says = "" if is_lm else f"\nA label says: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).\n"
     sections = served | {
         "Format of its input": section(config.format),
         "Data": section(config.data),
-        "Metrics": f"{validation}; this is step {step}.\n{unfinished}\n\n| number | value |\n|---|---|\n{metrics}",
+        "Metrics": f"{validation}; this is step {step}. {unfinished}\n\n| number | value |\n|---|---|\n{metrics}",
         "Made with": versions,
     }
     about = f"""---
@@ -80,8 +94,6 @@ tags: [process-reward-model, prm_jax]
 {base}---
 # {name}
 
-A process reward model (objective {config.objective}, step head {cfg.head}), trained with prm_jax. {use}
-
-A label says: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).
-"""
+{what}, trained with prm_jax. {use}
+{says}"""
     return about + "".join(f"\n## {title}\n\n{text}\n" for title, text in sections.items())

@@ -88,7 +88,7 @@ def main():
         return
     try:
         run(sys.argv[1:])
-    except InputError as error:
+    except cli.PLAIN as error:
         sys.exit(cli.one_line(error))
 
 

@@ -89,8 +89,9 @@ def finish(code: int, cpu: float, stage: Stage, began: float, resumed: bool):
     """DONE, where the stage has ended well."""
     seconds, log = time.time() - began, stage.folder / "log.txt"
     if code:
-        last = log.read_text(errors="replace").strip().splitlines()[-1].strip()
-        raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {last[:300]}; see {log}")
+        said = log.read_text(errors="replace").rsplit("\n$ ", 1)[-1].strip().splitlines()  # since it was last started
+        why = next((line for line in reversed(said) if line.startswith("error: ")), said[-1]).strip()
+        raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {why[:300]}; see {log}")
     commit = run_folder.versions()["commit"]
     about = {"seconds": seconds, "cpu_seconds": cpu, "resumed": resumed, "commit": commit}
     run_folder.write_json(stage.folder / "DONE", about)

@@ -4,6 +4,7 @@ Hydra composes the configuration; everything else of the code sees frozen datacl
 """
 
 import difflib
+import fcntl
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
@@ -27,10 +28,21 @@ SWEEPS: list[Path] = []  # the folder of the sweep that this process has begun
 
 
 class SweepFolder(Callback):
-    """Hydra says where a sweep lies to its jobs alone, which may run on other machines, and to this."""
+    """Hydra says where a sweep lies to its jobs alone, which may run on other machines, and to this. One sweep at a time works
+    in a folder of numbered jobs; stages of a figure, which a launcher takes elsewhere, share one, each under a name of its own."""
 
     def on_multirun_start(self, config: DictConfig, **more):
-        SWEEPS.append(Path(config.hydra.sweep.dir))
+        folder = Path(config.hydra.sweep.dir)
+        if OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self.lock = (folder / ".lock").open("a")  # goes with its process, however that ends
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                sys.exit(f"error: hydra.sweep.dir: {folder}: another sweep works in it; stop that one first")
+            except OSError:  # the first job says why, in one line
+                pass
+        SWEEPS.append(folder)
 
 
 def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None):
