@@ -235,6 +235,13 @@ def test_a_figure_of_data_that_is_not_shipped(tiny, tmp_path, monkeypatch, capsy
     assert sorted("pool=mine.jsonl" in told(folder) for folder in tiny.glob("stored-*")) == [False, True]
 
 
+def test_a_caption_claims_no_t_interval_of_fewer_than_three_runs():
+    bands = "thin lines: runs, bands: 95 % t intervals of their mean"
+    assert paper.said_of(bands, 3) == bands and paper.said_of("bars: intervals", 2) == "bars: intervals"
+    assert paper.said_of(bands, 2) == "thin lines: runs, bands: from the lower to the higher"
+    assert paper.said_of("their mean, 95 % t interval", 1) == "their mean, none, of one run"
+
+
 def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
     with pytest.raises(InputError) as caught:
         figures.run(["name=tiny", "seed=0,13"])

@@ -57,6 +57,7 @@ def main(cfg):
         n = math.prod(vars(cfg.mesh).values())
         set_cpu_devices(n)
         mesh = jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows, jax.devices()[:n]))
+    print(f"measuring   {cfg.what}: the table comes at the end, minutes later at the sizes of --help", flush=True)
     with run_folder.claimed(folder, given), mesh:
         rows = JOBS[cfg.what](cfg)
     print(table(rows))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import resource
 import subprocess
@@ -240,4 +239,4 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
     device = jax.devices()[0].memory_stats() or {}  # None on CPU
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append(Row("process_peak_mib", peak, f"of {' and '.join(ours)}"))
-    return [*rows, Row("device_peak_mib", device.get("peak_bytes_in_use", math.nan) / 2**20)]
+    return rows + [Row("device_peak_mib", peak / 2**20) for peak in [device.get("peak_bytes_in_use")] if peak]

@@ -52,7 +52,7 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
         rows += [
             Row(f"{method}_seconds", together, f"{len(problems)} problems at once, width {s.width}"),
             Row(f"{method}_alone_seconds", alone, f"one at a time, from {len(some)} of them"),
-            Row(f"{method}_ratio", alone / together),
+            Row(f"{method}_ratio", alone / together, "one at a time over all at once"),
             Row(f"{method}_models_share", share, "of the time; the rest is text, packing and choosing"),
         ]
     return rows

@@ -75,7 +75,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     return [
         Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
         Row("padding_share", 1 - lengths.sum() / (len(rows) * L), f"ours: rows of {L} tokens, one shape"),
-        Row("peer_padding_share", 1 - lengths.sum() / places, f"of batches of {t.solutions} solutions"),
+        Row("peer_padding_share", 1 - lengths.sum() / places, f"of {t.solutions} solutions padded to the longest"),
         *[Row(f"{dtype}_step_seconds", statistics.median(s[timed]), note) for dtype, s in ours.items()],
         *measure.speed(cfg, sum(n), flops, seconds, peer_seconds),
         *measure.differences(cfg, "loss", losses, theirs, f"largest of {n_steps} steps from equal weights"),

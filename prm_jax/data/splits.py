@@ -254,7 +254,8 @@ def split_by_problem(solutions: Sequence[Solution], folds: int, fold: int, sides
         found[sides[offset] if offset < len(sides) else "train"].append(solution)
     for side, members in found.items():
         if not members:
-            raise InputError(f"folds: {folds} with fold {fold} leave no {side} solution of {len(solutions)}")
+            hint = f"; data.{side}_path=FILE names some" if side != "train" else ""
+            raise InputError(f"folds: {folds} with fold {fold} leave no {side} solution of {len(solutions)}{hint}")
     return found
 
 

@@ -125,9 +125,11 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
 
 def show(results: dict):
     N = str(results["n_candidates"])
-    print(f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}")
-    if odd := [f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n]:
-        print(f"cannot win  {', '.join(odd)}")
+    odd = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n)
+    print(
+        f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
+        + f"; cannot win: {odd}" * bool(odd)
+    )
     if n := results["repeat_the_problem"]:
         print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
     show_curves(results)

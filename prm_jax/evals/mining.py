@@ -107,4 +107,5 @@ def show(results: dict):
         shares = f"{found['wrong_answers']:.3f} with a wrong answer, {found['unsound']:.3f} with a wrong step"
         print(f"{name:<12}{found['solutions']:,} solutions, {found['steps']:,} steps to label, {shares}")
         print(f"            {results['files'][name]}")
-    print("next        python train.py data=jsonl data.path=FILE data.after_first_error=mask data.validation_path=...")
+    files = f"data.path={results['files']['mined']} data.validation_path={results['files']['validation']}"
+    print(f"next        python train.py data=jsonl {files} data.after_first_error=mask")

@@ -248,16 +248,16 @@ def show(results: dict):
     if "length_correlation" in first:
         found = {f"step scores{' of the first run' * (n > 1)}": first["length_correlation"] | {"ece": first["ece"]}}
         standing.show_length(found, "whether a step is right")
+    if ways := first.get("recalibrated"):
+        eces = ", ".join(f"{way} {x['ece']:.4f}" for way, x in ways.items())
+        print(f"ECE         after scaling the log-odds{', first run' * (n > 1)}: {eces}")
 
 
 def detail(results: dict):
-    """What stands in report.txt alone: exact meanings, recalibration, and what is missed."""
+    """What stands in report.txt alone: exact meanings, and what is missed."""
     first, n = results["runs"][0], len(results["runs"])
     if "value_depth" in first:
         show_exact(results["runs"])
-    if ways := first.get("recalibrated"):
-        eces = ", ".join(f"{way} {x['ece']:.4f}" for way, x in ways.items())
-        print(f"ECE         after scaling the log-odds, first run: {eces}")
     if "errors" in first:
         which = " (first run)" * (n > 1)
         print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")

@@ -73,7 +73,10 @@ def run(args: list[str]):
         raise InputError(f"{key}: no stage takes this key; of the figure itself: {own or 'none'}")
     for name, (_, draw, stages) in figures.items():
         every = [stage for line in stages.values() for stage in line]
-        print(f"figure      {name}: {len({stage.folder for stage in every})} stages")
+        n = len({stage.folder for stage in every})
+        print(
+            f"figure      {name}: {n} stages in {root / 'stages'}, each tells its progress in its log.txt", flush=True
+        )
         if cfg.why:
             print("\n".join(pipeline.why(stage) for stage in every))
             continue

@@ -6,6 +6,7 @@ A drawing is a function of {line: stages} that returns Drawn. Seeds: thin lines 
 
 import csv
 import dataclasses
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -126,12 +127,19 @@ def legend_above(figure, axes, columns: int):
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize=8)
 
 
+def said_of(spread: str, n_seeds: int) -> str:
+    """What the caption says of a spread: fewer than three runs have no t interval (sweep_table.over_seeds)."""
+    instead = {1: "none, of one run", 2: "from the lower to the higher"}
+    return re.sub("95 % t intervals?( of their mean)?", lambda t: instead.get(n_seeds, t[0]), spread)
+
+
 def draw(drawing: Callable, name: str, stages: dict[str, list[Stage]], overrides: dict, folder: Path) -> list[Path]:
     """The figure as PNG, its numbers as CSV, and figure.json: what it says and what it rests on."""
     drawn = drawing(stages)
     every = list({stage.folder: stage for line in stages.values() for stage in line}.values())
     about = provenance(every, name, overrides)
-    text = f"{drawn.text}. {about['command']}: {about['seeds']}; {drawn.spread}. "
+    n_seeds = len({stage.at["seed"] for stage in every if "seed" in stage.at})
+    text = f"{drawn.text}. {about['command']}: {about['seeds']}; {said_of(drawn.spread, n_seeds)}. "
     text += f"Cost: {about['cost']}. Commit {', '.join(about['commits'])}."
     drawn.figure.text(0, -0.02, plain(textwrap.fill(text, int(16.5 * WIDTH))), fontsize=7.5, color=GREY, va="top")
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +162,7 @@ def provenance(every: list[Stage], name: str, overrides: dict[str, str]) -> dict
     total = {key: sum(r[key] for r in records) for key in ("seconds", "cpu_seconds")}
     cut = sum(r["resumed"] for r in records)
     wall, cpu = (f"{seconds / 60:.1f}" for seconds in total.values())
-    cost = f"{len(every)} commands, {wall} minutes one by one, {cpu} of CPU"
+    cost = f"{len(every)} commands, {wall} minutes one by one, {cpu} CPU minutes"
     cost += f", more before {cut} of them were stopped" if cut else ""
     commits = dict.fromkeys(r["commit"][:10] + "+" * r["commit"].endswith("+") for r in records)
     command = " ".join([f"name={name}", *(f"{key}={value}" for key, value in overrides.items())])

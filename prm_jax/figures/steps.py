@@ -77,8 +77,9 @@ def value_figure(groups: list[list[dict]], results: dict, path: Path) -> Path:
     axes[1, 0].set_ylabel("mean of |P(good) - value|")
     axes[1, 1].legend(**OUTSIDE)
     figure.suptitle("Step scores against the exact chance of a right answer", fontsize=10)
+    n = len(results["runs"])
     text = f"Bands: 95 % bootstrap intervals over problems, of several seeds their mean; {groups[0][0]['data']['name']} data"
-    caption(figure, f"{text}, values of its noisy solver or of exact play; {len(results['runs'])} runs", results)
+    caption(figure, f"{text}, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}", results)
     return save(figure, path)
 
 
@@ -126,7 +127,7 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
         rows = [floats([run["by_position"].get(str(t), {}).get(key) for run in runs]) for t in positions]
         mean = [np.nanmean(row) if np.isfinite(row).any() else np.nan for row in rows]
         right.plot(positions, mean, "o-", color=colour, markersize=3, label=label)
-    right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.0), xticks=positions)
+    right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.02), xticks=positions)
     right.set_title(f"By position (first-error F1 {number['first_error_f1']})")
     right.legend()
     step_caption(figure, group, runs, results)
