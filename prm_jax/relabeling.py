@@ -144,7 +144,7 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
         return (tasks.step_labels(s.problem, s.steps) for s in solutions)
     if cfg.by == "equations":
         number = {True: 1.0, False: 0.0, None: None}
-        return ([number[verdict(step)] for step in s.steps] for s in solutions)
+        return ([number[verdict(step, s.problem)] for step in s.steps] for s in solutions)
     if scorer:
         score_into(path, scorer, ((s.id, s.problem, s.steps) for s in solutions), len(solutions))
         found = map(probability, stored_scores(path))

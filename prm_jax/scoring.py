@@ -218,7 +218,7 @@ class EquationScorer:
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         log_odds = {True: LIKELY, False: -CERTAIN, None: 0.0}
-        return [np.array([log_odds[verdict(step)] for step in steps], np.float32) for _, steps in rows]
+        return [np.array([log_odds[verdict(step, of)] for step in steps], np.float32) for of, steps in rows]
 
 
 @dataclasses.dataclass(frozen=True)

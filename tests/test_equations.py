@@ -347,6 +347,17 @@ def test_reader_labels_plain_text(tmp_path):
         load(jsonl(tmp_path, {"problem": "p"}), "text")
 
 
+def test_where_a_problem_counts_modulo_a_wrong_equation_is_in_doubt():
+    """7 is plain arithmetic's word for 4 + 3 = 0: of such a problem only what holds is judged."""
+    for problem in ("4 +5 *3 mod7?", "Modulo 7: start with 4.", r"$4 + 3 \pmod 7$", "modular arithmetic"):
+        assert verdict("4+3=0", problem) is None and verdict("2+2=4", problem) is True
+    for problem in ("", "What is 4+3?", "A modest model"):
+        assert verdict("4+3=0", problem) is False
+    steps = ("4+3=0", "2+2=4")
+    odd, plain = EquationScorer().score([("4 +3 mod7?", steps), ("4 +3?", steps)])
+    assert odd[0] == 0 > plain[0] and odd[1] == plain[1] > 0
+
+
 def test_verifier_scores_each_step_by_itself():
     scorer = EquationScorer()
     (score_T,) = scorer.score([("p", ("1 + 1 = 3", "2 + 2 = 4", "so x = 5"))])

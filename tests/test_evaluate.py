@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import hydra
 import numpy as np
@@ -98,11 +99,13 @@ def test_file_names_of_ids_do_not_collide():
 
 
 class Named:
-    objective = "prm"
+    name, objective = "run step 3", "prm"
 
 
 def test_names_of_new_scores():
     assert new_name(None, Named, {"prm", "prm_1"}) == "prm_2" and new_name("mine", Named, set()) == "mine"
+    of = lambda name: SimpleNamespace(name=name, objective="prm")
+    assert [new_name(None, of(name), {"random"}) for name in ("checker-0.05-3", "random")] == ["checker", "random_1"]
     for bad in ("prm", "../x"):
         with pytest.raises(InputError, match="scores_name: got"):
             new_name(bad, Named, {"prm"})

@@ -60,5 +60,5 @@ def test_every_report_says_them(monkeypatch, tmp_path):
     for shares in (results, results["step_shares"]):
         assert 0 < shares["bad_steps_in_right_answers"] < shares["good_steps_in_wrong_answers"] < 1
     assert results["score_length_r"] == results["runs"][0]["length_correlation"]["r"]
-    assert -1 < results["length_correlation"]["prm"]["r"] < 0  # random scores: a product falls with every step
-    assert out.count("standing    ") == 4 and "given problem and correctness (ECE of steps): prm -0." in out
+    assert -1 < results["length_correlation"]["random"]["r"] < 0  # random scores: a product falls with every step
+    assert out.count("standing    ") == 4 and "given problem and correctness (ECE of steps): random -0." in out

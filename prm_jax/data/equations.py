@@ -27,6 +27,7 @@ DENIED = re.compile(
     r"|\btest|\bcheck|becomes|substitut|\bmod\b|modul|\\p?mod|\\equiv|≡|\bbase\b|remainder|borrow|\bcarry|clock|\b[ap]\.?m\b",
     re.IGNORECASE,
 )
+MODULAR = re.compile(r"\bmod(?:\b|\d|ulo\b|ular\b|ulus\b)|\\p?mod|\\equiv|≡", re.IGNORECASE)
 # Ratios of common units: 0.5 = 30 minutes.
 FACTORS = (2, 3, 4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 25, 30, 36, 52, 60, 100, 144, 168, 365, 1000, 1440, 1760, 2000)
 FACTORS = {*FACTORS, 3600, 5280, 10_000, 86_400, 10**6, 10**9}
@@ -88,10 +89,13 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
 
 
 @functools.lru_cache(1 << 16)
-def verdict(text: str) -> bool | None:
-    """False if an equation is wrong, True if all that are read hold, None if none is read or one is in doubt."""
+def verdict(text: str, problem: str = "") -> bool | None:
+    """False if an equation is wrong, True if all that are read hold, None if none is read or one is in doubt, as a wrong one is
+    where the problem counts modulo some number."""
     found = {holds for _, holds in equations(text)}
-    return False if False in found else None if None in found or not found else True
+    if False in found:
+        return None if MODULAR.search(problem) else False
+    return None if None in found or not found else True
 
 
 def _of_clause(clause, opening):

@@ -218,7 +218,7 @@ def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Soluti
     if not steps:
         counts["rows_without_steps_dropped"] += 1
         return []
-    verdicts = [verdict(step) for step in steps]
+    verdicts = [verdict(step, problem) for step in steps]
     counts.update(f"steps_{WORDS[found]}" for found in verdicts)
     default = {"mask": None, "good": 1.0, "bad": 0.0}[no_verdict]
     labels = tuple(default if found is None else float(found) for found in verdicts)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.verifiers import Opening, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, needs_folder, open_verifier
 from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
@@ -166,10 +166,13 @@ def trained_on(name: str, data: Data, test) -> int:
 
 
 def new_name(asked: str | None, scorer, taken: set[str]) -> str:
-    """The name under which a verifier's scores go into a pool: the one asked for, or prm, prm_1, ... as is free."""
+    """The name under which a verifier's scores go into a pool: the one asked for, or prm, prm_1, ... as is free, of what is built
+    in its own, such as checker."""
     if asked is not None and (asked in taken or "/" in asked):
         raise InputError(f"scores_name: got {asked!r}, expected a name without / that the pool does not have")
-    names = itertools.chain([scorer.objective], (f"{scorer.objective}_{i}" for i in itertools.count(1)))
+    built_in = BUILT_IN.fullmatch(scorer.name)
+    first = (built_in[1] or built_in[0]) if built_in else scorer.objective
+    names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
     return asked or next(name for name in names if name not in taken)
 
 

@@ -66,6 +66,7 @@ def show_shares(x: dict):
 
 def show_length(found: dict[str, dict], given: str):
     """found: {whose scores: its `length_correlation`, and `ece` of its steps}."""
-    one = lambda x: "{:+.2f} [{:+.2f}, {:+.2f}]".format(x["r"], *x["interval"])
+    told = lambda x: "{:+.2f} [{:+.2f}, {:+.2f}]".format(x["r"], *x["interval"])
+    one = lambda x: told(x) if np.isfinite(x["r"]) else "undefined"
     listed = ", ".join(f"{name} {one(x)} ({x['ece']:.3f})" for name, x in found.items())
     print(f"standing    rank correlation of score and length given {given} (ECE of steps): {listed}")
