@@ -366,7 +366,7 @@ def test_a_pool_without_answers_has_no_votes():
     assert result["scorers"]["a"]["prod"]["best_of_n"]["2"] == 1 and result["dropped"]["without_answer"] == 0
 
 
-def test_traces_count_winners_without_a_wrong_step():
+def test_traces_count_winners_without_a_wrong_step(monkeypatch, tmp_path):
     labels = {(p.problem, c.steps): [1.0] * len(c.steps) for p in POOL for c in p.candidates}
     clean = measured(labels=labels)["scorers"]["a"]["prod"]
     assert clean["trace"] == clean["best_of_n"]
@@ -374,6 +374,11 @@ def test_traces_count_winners_without_a_wrong_step():
     labels |= {("one", ("step 0", "step 1")): [0.0, None]}
     lucky = measured(labels=labels)["scorers"]["a"]["prod"]["trace"]
     assert lucky["4"] == pytest.approx(0) and lucky["1"] == pytest.approx(0.25)
+    kept = []
+    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path: kept.append(figure) or path)
+    best_of_n_figure.best_of_n_curves(drawable(measured(labels=labels)), tmp_path)
+    level = lambda axes: next(x.get_ydata()[0] for x in axes.lines if x.get_label() == "mean of the candidates")
+    assert [level(axes) for axes in kept[0].axes] == pytest.approx([0.5, 0.25])  # each panel's own
 
 
 def test_reward_rises_with_kl_from_the_reference_to_the_arg_max():

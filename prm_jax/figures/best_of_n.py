@@ -79,13 +79,14 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
                 curve(axes, results, rule, style, many * (len(headline) + 1 + i))
         if rule in results:
             key(style, label)
-    for axes, name in zip(panel.values(), titles.values(), strict=True):
-        mean = axes.axhline(results["mean"], color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
+    for rule, axes in panel.items():
+        level = numbers["trace"]["1"] if rule == "trace" else results["mean"]  # one solution: whoever draws it
+        mean = axes.axhline(level, color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(n) for n in sizes])
         axes.minorticks_off()
         axes.set(xlabel="n, solutions sampled per problem (log scale)")
-        axes.set_title(name, fontsize=9)
+        axes.set_title(titles[rule], fontsize=9)
     figure.legend(handles=[*handles, mean], loc="outside right center")
     figure.suptitle("Best of n: expectation over all subsets of n candidates")
     text = f"beside the curves: 95 % bootstrap intervals over problems at n = {sizes[-1]}, in the legend's order"
