@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from omegaconf import OmegaConf
 import evaluate
 from prm_jax import search, stats, tasks
 from prm_jax.data.formats import Format
-from prm_jax.data.pools import read_pool
+from prm_jax.data.pools import Candidate, Problem, read_pool
+from prm_jax.evals.search import solved_by
 from prm_jax.launch.config import CONF, parse
 from prm_jax.sampling import Continuation, Sampling
 from prm_jax.scoring import CheckerScorer, NoisyChecker
@@ -358,6 +360,13 @@ SMALL = (
     "budgets=[60,120]",
     "branch=2",
 )
+
+
+def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
+    cut = Candidate(("4+5=2",), None, False, False, {"search": (0.3,)})
+    pool = [Problem(str(i), "4 +5 *3 mod7?", "6", (cut,), {"search": "logit"}) for i in range(2)]
+    solved = solved_by(pool, SimpleNamespace(groups=lambda pool: None), "prod")
+    assert {rule: x.tolist() for rule, x in solved.items()} == dict.fromkeys(("best", "vote", "oracle"), [0.0, 0.0])
 
 
 def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):

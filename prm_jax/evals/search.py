@@ -196,6 +196,7 @@ def solved_by(pool: list[Problem], arena: Arena, how: str) -> dict[str, np.ndarr
     N = np.array([present_PN.shape[1]])
     best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, N)
     solved = {"best": np.asarray(best_P1)[:, 0], "oracle": (arrays.right_PN * arrays.eligible_PN).max(1)}
+    solved["vote"] = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote
     if arrays.answer_PN is not None:
         law_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
         solved["vote"] = np.asarray(rerank.expectation(law_PN, arrays.right_PN))
@@ -250,7 +251,7 @@ def detail(results: dict):
             cost = "" if s["verifier_tokens"] is None else f"{s['verifier_tokens']:.0f}"
             line = f"  {s['budget']:>6} {s['method']:<10} {s['policy_tokens']:>8.0f} {cost:>9} {s['seconds']:>6.1f} {s['finished']:>6.1f}"
             line += f"  {s['best']['share']:.3f} {plus_minus(s['best']['interval'])} "
-            line += f"{s['vote']['share']:<6.3f}" if "vote" in s else f"{'':<6}"
+            line += f"{s['vote']['share']:<6.3f}"
             d = s.get("minus_best_of_n")
             against = f"{d['difference']:+.3f} p={d['p']:.3f}" if d else ""
             print(
