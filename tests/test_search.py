@@ -366,7 +366,7 @@ def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
     cut = Candidate(("4+5=2",), None, False, False, {"search": (0.3,)})
     pool = [Problem(str(i), "4 +5 *3 mod7?", "6", (cut,), {"search": "logit"}) for i in range(2)]
     solved = solved_by(pool, SimpleNamespace(groups=lambda pool: None), "prod")
-    assert {rule: x.tolist() for rule, x in solved.items()} == dict.fromkeys(("best", "vote", "oracle"), [0.0, 0.0])
+    assert {rule: x.tolist() for rule, x in solved.items()} == {key: [0.0, 0.0] for key in ("best", "vote", "oracle")}
 
 
 def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
