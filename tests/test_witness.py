@@ -143,9 +143,9 @@ def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(t
         )
         np.testing.assert_array_equal(winner_be == witness.HACKED_TRACE, lead_be > 0)
 
-    figures = re.findall(r"figure\s+(\S+)", out)
-    assert [path.split("/")[-1] for path in figures] == ["witness_mass.png", "witness_phases.png", "witness.html"]
-    assert all((tmp_path / path).stat().st_size > 10_000 for path in figures)
+    folder, names = re.search(r"^figures     (\S+): (.*)$", out, re.MULTILINE).groups()
+    assert names == "witness_mass.png, witness_phases.png, witness.html"
+    assert all((tmp_path / folder / name).stat().st_size > 10_000 for name in names.split(", "))
     assert re.search(r"hacked +0\.038597 +0\.961184 .* lucky_final$", out, flags=re.MULTILINE)
 
 
