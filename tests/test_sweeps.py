@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from conftest import call, printed, run
+from conftest import call, printed
 from omegaconf import OmegaConf
 from test_train import THIN
 
@@ -191,9 +191,11 @@ def test_files_and_a_log_axis(sweep, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_ends_with_its_table_and_what_comes_next(tmp_path):
+def test_a_sweep_ends_with_its_table_and_what_comes_next(monkeypatch, tmp_path, capsys):
     args = ("-m", *SMALL, *THIN, "steps=0,2", "optimizer.lr=1e-3,1e-2", "hydra.sweep.dir=sw")
-    out, err = run("train.py", *args, cwd=tmp_path, code=1)
+    monkeypatch.chdir(tmp_path)
+    assert call(train.main, monkeypatch, "train.py", *args) == "1"
+    out, err = capsys.readouterr()
     assert "Traceback" not in err and "steps: got 0" in err
     assert "runs        2, 2 left out" in out and re.search(
         r"left out    sw/0: failed: error: steps: got 0.*steps=0", out

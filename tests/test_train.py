@@ -32,7 +32,7 @@ SMALL = [
     "data.solutions=300",
     "data.test_solutions=60",
     "eval.every=5",
-    "checkpoint_every=2",
+    "checkpoint_every=6",
     "log_every=3",
     "batch.rows=4",
 ]
@@ -290,31 +290,22 @@ def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     np.testing.assert_allclose(scored.candidates[0].step_scores["mine"], scores["a"], atol=1e-6)
 
 
-def kill_after(process, folder, step):
-    """SIGKILL as soon as a checkpoint of at least `step` is complete; fails if the run ended first."""
+@pytest.mark.slow
+def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
+    """Killed before the first checkpoint or at a random one; log, evaluation and checkpoint steps all differ."""
+    long = [*SMALL, *THIN, "steps=36", "eval.every=7", "checkpoint_every=5"]
+    printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    stop = max(0, int(np.random.default_rng(int.from_bytes(os.urandom(4))).integers(-6, 24)))
     latest, deadline = folder / "checkpoints" / "latest", time.time() + 120
-    while not any(int(p.name) >= step for p in latest.glob("*") if p.name.isdigit()):
+    is_there = lambda: any(int(path.name) >= stop for path in latest.glob("*") if path.name.isdigit())
+    process = start("train.py", *long, "hydra.run.dir=killed", cwd=tmp_path)
+    while not (is_there() if stop else (folder / "model").exists()):
         assert process.poll() is None and time.time() < deadline, process.communicate()
         time.sleep(0.005)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_path):
-    """Killed before the first checkpoint and at a random one; log, evaluation and checkpoint steps all differ."""
-    long = [*SMALL, *THIN, "steps=36", "eval.every=7"]
-    printed(train.main, monkeypatch, *long, "hydra.run.dir=whole", cwd=tmp_path)
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
-    process = start("train.py", *long, "hydra.run.dir=killed", cwd=tmp_path)
-    while not (folder / "model").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    stop = int(np.random.default_rng(int.from_bytes(os.urandom(4))).integers(2, 24))
-    kill_after(start("train.py", "resume=killed", cwd=tmp_path), folder, stop)
     printed(train.main, monkeypatch, f"resume={folder}", cwd=tmp_path)
     assert records(folder) == records(whole), f"killed after step {stop}"
     seconds = [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
