@@ -1,6 +1,7 @@
 """Shared by all tests: tiny models, and where real data lie."""
 
 import contextlib
+import gc
 import gzip
 import io
 import json
@@ -25,6 +26,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+gc.set_threshold(50_000, 20, 100)  # what JAX keeps of all programs is looked through less often: a tenth of the time
 jax.devices()  # one: commands in this process cannot make several of its CPU any more
 
 from prm_jax.model import PRM, ModelConfig
