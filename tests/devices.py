@@ -139,7 +139,7 @@ def main(folder: Path):
     checkpoints.save(3, model, opt, {}, True)
     saved = leaves(model), leaves(opt)
     out["restored"] = {}
-    for n, shape in ((1, None), (2, (1, 2, 1)), (4, (1, 2, 2))):
+    for n, shape in ((1, None), (1, (1, 1, 1)), (2, (1, 2, 1)), (4, (1, 2, 2))):
         mesh = shape and jax.set_mesh(make_mesh(MeshConfig(*shape), 8, jax.devices()[:n]))
         with mesh or contextlib.nullcontext():
             model, opt = start()
