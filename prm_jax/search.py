@@ -1,8 +1,8 @@
 """Search at test time: spend policy tokens on a problem where a verifier's scores of what is written so far say so.
 
 Every method is written against two functions, `policy.extend` (sampling.py) and `scorer.score` (scoring.py), and goes through
-all problems at once: one call of each a round. `budget` is the policy tokens of a problem; `plan` says what each method makes
-of it, so that methods compare at equal cost. What is found is a pool, from which the final choice is made: the best score, or a
+all problems at once: one call of each a round. `budget` is the policy tokens of a problem in the mean; `plan` says what each
+method makes of it and `search` spends what is left, so that methods compare at equal cost. What is found is a pool, from which the final choice is made: the best score, or a
 weighted vote (rerank.py, votes.py).
 
 Dimension key: P problems, K children of a node, T steps.
@@ -11,7 +11,7 @@ Dimension key: P problems, K children of a node, T steps.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from prm_jax.data.answers import extract
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.questions import steps_of
 from prm_jax.data.units import UNITS, probability
-from prm_jax.launch.config import Count
+from prm_jax.launch.config import Count, Positive, Share
 from prm_jax.sampling import Policy
 from prm_jax.scoring import solution_scores
 
@@ -37,7 +37,7 @@ class Node:
     logit_T: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.float32))  # log-odds of each step
     value: float = 0.0  # these aggregated; of a bare problem the log of 1
     ended: str = "step"  # step: can go on | end: finished | length: cut in a step, a dead end
-    tokens: int = 0  # written since the node that it grew from
+    tokens: int = 0  # of all its steps, as the policy wrote them
 
     @property
     def goes_on(self) -> bool:
@@ -53,10 +53,12 @@ class Explorer:
     def __init__(self, policy: Policy, scorer, problems: Sequence[str], how: str, max_steps: int, key):
         self.policy, self.scorer, self.problems, self.how, self.key = policy, scorer, problems, how, key
         self.greedy = dataclasses.replace(policy, sampling=dataclasses.replace(policy.sampling, temperature=0))
-        self.max_steps, self.budget, self.stop_at = max_steps, np.inf, None  # see `search`
+        self.max_steps, self.budget, self.per_solution, self.stop_at = max_steps, np.inf, 0.0, None  # see `search`
         self.nodes: list[list[Node]] = [[] for _ in problems]  # all that were scored
         self.tokens_P = np.zeros(len(problems), int)  # of the policy, lookahead included
         self.asked_P = np.zeros(len(problems), int)  # prefixes continued
+        self.steps, self.step_tokens = 0, 0  # continuations to the end of a step, and their tokens
+        self.has_finished_P = np.zeros(len(problems), bool)
         self.best_P = np.zeros(len(problems))  # the chance of the best finished solution
         self.known: dict[tuple, np.ndarray] = {}  # (problem, steps) -> log-odds: no text is scored twice
 
@@ -71,7 +73,10 @@ class Explorer:
         prefixes = [(self.problems[node.problem], node.steps) for node in nodes]
         found = []
         for node, own in zip(nodes, policy.extend(prefixes, n, stop, self.key, numbers), strict=True):
-            self.tokens_P[node.problem] += sum(len(c.ids_L) for c in own)
+            tokens = sum(len(c.ids_L) for c in own)
+            self.tokens_P[node.problem] += tokens
+            if stop == "step":
+                self.steps, self.step_tokens = self.steps + n, self.step_tokens + tokens
             new = lambda c, node=node: (*node.steps, *steps_of(policy.format, c.text))
             found.append([Node(node.problem, new(c), ended=c.ended, tokens=node.tokens + len(c.ids_L)) for c in own])
         return found
@@ -90,18 +95,19 @@ class Explorer:
         return [dataclasses.replace(x, logit_T=l, value=v) for x, l, v in zip(nodes, own, values, strict=True)]
 
     def grow(self, nodes: Sequence[Node], n: int, stop: str = "step", block: int = 1) -> list[list[Node]]:
-        """n scored children of each node, each `block` tokens long, rounded up to the end of a step."""
+        """n scored children of each node, each `block` tokens longer, rounded up to the end of a step."""
         if not nodes:
             return []
-        children = self.write([dataclasses.replace(node, tokens=0) for node in nodes], n, stop)
-        flat = [child for own in children for child in own]
-        while short := [i for i, child in enumerate(flat) if child.goes_on and child.tokens < block]:
+        flat = [child for own in self.write(nodes, n, stop) for child in own]
+        enough = [node.tokens + block for node in nodes for _ in range(n)]
+        while short := [i for i, child in enumerate(flat) if child.goes_on and child.tokens < enough[i]]:
             for i, (child,) in zip(short, self.write([flat[i] for i in short], 1), strict=True):
                 flat[i] = child
         flat = self.score(flat)
         for child in flat:
             self.nodes[child.problem].append(child)
             if child.ended == "end" and child.steps:
+                self.has_finished_P[child.problem] = True
                 self.best_P[child.problem] = max(self.best_P[child.problem], self.chance(child))
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
@@ -119,18 +125,30 @@ class Explorer:
     def finished(self, p: int) -> list[Node]:
         return [node for node in self.nodes[p] if node.ended == "end" and node.steps]
 
-    def is_open(self, p: int) -> bool:
-        """Whether a tree search goes on: the problem's budget is not spent; with `stop_at` that of all, and it is not solved so well."""
-        if self.stop_at is None:
-            return self.tokens_P[p] < self.budget
-        return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
+    def is_open(self, p: int, samples: int = 0) -> bool:
+        """Whether the problem is to be searched further: it is not solved with the chance `stop_at`, and its budget is not spent.
 
-    def complete(self):
-        """Problems without a finished solution get one: the best node that goes on is continued to the end."""
-        lacking = [p for p in range(len(self.problems)) if not self.finished(p)]
-        best = [max((x for x in self.nodes[p] if x.goes_on), key=lambda x: x.value, default=Node(p)) for p in lacking]
-        if best:
-            self.grow(best, 1, "end")
+        Without `stop_at` a problem has a budget of its own, which must pay for `samples` next steps and, where no solution is
+        finished, for the end of one. With it all budgets are one.
+        """
+        if self.stop_at is not None:
+            return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
+        cost = samples * self.step_tokens / max(self.steps, 1)
+        if not self.has_finished_P[p]:
+            cost += max(0.0, self.per_solution - self.deepest(p).tokens)
+        return self.tokens_P[p] + cost <= self.budget
+
+    def deepest(self, p: int) -> Node:
+        """The node of the most steps that can go on, of equals the best; the bare problem where there is none.
+
+        Not the one of the highest value, which is a short one: a product of step scores falls with every step.
+        """
+        open_nodes = (x for x in self.nodes[p] if x.goes_on)
+        return max(open_nodes, key=lambda x: (len(x.steps), x.value), default=Node(p))
+
+    def complete(self, problems: Iterable[int]):
+        """Of the given problems those without a finished solution get one: `deepest` is continued to the end."""
+        self.grow([self.deepest(p) for p in problems if not self.has_finished_P[p]], 1, "end")
 
     def chance(self, node: Node) -> float:
         """The value as a probability."""
@@ -187,6 +205,8 @@ IDLE = 2
 def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):
     """Monte-Carlo tree search without roll-outs, as AlphaZero's: a node's value is the verifier's (mctx; PUCT or Gumbel).
 
+    One tree a problem, of so many simulations at most: it ends where the problem's budget does (`Explorer.is_open`).
+
     A simulation descends to a child that was not visited before and samples `branch` steps there. Equal steps are one child; its
     prior is proportional to how often the policy wrote it times its chance. One more child is the node itself, sampled again: its
     chance is the mean of the node's and of the children drawn, its prior what that is above the best of them. So a tree widens
@@ -213,7 +233,9 @@ def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: 
         seen = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
         places = zip(np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1]), strict=True)
         leaves = {p: trees[p][i][k] for p, (i, k) in enumerate(places) if k < len(trees[p][i])}
-        growing = [p for p, leaf in leaves.items() if leaf.node.goes_on and idle_P[p] < IDLE and explorer.is_open(p)]
+        growing = [
+            p for p, leaf in leaves.items() if leaf.node.goes_on and idle_P[p] < IDLE and explorer.is_open(p, branch)
+        ]
         idle_P += 1
         idle_P[growing] = 0
         grown = dict(zip(growing, expand(explorer, [leaves[p] for p in growing], branch), strict=True))
@@ -226,7 +248,7 @@ def mcts(explorer: Explorer, problems: Iterable[int], simulations: int, branch: 
             elif leaf.node.ended == "end":
                 reward_P[p] = leaf.chance
         tree = visit(root, tree, at, found, explorer.key, rule=rule, simulations=simulations)
-        if not any(idle_P[p] < IDLE and explorer.is_open(p) for p in problems):
+        if not any(idle_P[p] < IDLE and explorer.is_open(p, branch) for p in problems):
             break
 
 
@@ -278,13 +300,15 @@ class Options:
     block: Count
     simulations: Count
     rule: Literal["puct", "gumbel"]
+    stop_at: Share | None
+    first: Positive
 
 
-def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 4, most: int = 64) -> float:
-    """The policy's mean tokens of a whole solution, from n samples of each of the first problems."""
-    explorer = Explorer(policy, None, problems[:most], "prod", 1, key)
-    samples = [x for own in explorer.write([Node(p) for p in range(len(explorer.problems))], n, "end") for x in own]
-    return sum(x.tokens for x in samples) / len(samples)
+def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2) -> float:
+    """The policy's mean tokens of a whole solution, from n samples of each problem."""
+    explorer = Explorer(policy, None, problems, "prod", 1, key)
+    explorer.write([Node(p) for p in range(len(problems))], n, "end")
+    return explorer.tokens_P.mean() / n
 
 
 METHODS = {"best_of_n": best_of_n, "beam": beam, "dvts": beam, "lookahead": beam, "vgs": beam, "mcts": mcts}
@@ -293,13 +317,14 @@ METHODS = {"best_of_n": best_of_n, "beam": beam, "dvts": beam, "lookahead": beam
 def plan(method: str, budget: float, per_solution: float, options: Options) -> dict:
     """What a method makes of a budget of policy tokens a problem: the arguments of its function.
 
-    per_solution: the policy's mean tokens of a whole solution. `width` samples a step cost as many whole solutions; they are split
-    into `branch` of each of the beams kept, as near to options.branch as it goes.
+    per_solution: the policy's mean tokens of a whole solution. `width` samples a step cost at most as many whole solutions, with
+    lookahead 1 + options.ahead times as many; they are split into `branch` of each of the beams kept, as near to options.branch as
+    it goes.
     """
-    if method == "mcts":
-        return {"simulations": options.simulations, "branch": options.branch, "rule": options.rule}
     ahead = options.ahead if method == "lookahead" else 0
     width = max(1, int(budget / per_solution / (1 + ahead)))
+    if method == "mcts":
+        return {"simulations": options.simulations, "branch": min(options.branch, width), "rule": options.rule}
     if method == "best_of_n":
         return {"width": width}
     keep = max(1, round(width / options.branch))
@@ -312,24 +337,32 @@ def plan(method: str, budget: float, per_solution: float, options: Options) -> d
     }
 
 
-def search(explorer: Explorer, method: str, planned: Callable, budget: float, stop_at: float | None, first: float):
-    """Spends a budget of policy tokens a problem by a method of METHODS; `planned(tokens)` is its `plan`.
+def search(explorer: Explorer, method: str, budget: float, per_solution: float, options: Options):
+    """Spends `budget` policy tokens a problem, in the mean of all problems, by a method of METHODS.
 
-    stop_at null: a problem is searched, and again while its budget pays for another search like the last. Else a first search
-    takes the share `first`; what is left, of all problems together, goes to further searches of the problems that have no
-    finished solution of at least that chance, those that took least first.
+    Without options.stop_at every problem is searched by the `plan` of the whole budget; those that left more than a solution
+    costs are searched again by the plan of what they left; the last tokens pay for one whole solution each of the problems
+    that took least. With it a first search takes the share options.first; what is left, of all problems together, goes to
+    further searches of the problems that have no finished solution of at least that chance, those that took least first.
     """
-    P = len(explorer.problems)
-    explorer.budget, explorer.stop_at, problems = budget, stop_at, list(range(P))
-    arguments = planned(budget if stop_at is None else first * budget)
+    P, stop_at = len(explorer.problems), options.stop_at
+    explorer.budget, explorer.per_solution, explorer.stop_at = budget, per_solution, stop_at
+    problems, tokens = list(range(P)), budget * (1 if stop_at is None else options.first)
     while problems:
-        before_P = explorer.tokens_P.copy()
-        METHODS[method](explorer, problems, **arguments)
-        cost_P = explorer.tokens_P - before_P
-        if stop_at is None:
-            problems = [p for p in problems if explorer.tokens_P[p] + cost_P[p] <= budget]
+        before = explorer.tokens_P.sum()
+        METHODS[method](explorer, problems, **plan(method, tokens, per_solution, options))
+        explorer.complete(problems)
+        left, cost = budget * P - explorer.tokens_P.sum(), (explorer.tokens_P.sum() - before) / len(problems)
+        if not cost:  # a server's empty texts would go on for ever
+            break
+        least_first = sorted(range(P), key=lambda p: explorer.tokens_P[p])
+        if stop_at is not None:
+            problems = list(filter(explorer.is_open, least_first))[: max(0, int(left / cost))]
+            continue
+        problems = [p for p in least_first if explorer.tokens_P[p] + per_solution <= budget]
+        if problems and left >= len(problems) * per_solution:
+            tokens = min(left, sum(budget - explorer.tokens_P[problems])) / len(problems)
         else:
-            paid = int((budget * P - explorer.tokens_P.sum()) / cost_P[problems].mean())  # so many more searches
-            least_first = sorted(filter(explorer.is_open, range(P)), key=lambda p: explorer.tokens_P[p])
-            problems = sorted(least_first[: max(paid, 0)])
-    explorer.complete()
+            lengths = [[x.tokens for x in explorer.finished(p)] or [per_solution] for p in least_first]
+            method, tokens = "best_of_n", per_solution
+            problems = least_first[: np.searchsorted(np.cumsum([np.mean(x) for x in lengths]), left)]

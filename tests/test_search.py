@@ -26,7 +26,7 @@ from prm_jax.search import METHODS, Explorer, Options, beam, mcts, plan, visit
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
-OPTIONS = Options(branch=4, ahead=1, block=12, simulations=32, rule="puct")
+OPTIONS = Options(branch=4, ahead=1, block=12, simulations=32, rule="puct", stop_at=None, first=0.5)
 KEY = jax.random.key(0)
 PLAIN, LAW = Format("plain", "\n"), Sampling(1.0, None, 1.0, 80)
 
@@ -148,9 +148,8 @@ def alone():
 
 def run(scorer, alone, method, samples, stop_at=None, rule="puct"):
     problems, _, per_solution = alone
-    explorer, options = explore(scorer, problems), dataclasses.replace(OPTIONS, rule=rule)
-    planned = lambda tokens: plan(method, tokens, per_solution, options)
-    search.search(explorer, method, planned, samples * per_solution, stop_at, 0.5)
+    explorer, options = explore(scorer, problems), dataclasses.replace(OPTIONS, rule=rule, stop_at=stop_at)
+    search.search(explorer, method, samples * per_solution, per_solution, options)
     return explorer
 
 
@@ -167,7 +166,18 @@ def test_a_random_scorer_changes_nothing(alone, method, rule):
     explorer = run(Ignorant(), alone, method, 8, rule=rule)
     low, high = stats.mean_interval((solved(explorer) - alone[1].mean(1))[:, None], level=0.999)
     assert low[0] <= 0 <= high[0]
-    assert 0.5 <= explorer.tokens_P.mean() / (8 * alone[2]) <= 1.25
+    assert 0.98 <= explorer.tokens_P.mean() / (8 * alone[2]) <= 1.03
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_spends_its_budget(alone, method):
+    """60 tokens are two solutions of this policy: the width is a small number, and a beam's cost far from its mean."""
+    problems = alone[0][:80]
+    per_solution = search.tokens_per_solution(Solver(), problems, KEY)
+    for budget in (60, 240):
+        explorer = explore(CheckerScorer(tasks.step_labels), problems)
+        search.search(explorer, method, budget, per_solution, OPTIONS)
+        assert 0.98 <= explorer.tokens_P.mean() / budget <= 1.02, budget
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -299,15 +309,19 @@ def test_a_budget_becomes_widths_and_simulations():
     assert of("dvts", 270) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 1}
     assert of("lookahead", 240) == {"width": 4, "branch": 4, **flat, "ahead": 1}
     assert of("vgs", 240) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 12}
-    assert of("mcts", 240) == {"simulations": 32, "branch": 4, "rule": "puct"}
+    assert of("mcts", 240) == {"simulations": 32, "branch": 4, "rule": "puct"} and of("mcts", 60)["branch"] == 2
 
 
-def test_a_search_that_left_half_of_its_budget_is_done_again():
-    explorer = explore(Table(LOGITS), ["?", "?"], Scripted(SCRIPT), "last")
-    search.search(explorer, "beam", lambda tokens: {"width": 2, "branch": 2}, 13.0, None, 0.5)
-    assert explorer.tokens_P.tolist() == [12, 12]  # 6 tokens each time
+def test_what_a_search_leaves_is_spent_by_another_and_by_whole_solutions():
+    """A beam of 2 takes 6 tokens here, a whole solution 2 or 3 (whose mean is called 2.5)."""
+    explorer, options = (
+        explore(Table(LOGITS), ["?", "?"], Scripted(SCRIPT), "last"),
+        dataclasses.replace(OPTIONS, branch=2),
+    )
+    search.search(explorer, "beam", 13.0, 2.5, options)
+    assert 12 <= explorer.tokens_P.mean() <= 13
     explorer = explore(Table({k: v - 9 * (k > "b") for k, v in LOGITS.items()}), ["?", "?"], Scripted(SCRIPT), "last")
-    search.search(explorer, "beam", lambda tokens: {"width": 2, "branch": 2}, 13.0, 0.9, 0.5)
+    search.search(explorer, "beam", 13.0, 2.5, dataclasses.replace(options, stop_at=0.9))
     assert explorer.tokens_P.tolist() == [12, 12]  # neither is solved surely, and four searches are paid for
 
 
@@ -321,11 +335,11 @@ def test_what_is_cut_never_wins_and_what_is_open_is_completed():
     explorer.max_steps = 1
     beam(explorer, [0], width=2, branch=2)
     assert texts(explorer.nodes[0]) == ["a", "b"] and not explorer.finished(0)
-    explorer.complete()  # b, which scores higher, is cut; the second problem was not searched at all
+    explorer.complete([0, 1])  # b, which scores higher, is cut; the second problem was not searched at all
     assert texts(explorer.finished(0)) == ["acG"] == texts(explorer.finished(1))
     broken = explore(Table(LOGITS), ["?"], Cut({"": "bb", **{k: v for k, v in SCRIPT.items() if k}}), "last")
     beam(broken, [0], width=1, branch=1)
-    broken.complete()
+    broken.complete([0])
     (problem,) = broken.pool(["x"], [None], "search")
     assert [c.finished for c in problem.candidates] == [False]
 
@@ -395,10 +409,10 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
         assert np.mean([len(p.candidates) for p in pool]) == pytest.approx(s["finished"], abs=0.2)
         best = lambda p: [c.correct for c in p.candidates if product(c) > max(map(product, p.candidates)) - 1e-3]
         assert s["best"]["share"] == pytest.approx(np.mean([np.mean(best(p)) for p in pool]), abs=1e-6)
-        assert len(s["best"]["by_difficulty"]) == 3 and 0.4 < s["policy_tokens"] / s["budget"] < 1.3
+        assert len(s["best"]["by_difficulty"]) == 3 and 0.9 < s["policy_tokens"] / s["budget"] < 1.1  # 8 problems
     assert first[3]["best"]["share"] > results["verifiers"][0]["pass_at_1"]
     shown = re.findall(
-        r"^  beam +([.\d]+) +([.\d]+)$", out, re.MULTILINE
+        r"^  beam, spent [.\d]+ to [.\d]+ of it +([.\d]+) +([.\d]+)$", out, re.MULTILINE
     )  # a row a method; the costs stand in the report
     assert shown[0] == tuple(f"{s['best']['share']:.3f}" for s in first if s["method"] == "beam")
     assert "best of n less" not in out and "best of n less" in (folder / "report.txt").read_text()

@@ -22,7 +22,7 @@ from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
 from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of
+from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.sampling import Policy, Sampling, draw_pool, open_policy
 
 are_methods = lambda names: bool(names) and all(name in search.METHODS for name in names)
@@ -45,11 +45,12 @@ class Config(search.Options):
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Literal["best", "vote"]
     max_steps: Count
-    stop_at: Share | None
-    first: Positive
     sampling: Sampling
     batch_rows: Count
     server: Server
+
+
+EQUAL_COST = 0.1  # two searches are compared where what they spent differs by no larger share
 
 
 def needs_checkpoint(cfg: Config) -> bool:
@@ -119,19 +120,22 @@ def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
     rounds = list(itertools.product(cfg.budgets, cfg.methods))
     with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
         for budget, method in rounds:
-            planned = lambda tokens, method=method: search.plan(method, tokens, alone["tokens_per_solution"], cfg)
             file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
-            about, pool = search_once(setup, cfg, arena, scorer, how, method, planned, budget, file)
+            about, pool = search_once(
+                setup, cfg, arena, scorer, how, method, budget, alone["tokens_per_solution"], file
+            )
             solved[method, budget] = solved_by(pool, arena, how)
-            about = {
-                "method": method,
-                "budget": budget,
-                "plan": planned(budget * (cfg.first if cfg.stop_at else 1)),
-            } | about
+            tokens = budget * (1 if cfg.stop_at is None else cfg.first)
+            planned = search.plan(method, tokens, alone["tokens_per_solution"], cfg)
+            about = {"method": method, "budget": budget, "plan": planned} | about
             found.append(about | shares(solved[method, budget], bins, setup.cfg.seed))
             bar.update(1)
+    spent = {row["budget"]: row["policy_tokens"] for row in found if row["method"] == "best_of_n"}
     for row in found:
-        if row["method"] != "best_of_n" and "best_of_n" in cfg.methods:
+        if row["method"] == "best_of_n" or row["budget"] not in spent:
+            continue
+        row["tokens_to_best_of_n"] = row["policy_tokens"] / spent[row["budget"]]
+        if abs(row["tokens_to_best_of_n"] - 1) <= EQUAL_COST:
             pair = (solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n"))
             row["minus_best_of_n"] = stats.paired_differences(*pair, setup.cfg.seed)[0]
     about = describe(scorer) | {"aggregator": how, "policy": arena.policy.name, "problems": len(arena.questions)}
@@ -162,7 +166,7 @@ def alone_by(bins, arena: Arena):
 
 
 def search_once(
-    setup: Setup, cfg: Config, arena: Arena, scorer, how: str, method: str, planned, budget: int, file: Path
+    setup: Setup, cfg: Config, arena: Arena, scorer, how: str, method: str, budget: int, per_solution: float, file: Path
 ):
     """(costs, the graded pool) of one method at one budget; read where an interrupted evaluation has it."""
     done = file.with_name(file.name.removesuffix(".jsonl.gz") + ".json")
@@ -173,13 +177,14 @@ def search_once(
     explorer = search.Explorer(
         arena.policy, scorer, [q.problem for q in questions], how, cfg.max_steps, jax.random.key(setup.cfg.seed)
     )
-    search.search(explorer, method, planned, budget, cfg.stop_at, cfg.first)
+    search.search(explorer, method, budget, per_solution, cfg)
     about = {
         "policy_tokens": float(explorer.tokens_P.mean()),
+        "policy_tokens_05_95": np.quantile(explorer.tokens_P, [0.05, 0.95]).tolist(),  # over problems
         "verifier_tokens": None if before is None else (scorer.stats.computed - before) / len(questions),
         "seconds": time.perf_counter() - start,
         "finished": float(np.mean([len(explorer.finished(p)) for p in range(len(questions))])),
-        "unfinished_problems": sum(not explorer.finished(p) for p in range(len(questions))),
+        "unfinished_problems": int((~explorer.has_finished_P).sum()),
     }
     pool = explorer.pool([q.id for q in questions], [q.answer for q in questions], "search")
     pool = [arena.grade(problem) for problem in pool]
@@ -225,7 +230,8 @@ def show(results: dict):
         print(f"solved      {f'by {name}, at a budget of policy tokens':<44}" + "".join(f"{b:>7}" for b in budgets))
         for method in methods:
             shares = "".join(f"{found[method, b][rule]['share']:>7.3f}" for b in budgets)
-            print(f"  {method:<54}{shares}")
+            spent = [found[method, b]["policy_tokens"] / b for b in budgets]
+            print(f"  {f'{method}, spent {min(spent):.2f} to {max(spent):.2f} of it':<54}{shares}")
         if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
             print(f"  {unfinished} problems of all searches together have no finished solution, and count as wrong")
 
@@ -245,15 +251,18 @@ def detail(results: dict):
     for v in results["verifiers"]:
         print(f"searches    under {v['verifier']}")
         print(
-            f"  {'budget':>6} {'method':<10} {'policy':>8} {'verifier':>9} {'s':>6} {'found':>6}  {'best score':<25} {'vote':<6} any    best of n less; as"
+            f"  {'budget':>6} {'method':<10} {'policy':>6} {'5-95 %':>10} {'verifier':>9} {'s':>6} {'found':>6}  {'best score':<25} {'vote':<6} any    best of n less; as"
         )
         for s in v["searches"]:
             cost = "" if s["verifier_tokens"] is None else f"{s['verifier_tokens']:.0f}"
-            line = f"  {s['budget']:>6} {s['method']:<10} {s['policy_tokens']:>8.0f} {cost:>9} {s['seconds']:>6.1f} {s['finished']:>6.1f}"
+            spread = "{:.0f}-{:.0f}".format(*s["policy_tokens_05_95"])
+            line = f"  {s['budget']:>6} {s['method']:<10} {s['policy_tokens']:>6.0f} {spread:>10} {cost:>9} {s['seconds']:>6.1f} {s['finished']:>6.1f}"
             line += f"  {s['best']['share']:.3f} {plus_minus(s['best']['interval'])} "
             line += f"{s['vote']['share']:<6.3f}"
             d = s.get("minus_best_of_n")
             against = f"{d['difference']:+.3f} p={d['p']:.3f}" if d else ""
+            if not d and "tokens_to_best_of_n" in s:
+                against = f"at {s['tokens_to_best_of_n']:.2f} x"
             print(
                 f"{line} {s['oracle']['share']:.3f}  {against:<15} {', '.join(f'{key}={x}' for key, x in s['plan'].items() if x)}"
             )
