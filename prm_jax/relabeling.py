@@ -228,6 +228,7 @@ def main(cfg):
         labels = label_all(cfg, scorer, path, solutions, beside)
         counts = label_file(folder, made, cfg.after_first_error, solutions, labels)
     about |= {"finished": True, "counts": dict(counts), "versions": run_folder.versions()}
+    about |= getattr(scorer, "about", {})  # of a critic: what became of its critiques
     run_folder.write_json(folder / "about.json", about)
     kind = {"unknown": "correctness|value, which their source does not say"}.get(made["label_kind"], made["label_kind"])
     cli.print_counts(counts, totals=())

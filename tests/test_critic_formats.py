@@ -4,6 +4,8 @@ The expected prompts are written out here, as the authors' templates fill in Qwe
 """
 
 import dataclasses
+import hashlib
+import json
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ SAID = {
     "genprm": ["All is well: $\\boxed{12}$.</analyze>\n<output>\n**Judgement**: $\\boxed{Yes}$\n</output>",
                "No.</analyze>\n<output>\n**Judgement**: $\\boxed{No}$\n</output>",
                "Yes or No? $\\boxed{No}$, no: </analyze>\n<output>\n**Judgement**: $\\boxed{Yes}$\n</output>"],
-    "r_prm": ["Analysis: 12 = 12. Verification: Is the step correct (Yes/No)? Yes"],
+    "r_prm": ["Analysis: 12 = 12. Verification: Is the step correct (Yes/No)? Yes. Once more: Is the step correct (Yes/No)? No"],
     "thinkprm": [" Step 1: \\boxed{correct} ... Step 3: \\boxed{incorrect}</think>\nIs the solution correct? Yes"],
     "judge": ["3 * 4 is 12. Yes!\nVerdict: No"],
 }  # fmt: skip
@@ -88,7 +90,9 @@ Reply: """
 def r_prm_prompt():
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-        + R_PRM.replace("PROBLEM", PROBLEM).replace("BEFORE", f"{STEPS[0]}\n{STEPS[1]}").replace("STEP", STEPS[2])
+        + R_PRM.replace("PROBLEM", PROBLEM)
+        .replace("BEFORE", f"Step 1: {STEPS[0]}\nStep 2: {STEPS[1]}")
+        .replace("STEP", f"Step 3: {STEPS[2]}")
         + REPLY
     )
 
@@ -132,61 +136,120 @@ def loaded(critic_folder):
 
 
 def saying(writer, texts, ended="end"):
-    """The writer made to say the texts, one after another, each ended by the end of the text, or cut."""
+    """The writer made to say the texts one after another, each ended by the end of the text, or cut; the prompts it is given."""
     last = [writer.policy.ends[0]] * (ended == "end")
     ids = lambda text: np.array(writer.tokenizer.encode(text) + last, np.int32)
-    said = iter([Continuation(ids(text), np.zeros(0), text, ended) for text in texts])
-    writer.write = lambda prompts, numbers, key: [next(said) for _ in prompts]
+    said, given = iter([Continuation(ids(text), np.zeros(0), text, ended) for text in texts]), []
+    writer.write = lambda prompts, numbers, key: given.extend(prompts) or [next(said) for _ in prompts]
+    return given
+
+
+def p_after(folder, name, *texts):
+    """P(good) behind the texts, each tokenised by itself, by PyTorch."""
+    import torch
+    from transformers import Qwen2ForCausalLM
+
+    tokenizer = hf.load_tokenizer(folder)
+    ids = [id_ for text in texts for id_ in tokenizer.encode(text)]
+    with torch.no_grad():
+        logit_V = Qwen2ForCausalLM.from_pretrained(folder)(torch.tensor([ids])).logits[0, -1]
+    return torch.softmax(logit_V[list(IDS[name])], 0)[1].item()
 
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_the_prompt_is_the_authors_and_p_good_is_pytorchs(critic_folder, loaded, name):
-    import torch
-    from transformers import Qwen2ForCausalLM
-
-    fmt = read_format(name)
-    fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, votes=1))
-    critic = Critic(LocalWriter(loaded, str(critic_folder), fmt, 2, None), fmt)
-    asked, write_verdicts = [], critic.writer.verdicts
-    critic.writer.verdicts = lambda prompts, said: asked.extend(prompts) or write_verdicts(prompts, said)
-    said = SAID[name] if name == "genprm" else SAID[name] * 3
-    saying(critic.writer, said)
+    critic = critic_of(loaded, critic_folder, name)
+    given = saying(critic.writer, SAID[name] if name == "genprm" else SAID[name] * 3)
     (logit_T,) = critic.score([(PROBLEM, STEPS)])
-    assert asked[-1] == PROMPTS[name]()
+    assert given[-1] == PROMPTS[name]()
     tokenizer = critic.writer.tokenizer
-    assert critic.writer.policy.prefix_ids([(asked[-1], ())])[0].tolist() == tokenizer.encode(PROMPTS[name]())
-    said, ask = READ[name].removesuffix(fmt.critic.ask or ""), fmt.critic.ask or ""
-    ids = [id_ for text in (PROMPTS[name](), said, ask) for id_ in tokenizer.encode(text)]
-    with torch.no_grad():
-        logit_V = Qwen2ForCausalLM.from_pretrained(critic_folder)(torch.tensor([ids])).logits[0, -1]
-    expected = torch.softmax(logit_V[list(IDS[name])], 0)[1].item()
+    assert critic.writer.policy.prefix_ids([(given[-1], ())])[0].tolist() == tokenizer.encode(PROMPTS[name]())
+    # Behind what the critic wrote itself its very ids are read; where it is asked all is one text, as the authors tokenise it.
+    asks = critic.format.critic.ask is not None
+    expected = p_after(
+        critic_folder, name, *([PROMPTS[name]() + READ[name]] if asks else [PROMPTS[name](), READ[name]])
+    )
     assert abs(1 / (1 + np.exp(-logit_T[2])) - expected) < 1e-4 and 0.01 < expected < 0.99
     assert critic.stats.no_verdict == 0 and critic.writer.pair == IDS[name]
 
 
-def test_no_verdict_comes_of_a_critique_that_was_cut_and_none_is_made_up(critic_folder, loaded, capsys):
-    def cut(name, said, **more):
-        fmt = read_format(name)
-        fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, max_tokens=9, **more))
-        critic = Critic(LocalWriter(loaded, str(critic_folder), fmt, 2, None), fmt)
-        saying(critic.writer, said, "length")
-        return critic
+def critic_of(loaded, folder, name, **more):
+    fmt = read_format(name)
+    fmt = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, votes=more.pop("votes", 1), **more))
+    return Critic(LocalWriter(loaded, str(folder), fmt, 2, None), fmt)
 
+
+# What is said in vain, and all that the verdict is read behind: the authors' own texts.
+OPENED = (
+    "All is well: $\\boxed{12}$.</analyze>\n<verify>\nLet's use python code to find any potential error:\n```python\n"
+)
+IN_VAIN = {
+    "genprm": (OPENED, "All is well: $\\boxed{12}$.</analyze>\n<output>\n**Judgement**: $\\boxed{"),
+    "r_prm": ("Is it 12? Yes.", "Is it 12? Yes.\nBased on your analysis. Is the answer correct (Yes/No)?"),
+    "thinkprm": (" 3 * 4 is", " 3 * 4 is\nIs the solution correct?"),
+    "judge": ("3 * 4 is", "3 * 4 is\nVerdict:"),
+}
+
+
+@pytest.mark.parametrize("name", IN_VAIN)
+@pytest.mark.parametrize("ended", ["end", "length"])
+def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(critic_folder, loaded, name, ended, capsys):
+    said, read = IN_VAIN[name]
+    critic = critic_of(loaded, critic_folder, name)
+    given = saying(critic.writer, [said] * 2, ended)
+    (logit_T,) = critic.score([(PROBLEM, STEPS[:2])])
+    assert abs(1 / (1 + np.exp(-logit_T[1])) - p_after(critic_folder, name, given[1] + read)) < 1e-4
+    limit = f"{critic.format.critic.max_tokens:,}"
+    out = f"2 of 2 critiques came to no verdict within {limit} tokens: forced (format.critic.force)"
+    assert capsys.readouterr().out.count(out) == 1
+    assert (critic.stats.no_verdict, critic.stats.forced, critic.stats.unscored) == (2, 2, 0)
+    assert "2 without a verdict, 2 of them forced; 0 steps unscored" in critic.stats.summary()
+    if name == "genprm":  # the next step's prompt holds the critique as it was ended
+        first = read + ("Yes" if logit_T[0] >= 0 else "No") + "}$\n</output>"
+        assert f"Paragraph 1 step by step: {first}<|im_end|>" in given[1] and "<verify>" not in given[1]
+
+
+def test_what_is_not_forced_is_counted_and_left_out(critic_folder, loaded, capsys):
     row, said = (PROBLEM, STEPS[:1]), ["Is it 12?", "Yes, it is"]
+    for name, votes in (("r_prm", 2), ("thinkprm", 1)):
+        critic = critic_of(loaded, critic_folder, name, votes=votes, max_tokens=9, force=None, unscored=0.5)
+        saying(critic.writer, said, "length")
+        assert critic.score([row])[0].tolist() == [0.0]
+        assert (critic.stats.no_verdict, critic.stats.forced, critic.stats.unscored) == (votes, 0, 1)
+        out = f"critic      {votes} of {votes} critiques came to no verdict within 9 tokens: left out of the votes"
+        assert out in capsys.readouterr().out
+    # Nobody learns after hours that a step has no score: a format says before what becomes of it.
     with pytest.raises(
-        InputError, match="step 1 of a solution of 'Tom .*: none of its critiques came to a verdict; raise"
+        InputError, match="format.critic.force: got None, expected a text that asks .*format.critic.unscored=0.5"
     ):
-        cut("r_prm", said, votes=2).score([row])
-    assert (
-        "critic      2 of 2 critiques came to no verdict within 9 tokens: left out of the votes"
-        in capsys.readouterr().out
-    )
-    stands_in = cut("r_prm", said, votes=2, unscored=0.5)
-    assert stands_in.score([row])[0].tolist() == [0.0]
-    assert (stands_in.stats.critiques, stands_in.stats.no_verdict, stands_in.stats.unscored) == (2, 2, 1)
-    # ThinkPRM asks for the verdict itself, but of no chain that was cut.
-    with pytest.raises(InputError, match="none of its critiques came to a verdict"):
-        cut("thinkprm", said).score([row])
+        critic_of(loaded, critic_folder, "judge", force=None)
+
+
+def test_r_prm_is_asked_as_its_authors_published_it():
+    """All 1,568 prompts of src/datasets/ProcessBench/gsm8k_filtered.json of NJUNLP/R-PRM at e3dd605: steps up to the first error."""
+    problems = json.loads(real_data("processbench/gsm8k.json").read_text())
+    tokenizer, fmt = hf.load_tokenizer(real_data("tokenizers/qwen2.5")), read_format("r_prm")
+    rows = [
+        (p["problem"], p["steps"][: t + 1])
+        for p in problems
+        for t in range(len(p["steps"]))
+        if p["label"] < 0 or t <= p["label"]
+    ]
+    prompts = [prompt_text(fmt, tokenizer, problem, steps) for problem, steps in rows]
+    assert len(prompts) == 1568
+    published = "eda63bde5b8abe119d0d252a8a884f1f656171ee004653697a884a9e5c045b9c"
+    assert hashlib.sha256("\0".join(prompts).encode()).hexdigest() == published
+
+
+def test_r_prm_says_that_nothing_stands_before_the_first_step():
+    (_, turn) = messages(read_format("r_prm"), "1+1?", ("2.",))
+    none = "Since the Now Step is the first step, there are no Previous Steps."
+    assert f"Question: 1+1?\nPrevious Steps: {none}\nNow Step: Step 1: 2.\nPlease" in turn["content"]
+
+
+def test_thinkprm_numbers_steps_anew():
+    (turn,) = messages(read_format("thinkprm"), "1+1?", ("Step 1: a  ", "b", " Step 7: c Step 2: d"))
+    assert "[Solution]\n\nStep 1: a\nStep 2: b\nStep 3: c  d\n\nReview" in turn["content"]
 
 
 def test_where_the_verdict_stands():
@@ -198,7 +261,11 @@ def test_where_the_verdict_stands():
 
 def test_a_critique_ends_before_what_it_goes_on_with():
     fmt = read_format("thinkprm")
-    assert cut_at(fmt, "all is well\nIs the solution correct? Yes</think>") == 12 and cut_at(fmt, "all is well") is None
+    assert (
+        cut_at(fmt, "all is well\nIs the solution correct? Yes</think>", 2) == 12
+        and cut_at(fmt, "all is well", 2) is None
+    )
+    assert cut_at(fmt, "Step 2: so Step 12: Step 3: of two", 2) == 20
 
 
 def test_templates_are_filled_once():
@@ -210,7 +277,7 @@ def test_templates_are_filled_once():
 
 
 def test_a_format_that_cannot_be_read_is_said():
-    critic = {"prompt": "{step}"}
+    critic = {"prompt": "{step}", "unscored": 0.5}
     with pytest.raises(
         InputError, match=r"format.good: got \[\], expected good and bad with head 'tokens' and of a critic"
     ):
@@ -218,7 +285,7 @@ def test_a_format_that_cannot_be_read_is_said():
     with pytest.raises(InputError, match="format.critic.max_tokens: got 0, expected above 0 where `ask` is null"):
         CriticFormat(prompt="", max_tokens=0)
     with pytest.raises(InputError, match="format.critic.output: got '', expected a text with {output} to execute"):
-        CriticFormat(prompt="", execute=True)
+        CriticFormat(prompt="", unscored=0.5, execute=True)
     with pytest.raises(InputError, match="format.critic.votes: got 0, expected at least 1"):
         parse({"name": "x", "good": "a", "bad": "b", "critic": critic | {"votes": 0}}, Format, "format")
     with pytest.raises(
@@ -237,7 +304,10 @@ def test_verdicts_that_are_no_tokens_are_refused(critic_folder, loaded):
 
 
 def test_code_blocks_are_run_only_when_asked_for_and_their_output_goes_into_the_prompt(critic_folder, loaded):
-    said = ["Check:\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n13\n```\n", " So </verify>\\boxed{Yes}"]
+    said = [
+        "Check:</analyze>\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n13\n```\n",
+        " So </verify>\\boxed{Yes}",
+    ]
     fmt = read_format("genprm")
     for execute in (False, True):
         own = dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, execute=execute))
@@ -248,4 +318,12 @@ def test_code_blocks_are_run_only_when_asked_for_and_their_output_goes_into_the_
         critic.score([(PROBLEM, STEPS[:1])])
         assert critic.stats.blocks == execute and critic.stats.no_verdict == 0
         if execute:
-            assert seen[1] == seen[0] + "Check:\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n12\n```\n"
+            assert (
+                seen[1] == seen[0] + "Check:</analyze>\n```python\nprint(3 * 4)\n```\n[Code Output]\n\n```\n12\n```\n"
+            )
+    # Rounds are spent: the verdict is forced behind the analysis of the first, as the authors do.
+    critic, texts = critic_of(loaded, critic_folder, "genprm", execute=True, rounds=1), []
+    given, after = saying(critic.writer, said[:1] * 2), critic.writer.after
+    critic.writer.after = lambda own: texts.extend(own) or after(own)
+    critic.score([(PROBLEM, STEPS[:1])])
+    assert texts == [given[0] + "Check:</analyze>\n<output>\n**Judgement**: $\\boxed{"] and critic.stats.forced == 1

@@ -137,21 +137,26 @@ def test_decision_temperature_divides_the_log_odds_of_a_vote(critic):
 
 
 def test_no_verdict_is_no_score(critic, capsys):
-    short = critic(max_tokens=1, unscored=None)
-    with pytest.raises(
-        InputError,
-        match=r"embedded, ends_in, 4 votes: step 1 of a solution of '4 [+]5 .*raise format.critic.max_tokens",
-    ):
-        short.score(ROWS)
+    named = critic(max_tokens=1)
+    (first, *_) = named.score(ROWS)
     assert (
         "critic      16 of 16 critiques came to no verdict within 1 tokens: left out of the votes"
         in capsys.readouterr().out
     )
-    named = critic(max_tokens=1)
-    (first, *_) = named.score(ROWS)
     assert first.tolist() == pytest.approx([np.log(1 / 3)] * 2) and named.stats.unscored == 4
-    assert "16 without a verdict; 4 steps unscored" in named.stats.summary()
+    assert "16 without a verdict, 0 of them forced; 4 steps unscored" in named.stats.summary()
     assert named.about["critic"]["no_verdict"] == 16
+
+
+def test_a_step_without_a_verdict_stops_no_command(monkeypatch, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": PROBLEM, "completions": ["4+5=2", "2*3=6"], "id": "a"}) + "\n")
+    asked = ["checkpoint=embedded", "format=judge", "format.chat=false", "format.good=Y", "format.bad=N"]
+    asked += ["task=score", "figures=0", f"input={rows}", "format.critic.max_tokens=2", f"hydra.run.dir={tmp_path}/run"]
+    out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    assert "2 critiques of 2.0 tokens, 2 without a verdict, 2 of them forced; 0 steps unscored" in out
+    critic = json.loads((tmp_path / "run" / "results.json").read_text())["critic"]
+    assert (critic["no_verdict"], critic["forced"], critic["unscored"]) == (2, 2, 0)
 
 
 def test_asked_at_once_it_writes_nothing(loaded):
@@ -193,7 +198,7 @@ def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_pa
     where = lambda name: f"hydra.run.dir={tmp_path}/{name}"
     small = ["fresh.problems=4", "fresh.candidates=4", "fresh.outcome_model=null"]
     out = printed(evaluate.main, monkeypatch, "task=best_of_n", *critic, *small, where("pool"), cwd=tmp_path)
-    assert "criticised  16 solutions" in out and "without a verdict; 0 steps unscored" in out
+    assert "criticised  16 solutions" in out and "0 of them forced; 0 steps unscored" in out
     results = json.loads((tmp_path / "pool" / "results.json").read_text())
     (about,) = results["verifiers"].values()
     assert about["critic"]["tokens"] == 0 and about["critic"]["format"]["name"] == "lab_self"
@@ -213,6 +218,7 @@ def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_pa
     rows = [json.loads(line) for line in (tmp_path / "labels" / "labels.jsonl").read_text().splitlines()]
     assert len(rows) == 16 and all(0 < y < 1 for row in rows for y in row["labels"])
     assert rows[0]["label_kind"] == "correctness" and rows[0]["by"] == "scorer"
+    assert json.loads((tmp_path / "labels" / "about.json").read_text())["critic"]["unscored"] == 0
 
 
 def test_beside_critics_a_prm_keeps_its_own_format(capsys):
@@ -299,6 +305,9 @@ def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, t
     models = [open_checkpoint(tmp_path / name, "latest", None, "float32").model for name in ("whole", "cut")]
     for a, b in zip(*(jax.tree.leaves(nnx.state(model)) for model in models), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all()
+    run("rewarded", *keys, "steps=1", "reward.prm=1", "reward.prm_checkpoint=lab_self:embedded")
+    about = json.loads((tmp_path / "rewarded" / "summary.json").read_text())["critic"]  # what became of its critiques
+    assert about["critiques"] > 0 == about["no_verdict"] and about["format"]["name"] == "lab_self"
     fmt = with_critic(ENDS_IN, max_tokens=16, votes=1, rows=32)
     scorer = open_verifier(f"{tmp_path}/whole", Opening(which="latest", format=fmt))
     assert isinstance(scorer, Critic) and [len(score_T) for score_T in scorer.score(ROWS[:2])] == [2, 1]

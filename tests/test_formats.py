@@ -104,6 +104,7 @@ def test_every_convention_says_where_its_head_lies_and_what_it_learned():
         "plain": ("score", None, "unknown"),
         "versaprm": ("lm_head", "tokens", "correctness"),
         "spare": ("lm_head", "tokens", "correctness"),
+        "spare_qwen": ("lm_head", "tokens", "correctness"),
         "fover_llama": ("lm_head", "tokens", "correctness"),
         "fover_qwen": ("lm_head", "tokens", "correctness"),
         "granite": ("lm_head", "vocabulary", "value"),

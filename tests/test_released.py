@@ -241,13 +241,15 @@ def versaprm(tok, problem, steps):
 
 
 def spare(tok, problem, steps):
-    """The README's sample: three turns of Llama 3, whose template trims them, the last one's author is the user too."""
+    """The README's sample: system, user, assistant; Llama 3's template trims turns, Qwen's does not. Marks at the last id of " ки"."""
+    is_llama = "<|eot_id|>" in tok.get_vocab()
     (instruction,) = re.findall(r"system<\|end_header_id\|>\n\n(.*?)<", read_format("spare").prefix, re.DOTALL)
     assert instruction.startswith("You are an expert at solving") and instruction.endswith("previous reasoning steps.")
     answer = "Let's think step by step.\n" + "".join(f"{step.strip()} ки\n" for step in steps)
-    text = "<|begin_of_text|>"
-    for role, content in (("system", instruction), ("user", problem), ("user", answer)):
-        text += f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+    text, turns = "<|begin_of_text|>" * is_llama, (("system", instruction), ("user", problem), ("assistant", answer))
+    for role, content in turns:
+        of_llama = f"<|start_header_id|>{role}<|end_header_id|>\n\n{content.strip()}<|eot_id|>"
+        text += of_llama if is_llama else f"<|im_start|>{role}\n{content}<|im_end|>\n"
     ids = plain_ids(tok, text)
     return ids, [i for i, token in enumerate(ids) if token == tok.encode(" ки")[-1]]
 
@@ -388,6 +390,7 @@ SYSTEMS = {
     "openr_psa": ("qwen", "qwen2", {}, openr_psa, lambda v: v[:, [488, 481]].softmax(-1)[:, 0]),
     "versaprm": ("qwen", "qwen2", {}, versaprm, lambda v: v[:, [12, 10]].softmax(-1)[:, 1]),
     "spare": ("llama_words", "llama", {}, spare, lambda v: v[:, [12, 10]].softmax(-1)[:, 1]),
+    "spare_qwen": ("qwen", "qwen2", {}, spare, lambda v: v[:, [12, 10]].softmax(-1)[:, 1]),
     "fover_qwen": ("qwen", "qwen2", {}, fover, lambda v: v[:, [61954, 19928]].softmax(-1)[:, 1]),
     "fover_llama": ("llama_words", "llama", {}, fover, lambda v: v[:, [128012, 128011]].softmax(-1)[:, 1]),
     "reasonflux": ("qwen", "qwen2", MLP, reasonflux, lambda z: z[:, 1] - z[:, 0]),
@@ -400,7 +403,7 @@ LABEL_KINDS = {
     "versaprm": "correctness", "spare": "correctness", "fover_qwen": "correctness", "fover_llama": "correctness",
     "reasonflux": "unknown", "granite": "value", "pqm": "value", "value_head": "unknown", "actprm": "correctness",
     "trl": "unknown", "pure": "correctness", "qwen_prm": "correctness", "skywork": "unknown", "reasoneval": "correctness",
-    "math_shepherd": "value", "rlhflow": "value", "openr_psa": "value",
+    "math_shepherd": "value", "rlhflow": "value", "openr_psa": "value", "spare_qwen": "correctness",
 }  # fmt: skip
 ORIGINAL = ("trl", "pure", "qwen_prm", "skywork", "reasoneval", "math_shepherd", "rlhflow", "openr_psa")
 # Whose authors drop blank steps, have no token to read them at, or whose template trims the text before them.
@@ -691,7 +694,7 @@ def test_verdict_tokens(qwen, mistral, llama):
     assert verdicts(read_format("trl"), qwen) is None
 
 
-def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small):
+def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small, capsys):
     auto = read_format("auto")
 
     def load(head, fmt=auto, folder=tmp_path / "x"):
@@ -699,9 +702,12 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small):
         make_checkpoint(folder, "qwen2", small, head)
         return open_checkpoint(folder, "best", fmt, "float32").format.name
 
-    assert load(MLP) == "qwen_prm"
-    assert load(SYSTEMS["skywork"][2]) == "skywork"
-    assert load({"score_head.weight": (3, D)}) == "reasoneval"
+    for head, name, other in ((MLP, "qwen_prm", "reasonflux"), (SYSTEMS["skywork"][2], "skywork", "pqm")):
+        assert load(head) == name
+        said = f"{tmp_path}/x: is read with format={name}; its head fits format={other}, too\n"
+        assert capsys.readouterr().out == "format      " + said
+        assert load(head, read_format(other)) == other and not capsys.readouterr().out
+    assert load({"score_head.weight": (3, D)}) == "reasoneval" and not capsys.readouterr().out
     for head, pattern in (
         (LINEAR2, r"score.weight \(binary\); say .* format=pure or format=trl or format=plain"),
         (

@@ -416,11 +416,13 @@ def judge(stub):
 def test_a_judge_behind_a_server_writes_and_its_verdict_is_exact(stub, judge, capsys):
     stub.script = [(200, answer("It is 7.\nVerdict: Yes", tokens=9)), (200, answer("Hm, 8", "length", tokens=60))]
     stub.script += [(503, {}), (200, echo(" Yes", -0.25)), (200, echo(" No", -2.25))]
+    stub.script += [(200, echo(" Yes", -0.25)), (200, echo(" No", -2.25))]
     critic = judge(votes=2)
-    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [2.0]  # of one vote; the other was cut
+    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == pytest.approx([2.0])
     assert critic.name == f"m at {stub.url}, judge, 2 votes" and critic.stats.tokens == 69
-    assert "critic      1 of 2 critiques came to no verdict within 60 tokens: left out" in capsys.readouterr().out
-    first, second, _, good, bad = stub.bodies
+    assert "critic      1 of 2 critiques came to no verdict within 60 tokens: forced" in capsys.readouterr().out
+    first, second, _, good, bad, *forced = stub.bodies
+    assert [b["prompt"] for b in forced] == [first["prompt"] + f"Hm, 8\nVerdict:{x}" for x in (" Yes", " No")]
     assert (
         "Problem:\n3 +4?\n" in first["prompt"]
         and first["prompt"] == second["prompt"]
@@ -432,7 +434,7 @@ def test_a_judge_behind_a_server_writes_and_its_verdict_is_exact(stub, judge, ca
         "temperature": 1.0,
     } and bad["prompt"] == first["prompt"] + "It is 7.\nVerdict: No"  # fmt: skip
     n = len(stub.bodies)
-    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == [2.0] and len(stub.bodies) == n  # known
+    assert critic.score([("3 +4?", ("3+4=7",))])[0].tolist() == pytest.approx([2.0]) and len(stub.bodies) == n  # known
 
 
 def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, judge):

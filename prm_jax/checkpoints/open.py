@@ -142,6 +142,8 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
         found = [f for f in fits if f.auto]
         if len(found) != 1 or found[0].head is None:
             raise InputError(f"{where}: {has}; say which convention it follows: {listed}")
+        if others := " and ".join(f"format={f.name}" for f in fits if not f.auto):
+            print(f"format      {where}: is read with format={found[0].name}; its head fits {others}, too")
         return parse(dataclasses.asdict(found[0]) | (fmt.changes or {}), Format, "format")
     if fmt.head not in heads or not suits(fmt):
         reads = fmt.head or "one" if suits(fmt) else "texts" if fmt.outcome else "steps"

@@ -2,8 +2,9 @@
 
 The solution's score of a step is that of its prefix: what the format asks of a step and those before it. n votes are n critiques,
 rows of one batch with keys of their own: vote j of a prompt is a function of seed, j and the prompt, so n votes are n single runs
-(`first_vote`), whatever is scored beside them. A critique that comes to no verdict within its tokens is no score: it is counted,
-said, and left out of its step's votes. A step without any is an error, or has the stand-in `unscored` if the format names one.
+(`first_vote`), whatever is scored beside them. A critique that comes to no verdict within its tokens is counted and said.
+It is asked for one where the format has a text for that (`force`), else it is left out of its step's votes, and a step
+without any has the stand-in `unscored`: a format that writes names one of them, so no step stops a command.
 
 Dimension key: N votes, n prompts.
 """
@@ -17,9 +18,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.critics.execution import run_code
-from prm_jax.data.critiques import CODE, fill, opening, prompt_text
+from prm_jax.data.critiques import CODE, cut_at, fill, opening, prompt_text
 from prm_jax.data.formats import Format
 from prm_jax.data.units import UNITS
 from prm_jax.scoring import CERTAIN, Rows
@@ -35,7 +35,8 @@ class CriticStats:
     critiques: int = 0
     tokens: int = 0  # written
     computed: int = 0  # these, and what was read for the verdicts
-    no_verdict: int = 0  # critiques
+    no_verdict: int = 0  # critiques that came to none
+    forced: int = 0  # of these, those that were asked for it (format.critic.force)
     unscored: int = 0  # steps with the stand-in
     blocks: int = 0  # of code that were run
     failed: int = 0  # of these
@@ -47,7 +48,8 @@ class CriticStats:
         )
         return (
             f"criticised  {self.solutions:,} solutions by {self.critiques:,} critiques of {mean:.1f} tokens, {self.no_verdict:,} "
-            f"without a verdict; {self.unscored:,} steps unscored{code if self.blocks else ''}"
+            f"without a verdict, {self.forced:,} of them forced; {self.unscored:,} steps unscored"
+            f"{code if self.blocks else ''}"
         )
 
 
@@ -56,6 +58,7 @@ class Draft:
     """A critique in the making: what stands before its last round, what that round wrote, all of its text and its tokens."""
 
     prompt: str
+    step: int  # the number of the one that it judges
     text: str = ""
     last: object = None
     tokens: int = 0
@@ -109,24 +112,18 @@ class Critic:
         self.stats.solutions += len(rows)
         if lost := self.stats.no_verdict - before.no_verdict:
             of, limit = self.stats.critiques - before.critiques, self.format.critic.max_tokens
-            why = f"came to no verdict within {limit:,} tokens: left out of the votes"
-            print(f"critic      {lost:,} of {of:,} critiques {why}")
-        logit = {prefix: self.decide(prefix, self.known[prefix][0]) for prefix in prefixes}
+            then = "left out of the votes" if self.format.critic.force is None else "forced (format.critic.force)"
+            print(f"critic      {lost:,} of {of:,} critiques came to no verdict within {limit:,} tokens: {then}")
+        logit = {prefix: self.decide(self.known[prefix][0]) for prefix in prefixes}
         found = [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
         return [none_wrong(logit_T) for logit_T in found] if self.format.critic.first_error else found
 
-    def decide(self, prefix, logit_N: Sequence[float]) -> float:
+    def decide(self, logit_N: Sequence[float]) -> float:
         """Log-odds of a step by its votes."""
-        problem, steps = prefix
-        logit_n = np.array([x for x in logit_N if not np.isnan(x)]) / self.format.critic.decision_temperature
-        if len(logit_n):
-            return combine(logit_n, self.format.critic.vote)
         c = self.format.critic
-        if c.unscored is None:
-            raise InputError(
-                f"{self.name}: step {len(steps)} of a solution of {problem[:60]!r}: none of its critiques came to a verdict; raise "
-                f"format.critic.max_tokens ({c.max_tokens}) or votes, or name the P(good) of such steps, format.critic.unscored=0.5"
-            )
+        logit_n = np.array([x for x in logit_N if not np.isnan(x)]) / c.decision_temperature
+        if len(logit_n):
+            return combine(logit_n, c.vote)
         self.stats.unscored += 1
         return float(np.clip(UNITS["probability"].log_odds(c.unscored), -CERTAIN, CERTAIN))
 
@@ -143,20 +140,46 @@ class Critic:
             said = [self.known[problem, steps[:t]][1][i] for t in range(1, len(steps))] if c.next is not None else ()
             return prompt_text(self.format, tokenizer, problem, steps, said)
 
-        drafts = [Draft(prompt(prefix, i)) for prefix, i in asked]
+        drafts = [Draft(prompt(prefix, i), len(prefix[1])) for prefix, i in asked]
+        prompts = [d.prompt for d in drafts]
         if c.max_tokens:
             self.write(drafts, [votes[i] for _, i in asked])
         read = self.writer.computed
-        logit_n = self.writer.verdicts([d.prompt for d in drafts], [d.last for d in drafts])
-        logit_n = np.where([d.stopped or d.tokens > c.max_tokens for d in drafts], np.nan, logit_n)
+        lost_n = np.array([d.stopped or d.tokens > c.max_tokens for d in drafts])
+        if c.ask is None:
+            logit_n = self.writer.verdicts([d.prompt for d in drafts], [d.last for d in drafts])
+            lost_n |= np.isnan(logit_n)
+        else:
+            logit_n = np.full(len(drafts), np.nan)
+            lost_n |= [not self.has_ended(d) for d in drafts]
+        logit_n[lost_n] = np.nan
+        behind = {i: text for i, lost in enumerate(lost_n) if (text := c.force if lost else c.ask) is not None}
+        logit_n[[*behind]] = self.ask([(prompts[i], drafts[i], text) for i, text in behind.items()])
         self.stats.critiques += len(drafts)
         self.stats.tokens += (written := sum(d.tokens for d in drafts))
         self.stats.computed += written + self.writer.computed - read
-        self.stats.no_verdict += int(np.isnan(logit_n).sum())
+        self.stats.no_verdict += int(lost_n.sum())
+        self.stats.forced += int(lost_n.sum()) * (c.force is not None)
         for k, prefix in enumerate(prefixes):
             own = slice(k * len(votes), (k + 1) * len(votes))
             texts = [opening(self.format, len(prefix[1])) + d.text for d in drafts[own]] if c.next is not None else None
             self.known[prefix] = logit_n[own].tolist(), texts
+
+    def has_ended(self, draft: Draft) -> bool:
+        """Whether a critique that is asked for its verdict came to a text of `cut`, or without these to its end."""
+        if draft.last is None or not self.format.critic.cut:
+            return draft.last is None or draft.last.ended == "end"
+        return cut_at(self.format, draft.text, draft.step) is not None
+
+    def ask(self, asked: Sequence[tuple[str, Draft, str]]) -> np.ndarray:
+        """Log-odds logit_n of verdicts by (prompt, critique, text put behind it); behind that the likelier one is put."""
+        parts = [text.partition("{verdict}") for *_, text in asked]
+        for (_, draft, _), (before, *_) in zip(asked, parts, strict=True):
+            draft.text = draft.text[: cut_at(self.format, draft.text, draft.step)] + before
+        logit_n = self.writer.after([prompt + draft.text for prompt, draft, _ in asked])
+        for (_, draft, _), (*_, after), logit in zip(asked, parts, logit_n, strict=True):
+            draft.text += (self.format.good if logit >= 0 else self.format.bad) + after
+        return logit_n
 
     def write(self, drafts: Sequence[Draft], votes: Sequence[int]):
         """Writes the drafts to their end; where code is run, in rounds: each ends with a block of code and what it printed."""

@@ -11,7 +11,7 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded
 from prm_jax.checkpoints.released import VerdictPair
 from prm_jax.checkpoints.remote import RemotePolicy, Server, reason
-from prm_jax.data.critiques import cut_at, verdict_at
+from prm_jax.data.critiques import verdict_at
 from prm_jax.data.formats import Encoded, Format, verdicts
 from prm_jax.launch.config import expect
 from prm_jax.policies import Continuation, Sampling
@@ -51,30 +51,25 @@ class LocalWriter:
         found = self.policy.extend([(prompt, ()) for prompt in prompts], 1, "end", key, numbers)
         return [own for (own,) in found]
 
-    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation | None]) -> np.ndarray:
-        """Log-odds logit_n of the critiques' verdicts, NaN where there is none; equal texts are read once. None: nothing is written."""
+    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
+        """Log-odds logit_n of the verdicts that the critiques end with, NaN where there is none."""
         decode = lambda ids: self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
-        asked = self.format.critic.ask
-        ask = [] if asked is None else self.tokenizer.encode(asked, add_special_tokens=False)
-        read, place_n = {}, []
-        prompt_ids = self.policy.prefix_ids([(prompt, ()) for prompt in prompts])
-        for prompt_L, critique in zip(prompt_ids, critiques, strict=True):
-            ids_L = np.zeros(0, np.int32) if critique is None else critique.ids_L
-            if asked is None:
-                n = self.verdict_token(decode, ids_L, critique.text)
-            else:
-                n = len(ids_L) - (len(ids_L) and ids_L[-1] in self.policy.ends)
-                if critique and (at := cut_at(self.format, critique.text)) is not None:  # maybe within a token
-                    ids_L = np.array(self.tokenizer.encode(critique.text[:at], add_special_tokens=False), np.int32)
-                    n = len(ids_L)
-                elif critique and critique.ended == "length":
-                    n = None
-            whole = None if n is None else (*prompt_L.tolist(), *ids_L[:n].tolist(), *ask)
-            place_n.append(None if whole is None else read.setdefault(whole, len(read)))
-        encoded = [Encoded(np.array(ids, np.int32), np.array([len(ids) - 1], np.int32), 0) for ids in read]
+        until_n = [self.verdict_token(decode, c.ids_L, c.text) for c in critiques]
+        ids_n = zip(self.policy.prefix_ids([(prompt, ()) for prompt in prompts]), critiques, until_n, strict=True)
+        return self.read([None if n is None else (*ids_L.tolist(), *c.ids_L[:n].tolist()) for ids_L, c, n in ids_n])
+
+    def after(self, texts: Sequence[str]) -> np.ndarray:
+        """Log-odds logit_n of a verdict right behind each text."""
+        return self.read([tuple(ids_L.tolist()) for ids_L in self.policy.prefix_ids([(text, ()) for text in texts])])
+
+    def read(self, ids_n: Sequence[tuple[int, ...] | None]) -> np.ndarray:
+        """Log-odds logit_n of a verdict behind the ids, NaN for None; equal ones are read once."""
+        distinct = list(dict.fromkeys(ids for ids in ids_n if ids is not None))
+        encoded = [Encoded(np.array(ids, np.int32), np.array([len(ids) - 1], np.int32), 0) for ids in distinct]
         logits = [float(logit_T[0]) for logit_T in self.judge.score_encoded(encoded)] if encoded else []
         expect(np.isfinite(logits).all(), f"{self.name}: log-odds of verdicts", "some that are not finite", "numbers")
-        return np.array([np.nan if place is None else logits[place] for place in place_n])
+        logit = dict(zip(distinct, logits, strict=True))
+        return np.array([logit.get(ids, np.nan) for ids in ids_n])
 
     def verdict_token(self, decode, ids_L: np.ndarray, text: str) -> int | None:
         """Index of the token that is the critique's last verdict; None if there is none, or it is no token of its own."""
@@ -105,20 +100,17 @@ class RemoteWriter:
         prefixes = [(prompt.removeprefix(self.bos), ()) for prompt in prompts]
         return [own for (own,) in self.policy.extend(prefixes, 1, "end", key, numbers)]
 
-    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation | None]) -> np.ndarray:
-        texts = []
-        for prompt, critique in zip(prompts, critiques, strict=True):
-            text, ask = "" if critique is None else critique.text, self.format.critic.ask
-            prompt = prompt.removeprefix(self.bos)
-            if ask is not None:
-                at = cut_at(self.format, text)
-                is_cut = at is None and critique and critique.ended == "length"
-                texts.append(None if is_cut else prompt + text[:at] + ask)
-            else:
-                at = verdict_at(self.format, text)
-                texts.append(None if at is None else prompt + text[:at])
+    def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
+        at_n = [(prompt, c.text, verdict_at(self.format, c.text)) for prompt, c in zip(prompts, critiques, strict=True)]
+        return self.after([None if at is None else prompt + text[:at] for prompt, text, at in at_n])
+
+    def after(self, texts: Sequence[str | None]) -> np.ndarray:
         distinct = list(dict.fromkeys(text for text in texts if text is not None))
-        asked = [(text, verdict) for text in distinct for verdict in (self.format.good, self.format.bad)]
+        asked = [
+            (text.removeprefix(self.bos), verdict)
+            for text in distinct
+            for verdict in (self.format.good, self.format.bad)
+        ]
         with concurrent.futures.ThreadPoolExecutor(self.policy.concurrency) as pool:
             logp = list(pool.map(lambda pair: self.logprob(*pair), asked))
         logit = {text: logp[2 * i] - logp[2 * i + 1] for i, text in enumerate(distinct)}

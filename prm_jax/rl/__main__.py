@@ -223,7 +223,10 @@ class Trainer:
                     name = signal.Signals(received).name
                     print(f"stopped     by {name} after step {step}; go on with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
-        return best | {"steps": cfg.steps, "seconds": time.perf_counter() - started} | self.shares()
+        told = best | {"steps": cfg.steps, "seconds": time.perf_counter() - started} | self.shares()
+        return told | getattr(
+            self.rewards.prm, "about", {}
+        )  # of a critic: what became of its critiques since this start
 
     def learners(self):
         """What a stopped run goes on with, beside the policy."""
