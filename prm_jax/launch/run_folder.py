@@ -1,7 +1,9 @@
 """Folders of runs and evaluations: make a new one, find and resume an old one, and write results into them."""
 
+import ast
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -9,6 +11,7 @@ import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -234,6 +237,12 @@ def check_about(path: Path, about: dict):
             asked = f"{value!r}, which is asked for now; write into another folder"
             expect(before.get(name) == value, f"{path}: {name}", before.get(name), asked)
     write_json(beside, about | {"finished": False})
+
+
+def code_fingerprint(files: Iterable[Path]) -> str:
+    """sha256 of what source files say to Python: comments and line breaks do not count."""
+    trees = [ast.dump(ast.parse(file.read_text())) for file in files]
+    return hashlib.sha256("\n".join(trees).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
