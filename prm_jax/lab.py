@@ -1,5 +1,6 @@
 """The lab: what the policy of an embedded task samples, drawn once and kept with its provenance."""
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -8,10 +9,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from prm_jax import InputError, tasks
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import Problem, iter_pool
 from prm_jax.data.questions import Question
+from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
@@ -20,31 +24,50 @@ from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_poli
 
 CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
 ROWS = 512  # decoded at a time: a small model is fastest so on CPU
+# The code that decides a sample. The checker's is not among it: kept samples have no grades.
+CODE = ["lab.py", "sampling.py", "policies.py", "model.py", "attention.py", "rope.py"]
+CODE += ["kernels/cpu.py", "kernels/draw.py", "data/formats.py", "data/questions.py"]
 
 
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
-    """The problems with n graded samples each of the task's policy.
+    """The problems with n samples each of the task's policy, graded by the task's checker as it is now.
 
-    They are drawn once: a folder of CACHE, named by a hash of all that they depend on, keeps them and what made them.
+    Samples are drawn once: a folder of CACHE, named by a hash of all that they depend on, keeps them and what made them. They
+    are drawn again where the file is not the one that was written.
     """
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
-    texts = hashlib.sha256(json.dumps(list(problems)).encode()).hexdigest()
-    depends = json.dumps([fingerprint(policy.model), vars(policy.sampling), texts, n, seed])
+    code = run_folder.code_fingerprint(Path(__file__).parent / file for file in CODE)
+    model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.ends
+    asked = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
+    depends = json.dumps([code, model, asked], sort_keys=True)
     name = f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
     path = CACHE / name / "pool.jsonl"
-    if int(max_over_processes(not path.exists())):  # one that draws needs all the others
-        CACHE.mkdir(parents=True, exist_ok=True)
+    if int(max_over_processes(not is_whole(path))):  # one that draws needs all the others
+        if path.exists():
+            print(f"samples     {path} is not what was written: drawn again")
+        path.parent.mkdir(parents=True, exist_ok=True)
         questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
         # Apart until it is complete: another run may be drawing the same.
         with tempfile.TemporaryDirectory(prefix=name, dir=CACHE) as part:
-            draw_pool(Path(part) / path.name, policy, questions, n, seed, tasks.grade, len(questions))
-            path.parent.mkdir(exist_ok=True)
-            for file in ("about.json", path.name):
-                os.replace(Path(part) / file, path.with_name(file))
-    counts = run_folder.read_json(path.with_name("about.json"))["counts"]
-    right = counts["right"] / counts["candidates"]
+            drawn, about = Path(part) / path.name, Path(part) / "about.json"
+            draw_pool(drawn, policy, questions, n, seed, lambda ungraded: ungraded, len(questions))
+            kept = {"kept_as": name, "sha256": file_fingerprint(drawn)}
+            run_folder.write_json(about, run_folder.read_json(about) | kept)
+            for file in (about, drawn):
+                os.replace(file, path.with_name(file.name))
+    graded = lambda: map(tasks.grade, iter_pool(path))
+    right = np.mean([c.correct for p in graded() for c in p.candidates])
     print(f"samples     {len(problems)} problems x {n} of {policy.name}, {right:.3f} right, kept in {path.parent}")
-    return iter_pool(path)
+    return graded()
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file of samples is the one that was written into its folder: the about.json beside it has its checksum."""
+    try:
+        about = run_folder.read_json(path.with_name("about.json"))
+        return (about["kept_as"], about["sha256"]) == (path.parent.name, file_fingerprint(path))
+    except (InputError, OSError, LookupError, TypeError, RecursionError):  # absent, or not what we write
+        return False
 
 
 @functools.cache

@@ -261,6 +261,11 @@ def solution_scores(logits: Sequence[np.ndarray], how: str, rounded: bool = Fals
     return np.asarray(round_score(score_N) if rounded else score_N)[: len(logits)]
 
 
+def default_aggregator(scorer) -> str:
+    """What ranks solutions where nothing else is asked: an outcome model judges the answer after the last step, others each step."""
+    return "last" if scorer.objective == "orm" else "min"
+
+
 def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:
     """Step scores of (problem, steps) rows, in their order: one float32 array a row, a score a step.
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+from prm_jax import InputError
 from prm_jax.data.examples import Example
 from prm_jax.data.packing import layout_batch, plan_rows
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
@@ -104,6 +105,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
         else:
             x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
             logit_BTC = model.step_logits(x_BTD, k_dropout)
+        check_outputs(logit_BTC.shape, batch, head, cfg)
         loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, head, cfg)
         is_labelled_BT = batch["weight"] > 0
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
@@ -117,6 +119,17 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
             target_BL, weight_BL = (jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
             right = ((logit_BLV.argmax(-1) == target_BL) & (weight_BL != 0)).sum()
     return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)} | more
+
+
+def check_outputs(shape: tuple[int, int, int], batch, head: str, cfg: LossConfig):
+    """InputError where the step loss reads an output that the head lacks: NumPy refuses an index that JAX would clamp."""
+    try:
+        jax.eval_shape(lambda batch: STEP_LOSSES[cfg.step](np.zeros(shape, np.float32), batch, head, cfg), batch)
+    except IndexError as error:
+        expected = f"a loss of what model.head={head} gives, {shape[-1]} outputs a step ({error})"
+        raise InputError(f"loss.step: got {cfg.step!r}, expected {expected}") from None
+    except AttributeError:  # an array of NumPy has no `at`; what is wrong otherwise, the loss itself says
+        pass
 
 
 def combine(terms, batch, cfg: LossConfig):

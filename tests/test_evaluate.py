@@ -195,6 +195,22 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
 
 
+def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):
+    """README's own example: by the lowest score the wrong solution (-0.714 -0.519) stood before the right one (-0.770 -0.347)."""
+    texts = {"wrong": ("4+5=3", "3*3=2"), "right": ("4+5=2", "2*3=6")}
+    rows = [{"prompt": "4 +5 *3 mod7?", "completions": steps, "id": name} for name, steps in texts.items()]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for checkpoint, how, order in (
+        ("embedded_orm", "last", ["right", "wrong"]),
+        ("checker", "min", ["right", "wrong"]),
+    ):
+        asked = "task=score", f"checkpoint={checkpoint}", "input=mine.jsonl", "figures=0", f"hydra.run.dir={how}"
+        out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+        results = json.loads((tmp_path / how / "results.json").read_text())
+        assert [r["id"] for r in results["ranking"]] == order and results["aggregator"] == how
+        assert f"ranked by the {how} of its step scores" in out
+
+
 def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path):
     given = (
         "data=chain",

@@ -256,13 +256,16 @@ def made_up_critics():
 
 def made_up_rl(tmp_path):
     names = "pass_at_1", "sound", "reward", "steps_a_solution", "restated", "kl", "entropy"
-    row, scores = {"policy_tokens": 10_000}, dict.fromkeys([f"eval_{name}" for name in names], 0.5)
+    row, scores = (
+        {"policy_tokens": 10_000, "total_policy_tokens": 30_000},
+        dict.fromkeys([f"eval_{name}" for name in names], 0.5),
+    )
     models = [Made("policy", {}, reward=kind, seed=s) for kind in ("checker", "PRM, min form") for s in SEEDS]
     for model in models:
         model.folder = tmp_path / model.folder
         model.folder.mkdir(parents=True)
         last = row | {"step": 3} | {name: x + 0.2 for name, x in scores.items()}
-        rows = [{"step": 0} | scores, {"step": 1} | row, {"step": 2} | row, last]
+        rows = [{"step": 0} | scores, last]  # log_every=3
         (model.folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
     return {"policy": models}
 

@@ -12,6 +12,7 @@ import evaluate
 import train
 from prm_jax import InputError, lab, tasks
 from prm_jax.data.splits import data_config, load_splits, task_solutions
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
 from prm_jax.sampling import Policy
 
@@ -47,6 +48,74 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
         asked = {"cfg": CFG, "problems": problems, "n": 8, "seed": 0} | change
         with pytest.raises(TypeError):  # other samples are asked for, and not read from this folder
             list(lab.policy_pool(**asked))
+
+
+@pytest.fixture
+def kept(cache, monkeypatch, tmp_path):
+    """Four problems, 8 samples of each, and the folder that keeps them."""
+    monkeypatch.setattr(lab, "CACHE", tmp_path / "samples")
+    problems = tasks.make_problems(tasks.TASKS["chain"], CFG.task, 4, "test", 0)
+    pool = list(lab.policy_pool(CFG, problems, 8, 0))
+    (folder,) = lab.CACHE.iterdir()
+    return problems, pool, folder
+
+
+DAMAGE = {
+    "half the lines": lambda lines: lines[:2],
+    "fewer candidates": lambda lines: [
+        json.dumps(row | {"candidates": row["candidates"][:1]}) for row in map(json.loads, lines)
+    ],
+    "other problems": lambda lines: [line.replace('"problem": "', '"problem": "1 +') for line in lines],
+    "lines swapped": lambda lines: lines[::-1],
+    "a step changed": lambda lines: [lines[0].replace("=", "=1", 1), *lines[1:]],
+    "cut": lambda lines: [*lines[:-1], lines[-1][:50]],
+    "empty": lambda lines: [],
+}
+
+
+@pytest.mark.parametrize("how", [*DAMAGE, "{}", "[]", "null", '{"counts": 0}', '{"a": ' * 9999, "\xff", None])
+def test_kept_samples_that_are_damaged_are_drawn_again_and_it_is_said(how, kept, capsys):
+    """A cache of half of the problems was taken, and the line still said all; about.json {} was a traceback."""
+    problems, pool, folder = kept
+    path, about = folder / "pool.jsonl", folder / "about.json"
+    before = path.read_bytes(), json.loads(about.read_text())["sha256"]
+    if how in DAMAGE:
+        path.write_text("".join(line + "\n" for line in DAMAGE[how](path.read_text().splitlines())))
+    elif how is None:
+        about.unlink()
+    else:
+        about.write_text(how, encoding="latin-1")
+    capsys.readouterr()
+    assert list(lab.policy_pool(CFG, problems, 8, 0)) == pool
+    out = capsys.readouterr().out
+    assert out.startswith(
+        f"samples     {path} is not what was written: drawn again\nsamples     4 problems x 8 of embedded, "
+    )
+    assert out.count("\n") == 2 and (path.read_bytes(), json.loads(about.read_text())["sha256"]) == before
+
+
+def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, capsys):
+    """With a checker that takes every answer, the second run printed the first one's share of right answers."""
+    problems, _, folder = kept
+    assert '"correct": true' not in (folder / "pool.jsonl").read_text()
+    monkeypatch.setattr(Policy, "extend", None)  # no sample is drawn anew
+    monkeypatch.setattr(tasks.TASKS["chain"], "solved", lambda problem, steps: True)
+    assert all(c.correct for p in lab.policy_pool(CFG, problems, 8, 0) for c in p.candidates)
+    assert "4 problems x 8 of embedded, 1.000 right" in capsys.readouterr().out
+
+
+def test_code_that_decides_a_sample_names_the_kept_ones(kept, monkeypatch, tmp_path):
+    problems, *_ = kept
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text("def draw(x):\n    return x + 1\n")
+    two.write_text("# Adds one.\ndef draw(x):\n\n    return (x + 1)  # again\n")
+    assert run_folder.code_fingerprint([one]) == run_folder.code_fingerprint([two])
+    two.write_text("def draw(x):\n    return x + 2\n")
+    assert run_folder.code_fingerprint([one]) != run_folder.code_fingerprint([two])
+    monkeypatch.setattr(lab, "CODE", [*lab.CODE, "metrics.py"])  # as if other code drew
+    monkeypatch.setattr(Policy, "extend", None)
+    with pytest.raises(TypeError):
+        lab.policy_pool(CFG, problems, 8, 0)
 
 
 def test_a_policy_that_is_none_is_named_by_its_key(cache):

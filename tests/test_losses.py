@@ -339,6 +339,20 @@ def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
         parse({"objective": "prm", "step": "two", "pos_weight": 1, "lm_weight": 0}, LossConfig, "loss")
 
 
+def test_a_step_loss_that_the_head_has_no_output_for_is_refused(monkeypatch, tiny_model, rng):
+    """A loss of two logits trained on a head of one: JAX clamps the index, so both of its terms read the one logit."""
+    two = lambda logit_BTC, batch, head, cfg: bce(logit_BTC[..., 0], 1.0) + bce(logit_BTC[..., 1], 0.0)
+    monkeypatch.setitem(STEP_LOSSES, "with_value", two)
+    batch = batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2)
+    losses = LossConfig("prm", "with_value", 1.0, 0.0)
+    with pytest.raises(InputError) as caught:
+        eval_step(tiny_model, batch, losses)
+    told = "loss.step: got 'with_value', expected a loss of what model.head=scalar gives, 1 outputs a step (index 1 is"
+    assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
+    binary = PRM(dataclasses.replace(TINY, head="binary"), rngs=nnx.Rngs(0))
+    assert np.isfinite(eval_step(binary, batch, losses)["step"])
+
+
 def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):
     opt = make_optimizer(tiny_model, OPT, 10)
     batch, key, cfg = make_batch(rng, 4), jax.random.key(0), LossConfig("prm", "bce", 1.0, 0.0)

@@ -91,7 +91,6 @@ def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys
     assert f"checkpoint=runs/figures/stages/{done['prm_1'].name}" in told(done["pool_1"])
     both = ",".join(f"runs/figures/stages/{done[name].name}" for name in ("prm_0", "prm_1"))
     assert f"checkpoint=[{both}]" in told(done["all"])
-    assert "cpu_devices=1" in told(done["prm_0"])  # three at a time
     out = capsys.readouterr().out
     assert [out.index(f"made        {name}") for name in ("prm_0", "pool_0")] == sorted(
         out.index(f"made        {name}") for name in ("prm_0", "pool_0")
@@ -100,6 +99,32 @@ def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys
     figures.run(["name=tiny"])
     assert {path: path.stat().st_mtime_ns for path in tiny.glob("*/*")} == before
     assert capsys.readouterr().out.count("read        ") == 5
+
+
+def test_devices_decide_a_stage_and_jobs_do_not(tiny):
+    """jobs=2 set cpu_devices=1, which ends in other numbers (best of 64 .753 and .820), in the folder that jobs=1 reads."""
+    figures.run(["name=tiny", "seed=0", "jobs=2"])
+    first = made(tiny)
+    assert not any("cpu_devices" in x for folder in first.values() for x in told(folder))
+    config = json.loads((first["prm_0"] / "stage.json").read_text())["config"]
+    assert (config["cpu_devices"], config["mesh.fsdp"]) == (2, 1)
+    figures.run(["name=tiny", "seed=0"])
+    assert made(tiny) == first
+    figures.run(["name=tiny", "seed=0", "cpu_devices=1"])
+    own = {path.parent for path in tiny.glob("*/DONE")} - set(first.values())
+    assert len(own) == 3 and all("cpu_devices=1" in told(folder) for folder in own)
+
+
+def test_a_stage_that_other_code_has_made_is_read_and_said(tiny, monkeypatch, capsys):
+    """After any edit of the code finished stages were read as if they were of it."""
+    figures.run(["name=tiny", "seed=0"])
+    figures.run(["name=tiny", "seed=0"])
+    assert "other code" not in capsys.readouterr().out
+    commit = json.loads((made(tiny)["prm_0"] / "DONE").read_text())["commit"][:10]
+    monkeypatch.setattr(pipeline, "code_fingerprint", lambda: "that of an edited file")
+    for more in ([], ["why=true"]):
+        figures.run(["name=tiny", "seed=0", *more])
+        assert capsys.readouterr().out.count(f", made by other code: commit {commit}\n") == 3
 
 
 def test_an_override_goes_to_the_stages_that_know_it_and_changes_what_rests_on_them(tiny, capsys):
@@ -233,6 +258,32 @@ def test_a_figure_of_data_that_is_not_shipped(tiny, tmp_path, monkeypatch, capsy
     (tmp_path / "mine.jsonl").write_text("")
     figures.run(["name=tiny", "pool=mine.jsonl"])
     assert sorted("pool=mine.jsonl" in told(folder) for folder in tiny.glob("stored-*")) == [False, True]
+    (tmp_path / "mine.jsonl").write_text("other rows")  # the numbers of the old ones were drawn again
+    figures.run(["name=tiny", "pool=mine.jsonl", "why=true"])
+    out = capsys.readouterr().out
+    assert "to make     stored" in out and re.search(
+        r"against stored-\w+: pool \(content\): \['\w+\.\.\. -> \['\w+", out
+    )
+
+
+def test_files_that_a_stage_rests_on_are_those_of_their_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "mine.py").write_text("def f(rollouts): ...\n")
+    named = {
+        "data.path": ["rows.jsonl", "absent.jsonl"],
+        "reward.own_function": "mine.py:f",
+        "init": "embedded",
+        "steps": 3,
+    }
+    first = pipeline.contents(named)
+    rows = "ca3d163bab055381827226140568f3bef7eaac187cebd76878e0b63e9e442356"
+    assert first["data.path (content)"] == [rows] and set(first) == {
+        "data.path (content)",
+        "reward.own_function (content)",
+    }
+    (tmp_path / "mine.py").write_text("def f(rollouts): return 1\n")
+    assert [x == first[key] for key, x in pipeline.contents(named).items()] == [True, False]
 
 
 def test_a_caption_claims_no_t_interval_of_fewer_than_three_runs():

@@ -1,6 +1,7 @@
 """RL with step rewards: the objective against finite differences, KL estimators against a law, roll-outs, rewards, resume."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -260,10 +261,36 @@ def test_a_wrong_command_is_one_line_and_claims_no_folder(changes, message, monk
     assert not (tmp_path / "run" / ".hydra").exists()
 
 
-def test_a_reward_of_the_wrong_size_is_refused(policy, rollouts, tmp_path):
-    (tmp_path / "mine.py").write_text("import numpy as np\ndef f(rollouts):\n    return np.zeros(2)\n")
-    with pytest.raises(InputError, match="reward.own: got .*2.* numbers"):
-        make_rewards(policy, own=1.0, own_function=f"{tmp_path}/mine.py:f")(rollouts)
+@pytest.mark.parametrize(
+    "outcome", ["[0.5] * 6", "jnp.full(6, 0.5)", "np.full(6, 0.5)", "[jnp.float32(0.5)] * 6", "(0.5 for r in rollouts)"]
+)
+def test_a_reward_of_ones_own_is_a_number_a_roll_out(outcome, policy, rollouts, tmp_path):
+    """A list of floats and a jax array were tracebacks, though README says a number each."""
+    assert own_reward(outcome, policy, rollouts, tmp_path)[1].tolist() == [0.5] * 6
+
+
+@pytest.mark.parametrize("row", ["[1] * len(r.steps)", "jnp.ones(len(r.steps))", "np.ones(len(r.steps), bool)"])
+def test_a_reward_of_ones_own_is_a_row_of_steps_a_roll_out(row, policy, rollouts, tmp_path):
+    step_reward_NT, outcome_N, *_ = own_reward(f"[{row} for r in rollouts]", policy, rollouts, tmp_path)
+    assert step_reward_NT.sum(1).tolist() == [len(r.steps) for r in rollouts] and not outcome_N.any()
+
+
+WRONG = ["None", "1.0", "[1.0]", "np.zeros(2)", "np.zeros((6, 99))", "['1'] * 6", "[1j] * 6", "[[[1], [2, 3]]] * 6"]
+WRONG += ["[{}] * 6", "{'a': 1}", "[None] * 6", "[float('nan')] * 6"]
+
+
+@pytest.mark.parametrize("outcome", WRONG)
+def test_a_reward_of_ones_own_that_is_none_is_refused_by_its_key(outcome, policy, rollouts, tmp_path):
+    with pytest.raises(
+        InputError, match=r"^reward.own: got '.*', expected (6 numbers, or as many rows|numbers)"
+    ) as caught:
+        own_reward(outcome, policy, rollouts, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def own_reward(text, policy, rollouts, folder):
+    (folder / "mine.py").write_text(f"import jax.numpy as jnp, numpy as np\ndef f(rollouts): return {text}\n")
+    return make_rewards(policy, answer=0.0, own=1.0, own_function=f"{folder}/mine.py:f")(rollouts)
 
 
 SMALL = [
@@ -335,7 +362,9 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     cut_run = tmp_path / "cut"
     assert lines(cut_run) == lines(whole) and [row["step"] for row in lines(whole)] == [0, 1, 2, 3, 4]
     told = [json.loads((folder / "summary.json").read_text()) for folder in (cut_run, whole)]
-    assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == sum(row["policy_tokens"] for row in lines(whole)[1:])
+    tokens = itertools.accumulate(row["policy_tokens"] for row in lines(whole)[1:])
+    assert [row["total_policy_tokens"] for row in lines(whole)[1:]] == list(tokens)
+    assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == lines(whole)[-1]["total_policy_tokens"]
     assert sum(told[0][f"share_{name}"] for name in rl.PARTS) == pytest.approx(1)
     watched = {
         "prm_step_auroc",

@@ -48,12 +48,12 @@ def scorer():
 
 
 @contextlib.contextmanager
-def served(scorer, token=None, solutions=512, **limits):
+def served(scorer, token=None, solutions=512, how="min", **limits):
     """(address, App) of a server in this process."""
     app = App(
         scorer,
         ("embedded_orm",),
-        "min",
+        how,
         dataclasses.replace(LIMITS, **limits),
         solutions,
         token,
@@ -130,6 +130,15 @@ def test_one_solution_and_candidates_of_many_problems(address, scorer):
     )
     assert best["ranking"] == sorted(range(4), key=lambda i: -lowest[i])  # of equal ones the first leads
     assert [len(c["log_odds"]) for c in best["candidates"]] == [2, 2, 1, 2] and len(alone["candidates"]) == 1
+
+
+def test_an_outcome_model_ranks_by_its_last_score_where_nothing_is_said(scorer):
+    """The curl line of docs/vllm.md had the wrong solution first."""
+    body = {"problem": PROBLEM, "candidates": [RIGHT, WRONG]}
+    with served(scorer, how=config().aggregator) as (url, _):
+        answers = [ask(url, "POST", "/score", body | more)[1] for more in ({}, {"aggregator": "min"})]
+        assert ask(url, "GET", "/health")[1]["aggregator"] == "last"
+    assert [(x["aggregator"], x["problems"][0]["ranking"]) for x in answers] == [("last", [0, 1]), ("min", [1, 0])]
 
 
 def test_aggregates_of_ragged_solutions():

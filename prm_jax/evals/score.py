@@ -9,7 +9,7 @@ from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
 from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored
 from prm_jax.launch.config import Natural, Share, expect
-from prm_jax.scoring import ModelScorer, stored_scores
+from prm_jax.scoring import ModelScorer, default_aggregator, stored_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,8 @@ def run(setup: Setup, cfg: Config) -> dict:
         pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
     unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"  # as its authors show scores
     shown = UNITS[unit].of_log_odds
-    ranking = rank(source(), stored_scores(files["scores"]), unit)
+    how = default_aggregator(scorer)
+    ranking = rank(source(), stored_scores(files["scores"]), unit, how)
     wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted
     drawn = {
         i: {"id": i, "problem": problem, "steps": steps, "scores": shown(logit_T.astype(float)).tolist()}
@@ -63,28 +64,29 @@ def run(setup: Setup, cfg: Config) -> dict:
         if i in wanted
     }
     results = {"shown_unit": unit, "threshold": float(shown(UNITS["probability"].log_odds(cfg.threshold)))}
-    results |= {"files": {name: str(path) for name, path in files.items()}}
+    results |= {"aggregator": how, "files": {name: str(path) for name, path in files.items()}}
     return describe(scorer) | results | {"ranking": ranking, "drawn": [drawn[i] for i in wanted]}
 
 
-def rank(rows, scores, unit: str) -> list[dict]:
-    """Problems in the order of the file; within each, solutions by their lowest step score, best first.
+def rank(rows, scores, unit: str, how: str) -> list[dict]:
+    """Problems in the order of the file; within each, solutions by their lowest or (how="last") last step score, best first.
 
     Scores are given in `unit`; the product is that of the probabilities, and there only where scores are shown as such.
     """
     order, table = {}, []
     for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
-        weakest, lowest = int(logit_T.argmin()), float(logit_T.min())
-        row = {"id": i, "problem": problem, "score": float(UNITS[unit].of_log_odds(lowest))}
+        weakest = int(logit_T.argmin())
+        logit = float(logit_T[-1 if how == "last" else weakest])
+        row = {"id": i, "problem": problem, "score": float(UNITS[unit].of_log_odds(logit))}
         row |= {"weakest_step": weakest + 1, "n_steps": len(steps)}
         if unit == "probability":
             row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
-        table.append((order.setdefault(problem, len(order)), -lowest, row))
+        table.append((order.setdefault(problem, len(order)), -logit, row))
     return [row for *_, row in sorted(table, key=lambda entry: entry[:2])]
 
 
 def show(results: dict, most: int = 20):
-    print(f"verifier    {results['verifier']}")
+    print(f"verifier    {results['verifier']}; ranked by the {results['aggregator']} of its step scores")
     for name, path in results["files"].items():
         print(f"{name:<12}{path}")
     problem, ranking = None, results["ranking"]

@@ -7,11 +7,14 @@ with more keys than the line has means all of its folders, joined by commas.
 Where a figure rests on files that this repository does not ship, `data` names them: each key is an override of its stages, its value the
 file's place below the folder PRM_JAX_DATA.
 
-A stage's folder is its name and a hash of its resolved configuration, in which other stages stand by their folders' names: who
-changes a stage changes all that rest on it. `DONE` is written last, and a folder that holds it is read, never run again.
+A stage's folder is its name and a hash of its resolved configuration, in which other stages stand by their folders' names and
+files by their content too: who changes a stage changes all that rest on it. `DONE` is written last, and a folder that holds it
+is read, never run again. The code is not in the hash, for most edits change no number and a stage may take an hour; that other
+code has made a folder is said where it is read.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -27,6 +30,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
+from prm_jax.data.rows import file_fingerprint
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import CONF, expect, leaves, parse
 
@@ -86,6 +90,12 @@ class Stage:
         """A kill has left something that its command may go on with."""
         return (self.folder / ".hydra").is_dir() and not self.done
 
+    @property
+    def by_other_code(self) -> str:
+        """Which commit has made it, where the code has changed since; empty where it is the same."""
+        made_by = run_folder.read_json(self.folder / "stage.json").get("code")
+        return "" if made_by == code_fingerprint() else f", made by other code: commit {self.record()['commit'][:10]}"
+
     def record(self) -> dict:
         """What DONE says: seconds, commit."""
         return run_folder.read_json(self.folder / "DONE")
@@ -95,6 +105,14 @@ class Stage:
         found = [self.folder / name for name in RESULTS if (self.folder / name).exists()]
         expect(bool(found), str(self.folder), "neither", " or ".join(RESULTS))
         return run_folder.read_json(found[0])
+
+
+@functools.cache
+def code_fingerprint() -> str:
+    """That of all code that a stage's numbers may depend on: not of what draws them."""
+    product = CONF.parent / "prm_jax"
+    files = [file for file in sorted(product.glob("**/*.py")) if product / "figures" not in file.parents]
+    return run_folder.code_fingerprint([*files, CONF.parent / "train.py", CONF.parent / "evaluate.py"])
 
 
 def label(line: str, at: dict) -> str:
@@ -218,12 +236,21 @@ def make_stage(
     cfg = compose(command, written(lambda stage: stage.identity))
     # A key that is null says nothing: one that a later version has more does not make old folders other ones.
     config = {key: x for key, x in leaves(cfg) if key.split(".")[0] not in run_folder.HARMLESS and x is not None}
+    config |= contents(config)
     digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
     needs = tuple({stage.folder: stage for stages in own.values() for stage in stages}.values())
     if digest not in folders:
         folders[digest] = next(root.glob(f"*-{digest}"), root / f"{label(line, at)}-{digest}")
     overrides = tuple(written(lambda stage: str(stage.folder)))
     return Stage(line, at, command, overrides, needs, config, frozenset(cfg), digest, folders[digest])
+
+
+def contents(config: dict) -> dict[str, list[str]]:
+    """{"KEY (content)": fingerprints} of the files that a configuration names, such as FILE or FILE.py:FUNCTION."""
+    named = {key: x if isinstance(x, list) else [x] for key, x in config.items()}
+    files = {key: [re.sub(r"\.py:\w+$", ".py", x) for x in own if isinstance(x, str)] for key, own in named.items()}
+    there = {key: [file_fingerprint(x) for x in own if os.path.isfile(x)] for key, own in files.items()}
+    return {f"{key} (content)": own for key, own in there.items() if own}
 
 
 def config_name(command: str) -> str:
@@ -251,7 +278,7 @@ def compose(command: str, overrides: list[str]):
 def why(stage: Stage) -> str:
     """Whether a stage is done and, where it has yet to be made, what sets it apart from the nearest older folder of its name."""
     if stage.done:
-        return f"done        {stage.name:<28} {stage.folder}"
+        return f"done        {stage.name:<28} {stage.folder}{stage.by_other_code}"
     state = "stopped" if stage.stopped else "to make"
     return f"{state:<12}{stage.name:<28} {stage.folder}{difference(stage)}"
 

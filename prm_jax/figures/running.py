@@ -13,18 +13,15 @@ import time
 from collections.abc import Iterator
 
 from prm_jax import InputError
-from prm_jax.figures.pipeline import Stage, config_name
+from prm_jax.figures.pipeline import Stage, code_fingerprint, config_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
 
 
-def argv(stage: Stage, jobs: int, launcher: str | None) -> list[str]:
+def argv(stage: Stage, launcher: str | None) -> list[str]:
     """The process of a stage: a new folder, or what a kill has left of it."""
     name = config_name(stage.command)
     script = [str(CONF.parent / f"{name}.py")] if name in ("train", "evaluate") else ["-m", f"prm_jax.{name}"]
-    # Stages side by side have one core each. No number depends on it.
-    devices = jobs > 1 and "cpu_devices" in stage.keys and not any(x.startswith("cpu_dev") for x in stage.overrides)
-    more = ["cpu_devices=1"] if devices else []
     overrides, place = stage.overrides, stage.folder
     if stage.stopped and "resume" in stage.keys:
         own = [x for x in stage.overrides if x.startswith("hydra")]
@@ -33,22 +30,23 @@ def argv(stage: Stage, jobs: int, launcher: str | None) -> list[str]:
     if launcher:  # a sweep of one job, which Hydra's launcher takes elsewhere and waits for
         where = [f"hydra/launcher={launcher}", f"hydra.sweep.dir={place.parent}", f"hydra.sweep.subdir={place.name}"]
         script = [*script, "-m"]
-    return [sys.executable, *script, *overrides, *more, *where]
+    return [sys.executable, *script, *overrides, *where]
 
 
-def start(stage: Stage, jobs: int, launcher: str | None) -> subprocess.Popen:
+def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
     """The running stage, its output in log.txt, which it keeps locked as long as it lives."""
     if stage.stopped and "resume" not in stage.keys:
         shutil.rmtree(stage.folder)
     stage.folder.mkdir(parents=True, exist_ok=True)
-    command = argv(stage, jobs, launcher)
+    command = argv(stage, launcher)
     path = os.pathsep.join(filter(None, [str(CONF.parent), os.environ.get("PYTHONPATH")]))
     with open(stage.folder / "log.txt", "ab") as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"stage {stage.name}: another process is making {stage.folder}") from None
-        run_folder.write_json(stage.folder / "stage.json", {"name": stage.name, "config": stage.config})
+        about = {"name": stage.name, "config": stage.config, "code": code_fingerprint()}
+        run_folder.write_json(stage.folder / "stage.json", about)
         log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()
         environment = os.environ | {"PYTHONPATH": path}
@@ -67,11 +65,12 @@ def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
         while waiting or running:
             for stage in [stage for stage in waiting if stage.done]:
                 waiting.remove(stage)
-                print(f"read        {stage.name:<28} {stage.record()['seconds']:>7.1f} s  {stage.folder}", flush=True)
+                told = f"{stage.record()['seconds']:>7.1f} s  {stage.folder}{stage.by_other_code}"
+                print(f"read        {stage.name:<28} {told}", flush=True)
             for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][: jobs - len(running)]:
                 waiting.remove(stage)
                 resumed = stage.stopped and "resume" in stage.keys
-                running[start(stage, jobs, launcher)] = stage, time.time(), resumed
+                running[start(stage, launcher)] = stage, time.time(), resumed
             time.sleep(0.05)
             for process in list(running):
                 before = cpu_seconds()

@@ -77,7 +77,7 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
     of = {kind: [r for r in records if r.kind == kind] for kind in kinds}
     there = {kind: [key for r in of[kind] for key in keys_of(r)] for kind in kinds}
     if not ys:
-        ys = next(([y for y in DEFAULT_Y[kind] if y in there[kind]] for kind in kinds if of[kind]), [])
+        ys = next(([y for y in default_y(kind, of[kind]) if y in there[kind]] for kind in kinds if of[kind]), [])
     for kind in kinds:
         if ys and all(y in there[kind] for y in ys):
             return of[kind], ys
@@ -88,6 +88,13 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
     if lacking is None:
         raise InputError(f"y: {', '.join(ys)}: no one kind of file has them all; ask for them one at a time")
     raise InputError(f"y: got {lacking!r}, which no {' or '.join(kinds)} has; {near(lacking, everywhere)}")
+
+
+def default_y(kind: str, records: list[Record]) -> list[str]:
+    """DEFAULT_Y, with accuracies in place of losses where what the loss is differs between runs: it has no common unit."""
+    loss_of = lambda r: {key: x for key, x in r.settings.items() if key == "objective" or key.startswith("loss.")}
+    is_one = len({repr(sorted(loss_of(r).items())) for r in records}) == 1
+    return [y if is_one else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
 
 
 def keys_of(r: Record) -> set[str]:

@@ -1,7 +1,9 @@
 """Folders of runs and evaluations: make a new one, find and resume an old one, and write results into them."""
 
+import ast
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -9,6 +11,7 @@ import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -119,14 +122,15 @@ def run_config(folder: Path) -> DictConfig:
 
 
 # Keys and sections on which no number of a finished run or evaluation depends.
-HARMLESS = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb"]
-HARMLESS += ["cpu_devices", "mesh", "distributed", "server"]
+HARMLESS = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server"]
+# Those that say how sums are cut. A run may be resumed with others; from the start it is another run, as steps add up rounding.
+DEVICES = ["cpu_devices", "mesh"]
 
 
 def settings(folder: str | Path) -> dict:
     """What a run's configuration sets, {dotted key: value}; the seed is left aside, so that runs which share all of it are one setting."""
     found = leaves(run_config(Path(folder)))
-    return {key: value for key, value in found if key.split(".")[0] not in ("seed", *HARMLESS)}
+    return {key: value for key, value in found if key.split(".")[0] not in ("seed", *HARMLESS, *DEVICES)}
 
 
 def by_settings(told: list[dict]) -> list[tuple[dict, list[int]]]:
@@ -153,8 +157,8 @@ def overrides_of(folder: str | Path) -> list[str]:
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     """The run folder named by cfg.resume and the configuration to go on with: the stored one.
 
-    Keys given on this command line must agree with it, but for the HARMLESS ones, and `steps`, which may be more: the run is
-    then made longer, and its configuration says what length it had. The folder that Hydra made goes.
+    Keys given on this command line must agree with it, but for HARMLESS ones, DEVICES, and `steps`, which may be more: the run
+    is then made longer, and its configuration says what length it had. The folder that Hydra made goes.
     """
     with contextlib.suppress(OSError):  # not empty, or another process was first
         output_dir().rmdir()
@@ -174,7 +178,7 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
         changed.remove("steps")
         OmegaConf.update(stored, "lengthened", [*old.get("lengthened", ()), old["steps"]])
         OmegaConf.update(stored, "steps", new["steps"])
-    if refused := [key for key in changed if key.split(".")[0] not in HARMLESS]:
+    if refused := [key for key in changed if key.split(".")[0] not in HARMLESS + DEVICES]:
         listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
         raise InputError(f"resume: {listed}: would change the result; start a new run instead")
     for key in changed:
@@ -234,6 +238,12 @@ def check_about(path: Path, about: dict):
             asked = f"{value!r}, which is asked for now; write into another folder"
             expect(before.get(name) == value, f"{path}: {name}", before.get(name), asked)
     write_json(beside, about | {"finished": False})
+
+
+def code_fingerprint(files: Iterable[Path]) -> str:
+    """sha256 of what source files say to Python: comments and line breaks do not count."""
+    trees = [ast.dump(ast.parse(file.read_text())) for file in files]
+    return hashlib.sha256("\n".join(trees).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:

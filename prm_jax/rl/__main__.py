@@ -261,6 +261,7 @@ class Trainer:
         clock.append(time.perf_counter())
         times = dict(zip(PARTS, np.diff(clock).tolist(), strict=True))
         self.spent.update(times | {"tokens": policy.stats.tokens})
+        told["total_policy_tokens"] = self.spent["tokens"]  # of all steps: a log may leave lines out
         return {name: float(x) for name, x in told.items()} | {f"seconds_{name}": x for name, x in times.items()}
 
     def draw(self, step: int) -> list[str]:

@@ -1,7 +1,8 @@
 """What a roll-out is rewarded for: a weighted sum of sources, each asked for a whole batch at once, in this process.
 
-A source is f(rollouts, known) -> one array of step rewards a roll-out, each of which stays at its step, or one array outcome_N.
-A user's own is a function f(rollouts) of the same results, named by `reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
+A source is f(rollouts, known) -> the step rewards of each roll-out, each of which stays at its step, or one number a roll-out,
+outcome_N: arrays or lists. A user's own is a function f(rollouts) of the same results, named by
+`reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
 
 Dimension key: N roll-outs, T steps, L tokens.
 """
@@ -111,9 +112,8 @@ class Rewards:
         steps = max(len(r.steps) for r in rollouts)
         step_reward_NT, outcome_N, means = np.zeros((len(rollouts), steps)), np.zeros(len(rollouts)), {}
         for name, weight in self.cfg.weights.items():
-            found = SOURCES[name](rollouts, known)
-            of_steps = not isinstance(found, np.ndarray)
-            check(name, found, rollouts, of_steps)
+            found = as_arrays(name, SOURCES[name](rollouts, known), rollouts)
+            of_steps = isinstance(found, list)
             own = padded(found, steps) if of_steps else found
             means[f"reward_{name}"] = float(own.sum(1).mean() if of_steps else own.mean())
             if of_steps:
@@ -132,18 +132,20 @@ class Rewards:
         return Known(right_N, verdicts, prm, prm_reward, orm, self.own, self.policy.sampling.max_tokens)
 
 
-def check(name: str, found, rollouts: Sequence[Rollout], of_steps: bool):
-    """InputError unless there is a finite number for each step of each roll-out, or for each roll-out."""
-    sizes = [len(own) for own in found] if of_steps else [len(found)]
-    wanted = [len(r.steps) for r in rollouts] if of_steps else [len(rollouts)]
-    expect(
-        sizes == wanted,
-        f"reward.{name}",
-        f"{sizes[:3]}... numbers",
-        f"{wanted[:3]}..., one a step or one array of one a roll-out",
-    )
-    finite = all(np.isfinite(own).all() for own in found)
+def as_arrays(name: str, found, rollouts: Sequence[Rollout]) -> np.ndarray | list[np.ndarray]:
+    """outcome_N, or a list of each roll-out's step rewards, of what a source gives; InputError unless those are finite numbers."""
+    try:
+        rows = [np.asarray(row) for row in found]
+    except (TypeError, ValueError):  # None, a number, ragged lists
+        rows = []
+    shapes, of_steps = [row.shape for row in rows], [(len(r.steps),) for r in rollouts]
+    is_right = shapes in ([()] * len(rollouts), of_steps) and all(row.dtype.kind in "biuf" for row in rows)
+    told = f"{type(found).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
+    expected = f"{len(rollouts)} numbers, or as many rows, of shapes {of_steps[:3]}...: a number for each step"
+    expect(is_right, f"reward.{name}", told, expected)
+    finite = all(np.isfinite(row).all() for row in rows)
     expect(finite, f"reward.{name}", "a number that is not finite", "numbers")
+    return rows if shapes == of_steps else np.array(rows)
 
 
 def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarray]:

@@ -17,7 +17,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
 from prm_jax.model import choose_dtype
 from prm_jax.rerank import AGGREGATORS
-from prm_jax.scoring import ModelScorer, solution_scores
+from prm_jax.scoring import ModelScorer, default_aggregator, solution_scores
 from prm_jax.serve.worker import ServedScorer
 
 PAGE = Path(__file__).parents[1] / "assets" / "serve.html"
@@ -48,7 +48,7 @@ class ServeConfig:
     dtype: str
     seed: Seed
     format: Format
-    aggregator: Annotated[str, one_of(AGGREGATORS)]
+    aggregator: Annotated[str, one_of(AGGREGATORS)] | None
     batch: ServeBatch
     host: str
     port: Natural
@@ -66,7 +66,7 @@ def open_served(cfg: ServeConfig):
     if isinstance(scorer, ModelScorer):
         longest = min(cfg.limits.tokens, scorer.model.cfg.positions)
         scorer = ServedScorer(**vars(scorer), longest=longest)
-        compile_usual_shapes(scorer, cfg.aggregator)
+        compile_usual_shapes(scorer, cfg.aggregator or default_aggregator(scorer))
     return scorer, name
 
 

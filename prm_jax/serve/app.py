@@ -20,7 +20,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from prm_jax import InputError
 from prm_jax.rerank import AGGREGATORS
-from prm_jax.scoring import ModelScorer
+from prm_jax.scoring import ModelScorer, default_aggregator
 from prm_jax.serve.bodies import pooling_answer, pooling_job, read_json, score_answer, score_job
 from prm_jax.serve.metrics import Metrics
 from prm_jax.serve.worker import Refused, Worker
@@ -101,9 +101,10 @@ class App:
     """What the routes share. `names`: what a client may call the model; `token`: what it must bring, None: nothing."""
 
     def __init__(
-        self, scorer, names: tuple[str, ...], how: str, limits, solutions: int, token: str | None, page: bytes
+        self, scorer, names: tuple[str, ...], how: str | None, limits, solutions: int, token: str | None, page: bytes
     ):
-        self.scorer, self.names, self.how, self.limits, self.token = scorer, names, how, limits, token
+        self.scorer, self.names, self.limits, self.token = scorer, names, limits, token
+        self.how = how or default_aggregator(scorer)
         self.metrics, self.page = Metrics(), page
         self.worker = Worker(scorer, solutions, self.metrics)
         routes = {"/": ("GET", self.show_page), "/health": ("GET", self.health), "/metrics": ("GET", self.show_metrics)}

@@ -63,11 +63,9 @@ def histories(stages: list[Stage]) -> list[dict[str, list[float]]]:
     runs = []
     for stage in stages:
         runs.append(own := {})
-        written = 0.0
         for row in read_lines(stage.folder / "metrics.jsonl"):
-            written += row.get("policy_tokens", 0)
             if "eval_pass_at_1" in row:
-                own[row["step"]] = {"tokens": written} | row
+                own[row["step"]] = {"tokens": row.get("total_policy_tokens", 0)} | row  # none before the first step
     steps = sorted(set.intersection(*map(set, runs)))
     names = ("tokens", *PANELS)  # the PRM's where there is one
     return [{name: [own[step].get(name, np.nan) for step in steps] for name in names} for own in runs]
