@@ -1,5 +1,6 @@
 """Trace error, selective prediction and agreement (evals/traces.py) on a pool that is small enough to do by hand."""
 
+import numpy as np
 import pytest
 
 from prm_jax.data.pools import Candidate, Problem
@@ -43,6 +44,18 @@ def test_errors_of_the_chosen_by_hand():
     best = chosen["rules"]["prm.best_of_n"]
     assert 1 - table["best_of_n"]["4"] == pytest.approx(best["final_error"], abs=1e-6)
     assert 1 - table["trace"]["4"] / table["best_of_n"]["4"] == pytest.approx(best["trace_error"])
+
+
+def test_a_vote_that_counts_its_first_member_is_shown_by_the_best_scored_one():
+    """The law lies on the first member of the answer 0, the best score is another's; by hand."""
+    answer_PN, score_PN = np.array([[0, 0, 1]]), np.array([[-2.0, -1.0, -0.5]])
+    for law in ([1.0, 0.0, 0.0], [0.5, 0.5, 0.0]):
+        assert traces.best_of_winners(np.array([law]), answer_PN, score_PN).tolist() == [[0.0, 1.0, 0.0]]
+    two = traces.best_of_winners(np.array([[0.5, 0.0, 0.5]]), answer_PN, np.array([[-1.0, -1.0, -3.0]]))
+    assert two.tolist() == [[0.25, 0.25, 0.5]]
+    first = pool_metrics.Rules("probability", "prod", "first", 4)
+    results = pool_metrics.measure(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
+    assert results["chosen"]["rules"]["prm.weighted_vote"]["final_error"] == pytest.approx(0.5)  # 1 in one, 4 in two
 
 
 def test_abstaining_keeps_the_problems_with_the_highest_scores():
