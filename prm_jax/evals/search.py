@@ -126,7 +126,7 @@ def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
             about = {
                 "method": method,
                 "budget": budget,
-                "plan": planned(budget * (cfg.first if cfg.stop_at else 1)),
+                "plan": planned(budget * (1 if cfg.stop_at is None else cfg.first)),
             } | about
             found.append(about | shares(solved[method, budget], bins, setup.cfg.seed))
             bar.update(1)
