@@ -47,7 +47,7 @@ def ratio(mc: Sequence[MC], how: "Labels") -> list[float | None]:
     """
     n_alive = next((t for t, here in enumerate(mc) if not here.right), len(mc))
     steps = itertools.pairwise(mc)
-    good = lambda a, b: float(b.right * a.k / (a.right * b.k) >= how.threshold)
+    good = lambda a, b: float(b.right > 0 and b.right * a.k / (a.right * b.k) >= how.threshold)
     return [good(a, b) if t < n_alive else None for t, (a, b) in enumerate(steps)]
 
 

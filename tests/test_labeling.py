@@ -14,7 +14,8 @@ import train
 from prm_jax import InputError, labeling, tasks
 from prm_jax.data import sources
 from prm_jax.data.formats import Format
-from prm_jax.data.solutions import write_jsonl
+from prm_jax.data.rows import write_rows
+from prm_jax.data.solutions import native_row
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.labeling import LABELS, MC, Adapt, Labels, Noise, Tree, label_file, roll_outs
 from prm_jax.launch.config import CONF, parse
@@ -93,6 +94,7 @@ def test_ratio_compares_with_the_prefix_before_and_ends_where_nothing_is_right()
     assert labels("ratio", (5, 4, 8, 6, 7), 10) == [1, 1, 0, 1]  # .8, 2, .75, 7/6
     assert labels("ratio", (5, 4, 0, 3), 10) == [1, 0, None]
     assert labels("ratio", (0, 4, 5), 10) == [None, None]
+    assert labels("ratio", (5, 4, 0, 3), 10, threshold=0.0) == [1, 0, None]  # 0 for the first step after which none is
     other_k = [MC(4, 8), MC(13, 32), MC(12, 32)]  # 26/32, 12/13
     assert LABELS["ratio"](other_k, settings("ratio")) == [1, 1]
     assert LABELS["ratio"](other_k, settings("ratio", threshold=0.82)) == [0, 1]
@@ -255,7 +257,7 @@ SMALL = ("k=4", "batch_rows=32", "sampling.max_tokens=60")
 
 
 def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, solutions):
-    write_jsonl(tmp_path / "in.jsonl", solutions[:6])
+    write_rows(tmp_path / "in.jsonl", map(native_row, solutions[:6]))
     asked = (f"input={tmp_path}/in.jsonl", *SMALL)
     out = printed(labeling.main, monkeypatch, *asked, "hydra.run.dir=a", cwd=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "a/labels.jsonl").read_text().splitlines()]
