@@ -205,6 +205,25 @@ def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
     assert len(wrong) > 3 and len(policy.asked) <= sum(int(np.ceil(np.log2(len(s.steps)))) for s in wrong)
 
 
+def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
+    """Its last line was called its first error, though every prefix of it is alive; nor is it a wrong roll-out of a tree."""
+    cut = {"steps": ["4*5=6", "6-3=3"], "answer": "3", "correct": False, "finished": False}
+    wrong = {"steps": ["4*5=6", "6-3=4", "4max2+6=3"], "answer": "3", "correct": False, "finished": True}
+    row = {"id": "p", "problem": PROBLEM, "answer": "2", "candidates": [cut, wrong]}
+    (tmp_path / "pool.jsonl").write_text(json.dumps(row) + "\n")
+    solutions, _ = labeling.read_input(str(tmp_path / "pool.jsonl"), "task")
+    assert [s.outcome for s in solutions] == [None, 0]
+    rows, _ = write(tmp_path / "e/labels.jsonl", solutions, Oracle(), label="first_error", k=2)
+    assert [(row["id"], row["labels"]) for row in rows] == [("p/1", [1, 0, None])]
+    about = json.loads((tmp_path / "e/about.json").read_text())
+    assert about["counts"]["without_outcome_left_out"] == 1 and about["counts"]["solutions"] == 1
+    write(tmp_path / "t/labels.jsonl", solutions, label="tree", k=4)
+    (tree,) = [json.loads(line) for line in (tmp_path / "t/trees.jsonl").read_text().splitlines()]
+    assert tree["given"] == 1 and "6-3=3" not in {path["completions"][-1] for path in tree["paths"]}
+    soft, _ = write(tmp_path / "s/labels.jsonl", solutions, Oracle(), k=2)
+    assert [(row["labels"], row["outcome"]) for row in soft] == [([1, 1], None), ([1, 0, 0], 0)]
+
+
 def test_bisection_sees_the_completions_that_a_scan_sees(tmp_path, solutions):
     scan, _ = write(tmp_path / "a/labels.jsonl", solutions)
     rows, _ = write(tmp_path / "b/labels.jsonl", solutions, label="first_error")

@@ -28,6 +28,11 @@ def test_convincing_wrong_answers_come_first_and_no_solution_twice():
     assert mine(CANDIDATES, SCORE_N, 9, 1.0) == [3, 5, 1, 7, 0, 6]  # fewer than asked for
 
 
+def test_what_was_cut_is_not_known_to_be_wrong():
+    cut = (*CANDIDATES[:3], Candidate(("c",), correct=False, finished=False), *CANDIDATES[4:])
+    assert mine(cut, SCORE_N, 3, 1.0) == [5, 1, 7]  # d, b, f
+
+
 SMALL = (
     "task=mining",
     "data=chain",

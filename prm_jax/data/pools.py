@@ -21,7 +21,8 @@ STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_ste
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One sampled solution; `correct` is None if nobody graded it, `finished` False if it was cut off."""
+    """One sampled solution; `correct` says whether its answer is right, None if nobody graded it, `finished` False if it was
+    cut off. What counts is `outcome`."""
 
     steps: tuple[str, ...]
     answer: str | None = None
@@ -38,6 +39,11 @@ class Candidate:
             for index, score in enumerate(scores):
                 if type(score) not in (int, float) or not math.isfinite(score):
                     raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
+
+    @property
+    def outcome(self) -> float | None:
+        """1 right, 0 wrong; None if nobody graded it or it was cut off, whatever it says last: nobody knows its end."""
+        return None if self.correct is None or not self.finished else float(self.correct)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,11 +69,12 @@ COUNTS += ["unanswered", "right", "wrong", "ungraded"]
 
 
 def counts_of(line: dict) -> collections.Counter:
-    """What the line of a pool adds to the counts."""
+    """What the line of a pool adds to the counts. What was cut off is neither right nor wrong, whatever it says last."""
     candidates = line["candidates"]
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
     for c in candidates:
         counts["empty" if c["steps"] == [""] else "finished" if c["finished"] else "cut"] += 1
         counts["unanswered"] += c["answer"] is None
-        counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
+        if c["finished"] or c["correct"] is None:
+            counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
     return counts

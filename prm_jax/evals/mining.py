@@ -51,7 +51,7 @@ def mine(candidates: tuple[Candidate, ...], score_N: np.ndarray, kept: int, wron
     """Indices of `kept` different solutions: as a share `wrong` of them the highest-scored with a wrong answer, as far as
     there are, then the highest-scored of the rest. Of equal scores the first."""
     ranked = sorted(different(candidates), key=lambda n: -score_N[n])
-    found = [n for n in ranked if not candidates[n].correct][: round(kept * wrong)]
+    found = [n for n in ranked if candidates[n].outcome == 0][: round(kept * wrong)]
     return found + [n for n in ranked if n not in found][: kept - len(found)]
 
 
@@ -73,7 +73,8 @@ def run(setup: Setup, cfg: Config) -> dict:
         for name, places in chosen.items():
             for n in places:
                 at = f"{data.name}/{data.train_split}/{seed}/{p}/{n}"
-                rows[name].append(tasks.labelled(task, data.task, problem.problem, own[n].steps, data.label_kind, at))
+                said = problem.problem, own[n].steps, data.label_kind, at, own[n].finished
+                rows[name].append(tasks.labelled(task, data.task, *said))
                 scores_of[name].append(score_N[n])
     rows = {name: found[: cfg.solutions] for name, found in rows.items()}
     rows["validation"] = task_solutions(data, cfg.validation_solutions, "validation", 0, policy_pool)
@@ -92,7 +93,7 @@ def count(solutions: list[Solution]) -> dict:
     """Of what is labelled: solutions, steps up to and including the first wrong one (label below .5), and the shares of the
     solutions with a wrong answer, with a wrong step (unsound), with a wrong step and a right answer (lucky)."""
     errors = [first_error(s.labels) for s in solutions]
-    wrong, unsound = np.array([s.outcome < 1 for s in solutions]), np.array(errors) >= 0
+    wrong, unsound = np.array([s.outcome == 0 for s in solutions]), np.array(errors) >= 0
     steps = sum(t + 1 if t >= 0 else len(s.steps) for t, s in zip(errors, solutions, strict=True))
     shares = {"wrong_answers": float(wrong.mean()), "unsound": float(unsound.mean())}
     return {"solutions": len(solutions), "steps": steps} | shares | {"lucky": float((unsound & ~wrong).mean())}

@@ -96,10 +96,12 @@ def selective(confidence_P, wrong_P) -> list[float]:
 
 
 def agreement(pool, scorers: Sequence[str], default_unit: str) -> dict:
-    """Over the steps up to and including the first wrong one: {scorer: the share on which P(step good) >= .5 is what
-    `correctness` (the step's label) says, what `outcome` (the answer is right) says, what each other scorer says}; `labels`:
-    the share on which the two labels agree."""
+    """Over the steps of finished candidates up to and including the first wrong one: {scorer: the share on which
+    P(step good) >= .5 is what `correctness` (the step's label) says, what `outcome` (the answer is right) says, what each other
+    scorer says}; `labels`: the share on which the two labels agree."""
     kept_m, label_m = pool.labelled()
+    has_outcome = np.repeat(pool.finished_n, pool.steps_n)[kept_m]
+    kept_m, label_m = kept_m[has_outcome], label_m[has_outcome]
     right, outcome = label_m >= 0.5, np.repeat(pool.right_PN[pool.present_PN] > 0, pool.steps_n)[kept_m]
     good = {}
     for scorer in scorers:
