@@ -47,7 +47,7 @@ def ratio(mc: Sequence[MC], how: "Labels") -> list[float | None]:
     """
     n_alive = next((t for t, here in enumerate(mc) if not here.right), len(mc))
     steps = itertools.pairwise(mc)
-    good = lambda a, b: float(b.right * a.k / (a.right * b.k) >= how.threshold)
+    good = lambda a, b: float(b.right > 0 and b.right * a.k / (a.right * b.k) >= how.threshold)
     return [good(a, b) if t < n_alive else None for t, (a, b) in enumerate(steps)]
 
 
@@ -66,6 +66,7 @@ LABELS = {
     "advantage": advantage,
 }
 OF_PROBLEM = ("ratio", "advantage")  # need the MC of the bare problem
+SEARCHES = ("first_error", "tree")  # look for the error of a wrong answer
 KINDS = {"advantage": "advantage"}  # label -> label_kind, where it is not value
 
 
@@ -98,7 +99,7 @@ class Noise:
 class Labels:
     """How steps are labelled; conf/labeling.yaml says what each key means."""
 
-    label: Annotated[str, one_of((*LABELS, "first_error", "tree"))]
+    label: Annotated[str, one_of((*LABELS, *SEARCHES))]
     threshold: Share
     prover: Count
     k: Count
@@ -226,10 +227,14 @@ def label_file(
 ) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts.
 
+    A search leaves out, and counts, what has no outcome, as a solution that was cut off: nobody knows whether it is wrong.
     label=tree keeps a line a problem in trees.jsonl beside it, and makes the rows of it. Lines are made in fixed chunks of
     whole problems, as in `draw_pool`: a file that was cut off becomes the undisturbed one. Prefixes are completed once.
     """
     start, counts = time.perf_counter(), collections.Counter()
+    if how.label in SEARCHES:
+        known = [s for s in solutions if s.outcome is not None]
+        solutions, counts["without_outcome_left_out"] = known, len(solutions) - len(known)
     made = {"label_kind": KINDS.get(how.label, "value"), "completer": policy.name, "seed": seed}
     made |= {"noise": dataclasses.asdict(how.noise)}
     about = made | {"weights": fingerprint(policy.model), "sampling": dataclasses.asdict(policy.sampling)}
@@ -264,7 +269,7 @@ def label_file(
 
     # Chunks with full batches: a scan asks for all prefixes of a solution at once, a search for one of a solution or problem.
     k = max(how.adapt.k) if how.adapt else how.k
-    at_once = policy.batch_rows * (4 if how.label in ("first_error", "tree") else 1) // k
+    at_once = policy.batch_rows * (4 if how.label in SEARCHES else 1) // k
     groups, unit = list(by_problem.values()), "problem" if is_tree else "solution"
     size = max(1, at_once if is_tree else at_once * len(groups) // len(solutions))
     chunks = [groups[i : i + size] for i in range(0, len(groups), size)]
@@ -304,8 +309,7 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
             if p.answer is None or p.answer != golds[p.problem]:
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
-        outcome = {None: None, True: 1.0, False: 0.0}
-        make = lambda p, n, c: Solution(p.problem, c.steps, None, None, outcome[c.correct], c.answer, f"{p.id}/{n}")
+        make = lambda p, n, c: Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}")
         return [make(p, n, c) for p in pool for n, c in enumerate(p.candidates)], golds
     expect(by_task, "checker", checker, "task for native rows, which have no right answers; a pool has them")
     solutions, counts = sources.load(path, "native")
@@ -325,10 +329,9 @@ def main(cfg):
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
     ):
-        unknown = next((s for s in solutions if s.outcome is None), None)
-        if unknown and cfg.label in ("first_error", "tree"):
-            expected = f"0 or 1: label={cfg.label} searches wrong answers"
-            raise field_error(f"{cfg.input}: {unknown.id}: outcome", None, expected)
+        if cfg.label in SEARCHES and all(s.outcome is None for s in solutions):
+            expected = f"0 or 1: label={cfg.label} searches wrong answers, and no solution has an outcome"
+            raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
         path, grade = folder / "labels.jsonl", tasks.grade if by_task else grader(checker)
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grade)

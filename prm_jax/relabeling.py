@@ -122,8 +122,9 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
         solutions, _ = sources.load(cfg.input, "native", labels_required=True)
         return solutions, [np.array(s.labels, np.float64) for s in solutions]  # null: nan
     solutions, _ = read_input(cfg.input, "task")
-    if cfg.by == "td" and (unknown := next((s for s in solutions if s.outcome is None), None)):
-        raise field_error(f"{cfg.input}: {unknown.id}: outcome", None, "0 or 1: by=td spreads it over the steps")
+    if cfg.by == "td" and all(s.outcome is None for s in solutions):
+        expected = "0 or 1: by=td spreads it over the steps, and no solution has one"
+        raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
     return solutions, pool_scores(cfg) if cfg.by == "scores" else None
 
 
@@ -152,7 +153,9 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
         found = beside or (np.zeros(len(s.steps)) for s in solutions)  # without a value model they weigh nothing
     if cfg.by == "td":
         pairs = zip(solutions, found, strict=True)
-        found = (td_targets(value_T, s.outcome, cfg.td_lambda, cfg.gamma) for s, value_T in pairs)
+        td = lambda s, value_T: td_targets(value_T, s.outcome, cfg.td_lambda, cfg.gamma)
+        # Without an outcome, as of a solution that was cut off, there is nothing to spread: all null.
+        found = (np.full(len(s.steps), np.nan) if s.outcome is None else td(s, value_T) for s, value_T in pairs)
     if cfg.threshold is not None:
         found = (np.where(np.isnan(y_T), np.nan, y_T >= cfg.threshold) for y_T in found)
     return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in found)

@@ -368,7 +368,7 @@ def main(cfg):
     if policy.stats.tokens:
         print(policy.stats.summary())
     cli.print_counts(counts, totals=())
-    graded = counts["right"] + counts["wrong"]
+    graded = counts["candidates"] - counts["ungraded"]  # what was cut off fills a place, and is not right
     by = "the task's checker" if by_task else checker.name
     rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {by}" if graded else "no answer to grade by"
     if graded and counts["unanswered"] == counts["candidates"]:

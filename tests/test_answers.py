@@ -15,7 +15,8 @@ from prm_jax import InputError
 from prm_jax.data import grading
 from prm_jax.data.answers import as_number, extract, normal
 from prm_jax.data.grading import Checker, grade_pool, group_pool
-from prm_jax.data.pools import Candidate, Problem
+from prm_jax.data.pools import Candidate, Problem, read_pool
+from prm_jax.data.questions import read_questions
 
 TOWER = "9^{9^{9^{9}}}"
 POOLS = {name: f"bon_strictprmbench/{name}_qwen2.5-7b-instruct_n32.jsonl.gz" for name in ("gsm8k", "math500")}
@@ -350,6 +351,37 @@ def test_import_is_light():
     code = f"import sys, prm_jax.data.grading; print({heavy})"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout == "set()\n"
+
+
+def test_a_checker_needs_nothing_that_another_module_has_imported():
+    """In a fresh interpreter, as a library: whatever imports JAX or Hydra has imported importlib.metadata too."""
+    code = "from prm_jax.data.grading import Checker; print(Checker('math').name)"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert out.stdout.startswith("math-verify "), out.stderr
+
+
+def test_the_right_answer_of_a_whole_solution_is_what_it_states(tmp_path):
+    """GSM8K's own rows, in questions and in pools; an answer of several lines that states nothing stays as it is."""
+    solution = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 altogether.\n#### 72"
+    matrix = "\\begin{pmatrix} 1 \\\\\n2 \\end{pmatrix}"
+    golds = {solution: "72", "#### 1,000": "1,000", matrix: matrix, "\\frac{1}{2}": "\\frac{1}{2}", "5": "5"}
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question": "?", "answer": g}) + "\n" for g in golds))
+    assert [q.answer for q in read_questions(tmp_path / "q.jsonl")] == list(golds.values())
+    row = {"problem": "?", "candidates": [{"steps": ["The answer is 72."], "answer": "72"}]}
+    rows = [row | {"id": str(i), "answer": gold} for i, gold in enumerate(golds)]
+    (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = list(read_pool(tmp_path / "pool.jsonl"))
+    assert [p.answer for p in problems] == list(golds.values())
+    graded, counts = grade_pool(problems[:1], "number")
+    assert graded[0].candidates[0].correct and counts["unparsable"] == 0
+
+
+def test_all_answers_of_gsm8k_are_numbers():
+    path = real_data("gsm8k/test.jsonl")
+    solutions = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
+    pairs = [(q.answer, extract(text)) for q, text in zip(read_questions(path), solutions, strict=True)]
+    verdicts = collections.Counter(shared("number").verdict(*pair) for pair in pairs)
+    assert verdicts == {"same": 1319} and pairs[0] == ("18", "18")
 
 
 @pytest.mark.parametrize("name, size", [("gsm8k", 2387), ("math500", 7613)])

@@ -162,6 +162,23 @@ def test_who_cannot_win_is_counted_and_never_wins():
     assert list(drawn["majority"].values()) == pytest.approx([2 / 3, (2 / 3 + 1) / 2, 1], abs=0.02)
 
 
+def test_what_was_cut_is_right_in_no_number_and_has_no_outcome():
+    """Of 158 cut candidates of 160 the mean was .106, above an oracle of 0."""
+    cut = candidate([0.9, 0.8], "1", True, finished=False)
+    ended = candidate([0.6], "1", True), candidate([0.7], None, True), candidate([0.3, 0.4], "2", False)
+    pool = [Problem("p", "x", "1", (cut, *ended)), Problem("q", "y", "1", (cut,))]
+    labels = {(p.problem, c.steps): [1.0] * len(c.steps) for p in pool for c in p.candidates}
+    result = measured(pool, labels=labels)
+    assert result["mean"] == result["chosen"]["rules"]["mean"]["trace_error"] + 1 / 8 == result["oracle"]["1"]
+    assert 1 - result["chosen"]["rules"]["mean"]["final_error"] == pytest.approx(1 / 8)
+    assert sum(measured(pool)["calibration"]["a"]["steps"]["reliability"]["n"]) == 4  # of three ended candidates
+    assert sum(result["calibration"]["a"]["solutions"]["prod"]["reliability"]["n"]) == 3
+    assert result["step_shares"] == {"bad_steps_in_right_answers": 0, "good_steps_in_wrong_answers": 1}
+    assert [c.outcome for c in (cut, *ended)] == [None, 1, 1, 0]
+    nobody = measured([Problem("q", "y", "1", (dataclasses.replace(cut, correct=None), cut))])  # need not be graded
+    assert nobody["mean"] == nobody["oracle"]["2"] == nobody["scorers"]["a"]["prod"]["best_of_n"]["2"] == 0
+
+
 def test_ragged_ineligible_and_tied_candidates_against_brute_force():
     pool = [
         Problem(

@@ -114,6 +114,9 @@ So 3 * 4 = 13. Then 2 + 2 = 4.
 48^3=13824
 600 + 150 + 1200 = 2950
 8 + 5 = 12, so she pays $12.
+$2 + $3 = $6
+5 + 3 = 9 cents
+1.250 * 2 = 3.50
 """
 NOT_JUDGED = r"""
 The party is on 3/4.
@@ -145,6 +148,13 @@ twice 3 + 4 = 10
 0.5 = 30 minutes
 1/4 = 25
 $1 - 25 cents = 75 cents
+25 cents + $5 = $5.25
+50 cents + $3 = $3.50
+2 dimes + $1 = $1.20
+In binary, 11 + 1 = 100.
+In hexadecimal, 9 + 9 = 12.
+1.000 + 1 = 1001
+2.500 + 500 = 3000
 1 hour + 30 minutes = 1.5 hours
 2 x 4 x 10 boards = 10 * 10
 3 \times \text{(pens per box)} + 2 = 26

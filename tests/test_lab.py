@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 import evaluate
 import train
 from prm_jax import InputError, lab, tasks
+from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.splits import data_config, load_splits, task_solutions
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
@@ -169,3 +170,17 @@ def test_an_outcome_may_be_that_all_steps_are_right():
     right = sum(s.outcome for s in plain.splits["test"])
     assert set(lucky) == {0, 1} and plain.counts == strict.counts
     assert plain.counts["lucky_share_of_right_answers"] == pytest.approx(sum(lucky) / right)
+
+
+def test_a_sample_that_was_cut_has_labels_and_no_outcome():
+    """An outcome model would learn that it is right or wrong by the line that happened to be its last."""
+
+    def draw(cfg, problems, n, seed):
+        cut, ended = Candidate(("1=1",), finished=False), Candidate(("1=1",))
+        return [Problem(str(i), problem, None, (cut, ended)) for i, problem in enumerate(problems)]
+
+    cfg = dataclasses.replace(CFG, solutions=4, test_solutions=2, solutions_per_problem=2)
+    for outcome in ("answer", "steps"):
+        rows = load_splits(dataclasses.replace(cfg, outcome=outcome), 0, draw).splits["train"]
+        assert [s.outcome is None for s in rows] == [True, False, True, False]
+        assert all(s.labels is not None for s in rows)

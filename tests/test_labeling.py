@@ -14,7 +14,8 @@ import train
 from prm_jax import InputError, labeling, tasks
 from prm_jax.data import sources
 from prm_jax.data.formats import Format
-from prm_jax.data.solutions import write_jsonl
+from prm_jax.data.rows import write_rows
+from prm_jax.data.solutions import native_row
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.labeling import LABELS, MC, Adapt, Labels, Noise, Tree, label_file, roll_outs
 from prm_jax.launch.config import CONF, parse
@@ -93,6 +94,7 @@ def test_ratio_compares_with_the_prefix_before_and_ends_where_nothing_is_right()
     assert labels("ratio", (5, 4, 8, 6, 7), 10) == [1, 1, 0, 1]  # .8, 2, .75, 7/6
     assert labels("ratio", (5, 4, 0, 3), 10) == [1, 0, None]
     assert labels("ratio", (0, 4, 5), 10) == [None, None]
+    assert labels("ratio", (5, 4, 0, 3), 10, threshold=0.0) == [1, 0, None]  # 0 for the first step after which none is
     other_k = [MC(4, 8), MC(13, 32), MC(12, 32)]  # 26/32, 12/13
     assert LABELS["ratio"](other_k, settings("ratio")) == [1, 1]
     assert LABELS["ratio"](other_k, settings("ratio", threshold=0.82)) == [0, 1]
@@ -203,6 +205,25 @@ def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
     assert len(wrong) > 3 and len(policy.asked) <= sum(int(np.ceil(np.log2(len(s.steps)))) for s in wrong)
 
 
+def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
+    """Its last line was called its first error, though every prefix of it is alive; nor is it a wrong roll-out of a tree."""
+    cut = {"steps": ["4*5=6", "6-3=3"], "answer": "3", "correct": False, "finished": False}
+    wrong = {"steps": ["4*5=6", "6-3=4", "4max2+6=3"], "answer": "3", "correct": False, "finished": True}
+    row = {"id": "p", "problem": PROBLEM, "answer": "2", "candidates": [cut, wrong]}
+    (tmp_path / "pool.jsonl").write_text(json.dumps(row) + "\n")
+    solutions, _ = labeling.read_input(str(tmp_path / "pool.jsonl"), "task")
+    assert [s.outcome for s in solutions] == [None, 0]
+    rows, _ = write(tmp_path / "e/labels.jsonl", solutions, Oracle(), label="first_error", k=2)
+    assert [(row["id"], row["labels"]) for row in rows] == [("p/1", [1, 0, None])]
+    about = json.loads((tmp_path / "e/about.json").read_text())
+    assert about["counts"]["without_outcome_left_out"] == 1 and about["counts"]["solutions"] == 1
+    write(tmp_path / "t/labels.jsonl", solutions, label="tree", k=4)
+    (tree,) = [json.loads(line) for line in (tmp_path / "t/trees.jsonl").read_text().splitlines()]
+    assert tree["given"] == 1 and "6-3=3" not in {path["completions"][-1] for path in tree["paths"]}
+    soft, _ = write(tmp_path / "s/labels.jsonl", solutions, Oracle(), k=2)
+    assert [(row["labels"], row["outcome"]) for row in soft] == [([1, 1], None), ([1, 0, 0], 0)]
+
+
 def test_bisection_sees_the_completions_that_a_scan_sees(tmp_path, solutions):
     scan, _ = write(tmp_path / "a/labels.jsonl", solutions)
     rows, _ = write(tmp_path / "b/labels.jsonl", solutions, label="first_error")
@@ -255,7 +276,7 @@ SMALL = ("k=4", "batch_rows=32", "sampling.max_tokens=60")
 
 
 def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, solutions):
-    write_jsonl(tmp_path / "in.jsonl", solutions[:6])
+    write_rows(tmp_path / "in.jsonl", map(native_row, solutions[:6]))
     asked = (f"input={tmp_path}/in.jsonl", *SMALL)
     out = printed(labeling.main, monkeypatch, *asked, "hydra.run.dir=a", cwd=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "a/labels.jsonl").read_text().splitlines()]

@@ -1,14 +1,17 @@
 """task=mining: convincing wrong answers, beside as many solutions drawn evenly; both labelled, none twice."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from conftest import call, printed
 
 import evaluate
+import train
 from prm_jax.data import sources
 from prm_jax.data.pools import Candidate
+from prm_jax.data.rows import read_rows
 from prm_jax.evals.mining import count, different, mine
 
 WRITTEN = [("a", True), ("b", False), ("a", True), ("c", False), ("b", False), ("d", False), ("e", True), ("f", False)]
@@ -23,6 +26,11 @@ def test_convincing_wrong_answers_come_first_and_no_solution_twice():
     assert mine(CANDIDATES, SCORE_N, 5, 0.8) == [3, 5, 1, 7, 0]
     assert mine(CANDIDATES, SCORE_N, 3, 0.0) == [0, 3, 5]
     assert mine(CANDIDATES, SCORE_N, 9, 1.0) == [3, 5, 1, 7, 0, 6]  # fewer than asked for
+
+
+def test_what_was_cut_is_not_known_to_be_wrong():
+    cut = (*CANDIDATES[:3], Candidate(("c",), correct=False, finished=False), *CANDIDATES[4:])
+    assert mine(cut, SCORE_N, 3, 1.0) == [5, 1, 7]  # d, b, f
 
 
 SMALL = (
@@ -52,6 +60,25 @@ def test_files_hold_equally_many_labelled_solutions_of_the_same_training_problem
     assert min(wrong) >= 4  # .8 of 5
     assert results["counts"]["mined"]["mean_score"] < 0 and "mined       25 solutions" in out
     assert not {s.problem for s in rows["mined"]} & {s.problem for s in rows["validation"]}
+    assert "data.label_kind=correctness data.after_first_error=mask" in out
+
+
+def test_files_and_the_next_command_say_what_the_labels_mean(tmp_path, monkeypatch):
+    """Countdown's are values: trained as correctness, all after the first 0 would be masked."""
+    data = ("data=countdown", "solutions=10", "kept=5", "samples=8", "validation_solutions=4")
+    out = printed(
+        evaluate.main, monkeypatch, "task=mining", *data, "checkpoint=random", "hydra.run.dir=run", cwd=tmp_path
+    )
+    for name in ("mined", "uniform", "validation"):
+        rows = [row for _, row in read_rows(tmp_path / f"run/{name}.jsonl")]
+        assert {row["label_kind"] for row in rows} == {"value"} and all(row["ratings"] is None for row in rows)
+    files = "data.path=run/mined.jsonl data.validation_path=run/validation.jsonl"
+    assert re.search(f"next .*{files} data.label_kind=value$".replace("run/", r"\S*run/"), out, re.MULTILINE)
+    assert "with a value below .5" in out and "with a wrong step" not in out
+    monkeypatch.chdir(tmp_path)
+    asked = ("data=jsonl", "data.path=run/mined.jsonl", "hydra.run.dir=t")
+    error = call(train.main, monkeypatch, "train.py", *asked)
+    assert "data.label_kind: got correctness, expected value, as run/mined.jsonl states" in error.replace("'", "")
 
 
 NATIVE = "data: task=mining samples training problems of an embedded task, got native"

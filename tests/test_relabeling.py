@@ -115,6 +115,15 @@ def test_td_spreads_outcomes_by_a_value_model(monkeypatch, pool):
     assert len(about["weights"]) == 64
 
 
+def test_a_solution_that_was_cut_has_no_outcome_to_spread(monkeypatch, pool):
+    rows = [json.loads(line) for line in pool.read_text().splitlines()]
+    rows[0]["candidates"][1] |= {"finished": False, "correct": True}
+    pool.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, about, out = make(monkeypatch, pool, "a", "by=td", "td_lambda=1")
+    assert found[1]["outcome"] is None and set(found[1]["labels"]) == {None} and len(found) == 18
+    assert about["counts"]["solutions_without_label"] == 1 and "1 solutions_without_label" in out
+
+
 def test_a_verifier_is_distilled_and_an_interrupted_file_goes_on(monkeypatch, pool):
     found, about, _ = make(monkeypatch, pool, "a", "by=scorer", "checkpoint=equations")
     rows = [(p.problem, c.steps) for p, c in candidates(pool)]
@@ -188,9 +197,9 @@ def test_bad_input(monkeypatch, pool):
     assert (
         "candidates[0].step_scores.log[" in message and "expected a probability in [0, 1]; scores_unit=logit" in message
     )
-    rows[0]["candidates"][1]["correct"] = None
-    pool.write_text(json.dumps(rows[0]) + "\n")
-    assert "pool.jsonl: 0/1: outcome: found null, expected 0 or 1: by=td" in ask("by=td", "td_lambda=1")
+    ungraded = [c | {"correct": None} for c in rows[0]["candidates"]]
+    pool.write_text(json.dumps(rows[0] | {"candidates": ungraded}) + "\n")
+    assert "pool.jsonl: 0/0: outcome: found null, expected 0 or 1: by=td" in ask("by=td", "td_lambda=1")
     rows[0]["candidates"][0]["step_scores"]["log"][0] = float("nan")
     pool.write_text(json.dumps(rows[0]) + "\n")
     assert "step_scores.log[0]: found nan, expected a finite number" in ask("by=scores", "scores=log")

@@ -25,6 +25,7 @@ from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
 from prm_jax.policies import Sampling
+from prm_jax.search import Explorer, Node
 
 openai = pytest.importorskip("openai", reason="openai absent: pip install -r tests/requirements.txt")
 
@@ -181,7 +182,7 @@ def stub():
     An entry: (status, JSON or bytes), None (the connection is dropped in the middle), a number (seconds until it answers).
     """
     lock, state = threading.Lock(), type("Stub", (), {"models": [{"id": "m", "owned_by": "vllm"}]})()
-    state.script, state.bodies, state.now, state.most, state.delay = [], [], 0, 0, 0.0
+    state.script, state.bodies, state.now, state.most, state.delay, state.listed = [], [], 0, 0, 0.0, 0
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -201,6 +202,7 @@ def stub():
         def do_GET(self):
             state.key = self.headers["Authorization"]
             if self.path == "/v1/models":
+                state.listed += 1
                 self.give(*((200, {"data": state.models}) if isinstance(state.models, list) else state.models))
             else:
                 self.give(404, {"detail": "Not Found"})
@@ -263,6 +265,16 @@ def test_what_fails_for_good_is_an_error_and_no_sample(stub, script, n_asked, wh
         policy.extend([("4?", ("3+4=0",)), ("5?", ())], 2, "end", KEY)
     assert len(stub.bodies) <= n_asked + 1  # the others were not asked any more, but for one that had begun
     assert policy.stats.tokens == policy.stats.continuations == 0
+
+
+def test_every_search_asks_the_server_for_its_model_once_in_all(stub):
+    policy = stub.policy()
+    explorers = [Explorer(policy, None, ["4?"], "prod", 1, KEY) for _ in range(6)]  # methods x budgets
+    assert stub.listed == 1 and {explorer.greedy.client for explorer in explorers} == {policy.client}
+    stub.script = [(200, answer("7")), (200, answer("7"))]
+    ((node,),) = explorers[0].write([Node(0)], 1, "end")
+    explorers[0].write([Node(0)], 1, "end", policy=explorers[0].greedy)
+    assert node.steps == ("7",) and [body["temperature"] for body in stub.bodies] == [1.0, 0]
 
 
 def test_requests_run_side_by_side_up_to_the_limit(stub):

@@ -307,6 +307,16 @@ def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp
     assert message.startswith("error: not a problem of an embedded task (chain, countdown): 'What is 2 + 3?'")
 
 
+def test_the_rate_that_is_printed_is_the_mean_of_the_pool(monkeypatch, tmp_path):
+    """12 tokens: of 8 samples 7 are cut, 4 of them right behind a right last line; only one that ended is right."""
+    (tmp_path / "q.jsonl").write_text(json.dumps({"problem": "4 +5 *3 mod7?"}) + "\n")
+    asked = "problems=q.jsonl", "n=8", "checker=task", "sampling.max_tokens=12", "batch_rows=64", "hydra.run.dir=a"
+    out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
+    own = [c for p in iter_pool(tmp_path / "a/pool.jsonl") for c in p.candidates]
+    assert [sum(c.finished for c in own), sum(bool(c.correct) for c in own)] == [1, 5]
+    assert "pool        0.125 of 8 right by" in out and "1 finished, 7 cut" in out and ", 1 right" in out
+
+
 @pytest.mark.parametrize("kept", [0, 1, 100, 3000])
 def test_a_pool_that_was_cut_anywhere_becomes_the_undisturbed_one(policy, questions, tmp_path, kept):
     """Of so many bytes of it; 8 problems are drawn at a time."""

@@ -14,8 +14,9 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data import sources
-from prm_jax.data.rows import read_rows
-from prm_jax.data.solutions import Solution, first_error, write_jsonl
+from prm_jax.data.rows import read_rows, write_rows
+from prm_jax.data.solutions import Solution, first_error
+from prm_jax.data.solutions import native_row as row_of
 from prm_jax.data.sources import READERS, load, prm800k, prmbench
 from prm_jax.data.splits import (
     assign_fold,
@@ -670,22 +671,24 @@ solutions = st.integers(1, 4).flatmap(
 @given(rows=st.lists(solutions, min_size=1, max_size=4), suffix=st.sampled_from(["", ".gz"]))
 def test_write_then_read_is_exact(tmp_path_factory, rows, suffix):
     path = tmp_path_factory.mktemp("write") / f"new/x.jsonl{suffix}"
-    write_jsonl(path, rows)
+    write_rows(path, map(row_of, rows))
     assert read(path, "native", after_first_error="keep")[0] == rows
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_written_file_is_literal_and_a_failed_write_leaves_the_old_one(tmp_path):
     path = tmp_path / "x.jsonl"
-    write_jsonl(path, [Solution("p", ("a",), (0.1,), id="i"), Solution("q", ("b",), outcome=0.0)])
-    text = '{"prompt": "p", "completions": ["a"], "labels": [0.1], "id": "i"}\n'
-    text += '{"prompt": "q", "completions": ["b"], "outcome": 0.0}\n'
+    rows = Solution("p", ("a",), (0.1,), (1,), id="i"), Solution("q", ("b",), outcome=0.0)
+    write_rows(path, [row_of(rows[0]), row_of(rows[1]), row_of(rows[0], [0.5])])
+    text = '{"id": "i", "prompt": "p", "completions": ["a"], "outcome": null, "answer": null, "labels": [0.1], "ratings": [1]}\n'
+    text += '{"id": null, "prompt": "q", "completions": ["b"], "outcome": 0.0, "answer": null, "labels": null, "ratings": null}\n'
+    text += '{"id": "i", "prompt": "p", "completions": ["a"], "outcome": null, "answer": null, "labels": [0.5]}\n'
     assert path.read_text() == text
     with pytest.raises(ZeroDivisionError):
-        write_jsonl(path, (Solution("p", ("a",), (1 / n,)) for n in (1, 0)))
+        write_rows(path, (row_of(Solution("p", ("a",), (1 / n,))) for n in (1, 0)))
     assert path.read_text() == text and len(list(tmp_path.iterdir())) == 1
     with pytest.raises(InputError, match=r"x\.txt: unknown type of file to write"):
-        write_jsonl(tmp_path / "x.txt", [])
+        write_rows(tmp_path / "x.txt", [])
 
 
 FOLDS = [3, 1, 3, 2, 4, 3, 1, 0, 0, 0]  # of "problem 0" to "problem 9" among 5; a change moves every published split

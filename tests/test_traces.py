@@ -1,5 +1,6 @@
 """Trace error, selective prediction and agreement (evals/traces.py) on a pool that is small enough to do by hand."""
 
+import numpy as np
 import pytest
 
 from prm_jax.data.pools import Candidate, Problem
@@ -30,19 +31,31 @@ def test_errors_of_the_chosen_by_hand():
     chosen = results["chosen"]
     found = {rule: (row["final_error"], row["trace_error"]) for rule, row in chosen["rules"].items()}
     assert found == {
-        "mean": pytest.approx((0.5, 0.25)),
+        "mean": pytest.approx((5 / 8, 1 / 3)),  # a, c of one and f of two: i was cut, so it is no right answer
         "majority": pytest.approx((0.75, 0.5)),  # one: a tie; two: 4 outvotes the only 5 that is finished
         "prm.best_of_n": pytest.approx((0, 0.5)),  # c, which is lucky, and f
         "prm.weighted_vote": pytest.approx((0.5, 1.0)),  # of the answer 1 its best candidate, c; 4 by .9 against .6
     }
     assert [(d["b"], d["difference"]) for d in chosen["differences"]] == [
-        ("mean", pytest.approx(0.25)),
+        ("mean", pytest.approx(1 / 6)),
         ("majority", pytest.approx(0)),
     ]
     table = results["scorers"]["prm"]["prod"]
     best = chosen["rules"]["prm.best_of_n"]
     assert 1 - table["best_of_n"]["4"] == pytest.approx(best["final_error"], abs=1e-6)
     assert 1 - table["trace"]["4"] / table["best_of_n"]["4"] == pytest.approx(best["trace_error"])
+
+
+def test_a_vote_that_counts_its_first_member_is_shown_by_the_best_scored_one():
+    """The law lies on the first member of the answer 0, the best score is another's; by hand."""
+    answer_PN, score_PN = np.array([[0, 0, 1]]), np.array([[-2.0, -1.0, -0.5]])
+    for law in ([1.0, 0.0, 0.0], [0.5, 0.5, 0.0]):
+        assert traces.best_of_winners(np.array([law]), answer_PN, score_PN).tolist() == [[0.0, 1.0, 0.0]]
+    two = traces.best_of_winners(np.array([[0.5, 0.0, 0.5]]), answer_PN, np.array([[-1.0, -1.0, -3.0]]))
+    assert two.tolist() == [[0.25, 0.25, 0.5]]
+    first = pool_metrics.Rules("probability", "prod", "first", 4)
+    results = pool_metrics.measure(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
+    assert results["chosen"]["rules"]["prm.weighted_vote"]["final_error"] == pytest.approx(0.5)  # 1 in one, 4 in two
 
 
 def test_abstaining_keeps_the_problems_with_the_highest_scores():
@@ -59,4 +72,4 @@ def test_abstaining_keeps_the_problems_with_the_highest_scores():
 
 def test_agreement_counts_steps_up_to_the_first_wrong_one():
     table = measured()["chosen"]["agreement"]
-    assert table == {"labels": 8 / 9, "prm": {"correctness": 7 / 9, "outcome": 8 / 9}}
+    assert table == {"labels": 7 / 8, "prm": {"correctness": 6 / 8, "outcome": 7 / 8}}  # i, cut, has no outcome

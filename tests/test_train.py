@@ -20,7 +20,8 @@ from prm_jax import InputError, export
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
-from prm_jax.data.solutions import Solution, write_jsonl
+from prm_jax.data.rows import write_rows
+from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.launch import cli, config, run_folder
 from prm_jax.launch.run_log import MetricsLog
@@ -199,7 +200,7 @@ def test_the_best_model_is_best_by_the_metric_that_is_asked(monkeypatch, tmp_pat
     args = ("task=steps", "checkpoint=a", "which=latest", "baselines=false", "hydra.run.dir=e")
     OmegaConf.save(OmegaConf.load(tmp_path / "a/.hydra/config.yaml"), tmp_path / "config.yaml")
     solutions = load_splits(data_config(OmegaConf.load(tmp_path / "config.yaml").data), 0).splits["validation"]
-    write_jsonl(tmp_path / "v.jsonl", solutions)
+    write_rows(tmp_path / "v.jsonl", map(native_row, solutions))
     printed(evaluate.main, monkeypatch, *args, "data=jsonl", "data.path=v.jsonl", "data.duplicates=keep", cwd=tmp_path)
     results, last = json.loads((tmp_path / "e/results.json").read_text()), records(tmp_path / "a")[-1]
     for name in ("step_auroc", "first_error_f1"):
@@ -237,7 +238,7 @@ def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path)
     )
     rows = load_splits(data, 0).splits["train"]
     for name, of in (("a", rows[::4]), ("b", [row for i, row in enumerate(rows) if i % 4])):
-        write_jsonl(tmp_path / f"{name}.jsonl", of)
+        write_rows(tmp_path / f"{name}.jsonl", map(native_row, of))
     paths = [f"data.sources.{name}.path={name}.jsonl" for name in "ab"]
     weights = "data.weights={a: 3, b: 1}"
     printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
@@ -269,10 +270,8 @@ def test_an_interrupted_evaluation_is_gone_on_with(finished, monkeypatch):
 def test_scoring_a_file_and_a_pool(finished, monkeypatch, tmp_path):
     cwd, _ = finished
     problem = "4 +5 max3 mod7?"
-    write_jsonl(
-        tmp_path / "mine.jsonl",
-        [Solution(problem, ("4+5=2", "2max3=3"), id="a"), Solution(problem, ("4+5=6",), id="b/c")],
-    )
+    rows = Solution(problem, ("4+5=2", "2max3=3"), id="a"), Solution(problem, ("4+5=6",), id="b/c")
+    write_rows(tmp_path / "mine.jsonl", map(native_row, rows))
     mine = ("task=score", f"input={tmp_path}/mine.jsonl", "figures=[b/c]", "hydra.run.dir=runs/s")
     out = printed(evaluate.main, monkeypatch, *mine, cwd=cwd)
     ranking = json.loads((cwd / "runs/s/results.json").read_text())["ranking"]

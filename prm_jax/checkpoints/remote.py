@@ -94,6 +94,8 @@ class RemotePolicy:
     batch_rows: int = 64  # no limit here; chunks of pools are made by it
     server: Server = AS_USUAL
     stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
+    client: object = None  # opened, and asked for its model, once: dataclasses.replace keeps both
+    model: Served | None = None
     dtype = "unknown: the server's"
 
     def __post_init__(self):
@@ -101,8 +103,8 @@ class RemotePolicy:
         expect(self.format.name != "auto" and "{pad}" not in self.format.prefix + self.format.separator,
                "format", self.format.name, "a convention that is text, without a tokenizer")  # fmt: skip
         expect(jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server")
-        self.client = open_client(self.url, self.server)
-        self.model = self.find_model()
+        self.client = self.client or open_client(self.url, self.server)
+        self.model = self.model or self.find_model()
         # `transformers serve` writes one text at a time, with the seed of the request that came last.
         self.concurrency = 1 if self.model.server == "transformers" else self.server.concurrency
         self.name = f"{self.model.name} at {self.url}"

@@ -24,9 +24,11 @@ CLAUSE = re.compile(r"(\n(?![ &]{0,3}=)|(?<![\\ ])[.,:;] (?!(?<=\d, )\d{3}(?!\d)
 # Words of a text that tries or denies an equation, or counts in another way than with plain numbers.
 DENIED = re.compile(
     r"\bnot\b|n't\b|contradict|impossible|incorrect|invalid|wrong|mistake|\bfalse\b|[?≠]|\\neq?\b|\bif\b|suppose|assum|\btry"
-    r"|\btest|\bcheck|becomes|substitut|\bmod\b|modul|\\p?mod|\\equiv|≡|\bbase\b|remainder|borrow|\bcarry|clock|\b[ap]\.?m\b",
+    r"|\btest|\bcheck|becomes|substitut|\bmod\b|modul|\\p?mod|\\equiv|≡|\bbase\b|remainder|borrow|\bcarry|clock|\b[ap]\.?m\b"
+    r"|\bbinary\b|\boctal\b|\bhexadecimal\b",
     re.IGNORECASE,
 )
+COINS = re.compile(r"\b(?:cent|penny|pennie|nickel|dime|quarter)s?\b", re.IGNORECASE)
 MODULAR = re.compile(r"\bmod(?:\b|\d|ulo\b|ular\b|ulus\b)|\\p?mod|\\equiv|≡", re.IGNORECASE)
 # Ratios of common units: 0.5 = 30 minutes.
 FACTORS = (2, 3, 4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 25, 30, 36, 52, 60, 100, 144, 168, 365, 1000, 1440, 1760, 2000)
@@ -50,6 +52,16 @@ class Side:
         parts = [token for token in self.tokens if token.kind in "nof"]
         parts = parts[1:] if len(parts) == 2 and parts[0].value == "-" else parts
         return parts[0] if len(parts) == 1 and parts[0].kind == "n" else None
+
+    @property
+    def in_thousands(self) -> Fraction | int:
+        """The value if 1.500 is meant as 1,500."""
+        is_dotted = lambda token: token.half == Fraction(1, 2000) and 1 <= token.value < 1000
+        as_meant = lambda token: dataclasses.replace(token, value=1000 * token.value) if is_dotted(token) else token
+        try:
+            return Reader(list(map(as_meant, self.tokens))).sum()[0]
+        except Unreadable:
+            return self.value
 
     def slack(self) -> Fraction | None:
         """By how much the value may move where each decimal is a rounded number; None for very many."""
@@ -106,6 +118,8 @@ def _of_clause(clause, opening):
         if (left := _ending(tokens[before + 1 : at])) and (right := _beginning(tokens[at + 1 : after])):
             are_bare = left.literal and right.literal and not left.units | right.units
             holds = judge(left, right, is_rough=tokens[at].value[0] != "=")
+            if holds is False and "$" in clause and COINS.search(clause):  # 25 cents + $5 = $5.25
+                holds = None
             yield clause[left.tokens[0].start : right.tokens[-1].end], are_bare and not holds, holds
 
 
@@ -188,6 +202,7 @@ def judge(left: Side, right: Side, is_rough: bool) -> bool | None:
         ratio == -1,  # 3 - 5 = 2
         numbers[0].value == abs(left.value),  # 2 + 3 = 5 * 4
         len(units) > 1,
+        left.in_thousands == right.in_thousands,
         abs(ratio) in (100, 1000, 10**6) or units and ratio in FACTORS,  # 25 cents, 5 thousand
         left.is_share != right.is_share and (right if left.is_share else left).literal,  # 48 = 100% + 20%
         is_rough and gap * 10 < abs(left.value),

@@ -9,7 +9,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import importlib
+import importlib.metadata
 import json
 import os
 import queue

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.data.answers import right_answer
 from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
 from prm_jax.data.units import UNITS
 
@@ -20,7 +21,8 @@ STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_ste
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One sampled solution; `correct` is None if nobody graded it, `finished` False if it was cut off."""
+    """One sampled solution; `correct` says whether its answer is right, None if nobody graded it, `finished` False if it was
+    cut off. What counts is `outcome`."""
 
     steps: tuple[str, ...]
     answer: str | None = None
@@ -37,6 +39,11 @@ class Candidate:
             for index, score in enumerate(scores):
                 if type(score) not in (int, float) or not math.isfinite(score):
                     raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
+
+    @property
+    def outcome(self) -> float | None:
+        """1 right, 0 wrong; None if nobody graded it or it was cut off, whatever it says last: nobody knows its end."""
+        return None if self.correct is None or not self.finished else float(self.correct)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +111,8 @@ def _problem(row, names):
         candidates.append(given)
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    return Problem(field(row, id_, str), field(row, problem, str), optional(row, gold, str), tuple(candidates), units)
+    right = right_answer(optional(row, gold, str))
+    return Problem(field(row, id_, str), field(row, problem, str), right, tuple(candidates), units)
 
 
 def write_pool(path, problems: Iterable[Problem]):

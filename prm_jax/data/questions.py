@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.answers import extract
+from prm_jax.data.answers import extract, right_answer
 from prm_jax.data.formats import Format
 from prm_jax.data.grading import Checker
 from prm_jax.data.pools import Candidate, Problem
@@ -33,7 +33,7 @@ def read_questions(path: str | Path) -> Iterator[Question]:
             raise InputError(f"{place}: {field_error('problem', found, 'a text under problem, prompt or question')}")
         if answer is not None and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
             raise InputError(f"{place}: {field_error('answer', answer, 'a text, a number or null')}")
-        name, answer = str(number if name is None else name), answer if answer is None else str(answer)
+        name, answer = str(number if name is None else name), right_answer(answer if answer is None else str(answer))
         if name in place_of:
             raise InputError(f"{place}: {field_error('id', name, f'an id not seen before, {place_of[name]} has it')}")
         place_of[name] = place
@@ -69,11 +69,12 @@ COUNTS += ["unanswered", "right", "wrong", "ungraded"]
 
 
 def counts_of(line: dict) -> collections.Counter:
-    """What the line of a pool adds to the counts."""
+    """What the line of a pool adds to the counts. What was cut off is neither right nor wrong, whatever it says last."""
     candidates = line["candidates"]
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
     for c in candidates:
         counts["empty" if c["steps"] == [""] else "finished" if c["finished"] else "cut"] += 1
         counts["unanswered"] += c["answer"] is None
-        counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
+        if c["finished"] or c["correct"] is None:
+            counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
     return counts

@@ -1,10 +1,10 @@
 """What is known of one chain of reasoning: a `Solution`."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from prm_jax import InputError
-from prm_jax.data.rows import require, write_rows
+from prm_jax.data.rows import require
 
 PROBABILITY = "a number in [0, 1] or null"
 
@@ -62,14 +62,7 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
     return dataclasses.replace(solution, labels=labels, ratings=ratings)
 
 
-def native_row(s: Solution, labels: Sequence[float | None]) -> dict:
-    """The native row of a solution with new labels."""
+def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
+    """The native row of a solution, which `sources.load` reads back as an equal one; new `labels` leave no ratings."""
     row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
-    return row | {"labels": list(labels)}
-
-
-def write_jsonl(path, solutions: Iterable[Solution]):
-    """Writes native rows, which `sources.load` reads back as equal solutions, soft labels included."""
-    columns = {"problem": "prompt", "steps": "completions"}
-    rows = ({columns.get(name, name): x for name, x in vars(s).items() if x is not None} for s in solutions)
-    write_rows(path, rows)
+    return row | ({"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)})

@@ -193,7 +193,7 @@ def _load_task(cfg: TaskData, seed: int, draw: Draw) -> Data:
         rows = task_solutions(cfg, *source, draw)
         lucky = tasks.lucky_share(rows)  # of the test split in the end
         if cfg.outcome == "steps":
-            sound = lambda s: float(0 not in tasks.step_labels(s.problem, s.steps))
+            sound = lambda s: None if s.outcome is None else float(0 not in tasks.step_labels(s.problem, s.steps))
             rows = [dataclasses.replace(row, outcome=sound(row)) for row in rows]
         splits[name] = [relabel_after_error(row, cfg.after_first_error) for row in rows]
     return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}, {})
@@ -223,8 +223,11 @@ def task_solutions(cfg: TaskData, n: int, split: str, seed: int, draw: Draw) -> 
     """n labelled solutions of the problems of one split of an embedded task, solutions_per_problem of each."""
     task, each, name = tasks.TASKS[cfg.name], cfg.solutions_per_problem, f"{cfg.name}/{split}/{seed}"
     pool = task_pool(cfg, -(-n // each), each, split, seed, draw)
-    rows = itertools.islice(((p.problem, c.steps) for p in pool for c in p.candidates), n)
-    return [tasks.labelled(task, cfg.task, *row, cfg.label_kind, f"{name}/{i}") for i, row in enumerate(rows)]
+    rows = itertools.islice(((p.problem, c) for p in pool for c in p.candidates), n)
+    label = lambda i, problem, c: tasks.labelled(
+        task, cfg.task, problem, c.steps, cfg.label_kind, f"{name}/{i}", c.finished
+    )
+    return [label(i, *row) for i, row in enumerate(rows)]
 
 
 def task_pool(cfg: TaskData, n: int, each: int, split: str, seed: int, draw: Draw) -> Iterable[Problem]:

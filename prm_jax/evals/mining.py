@@ -15,7 +15,8 @@ import numpy as np
 
 from prm_jax import InputError, rerank, tasks
 from prm_jax.data.pools import Candidate, as_arrays, candidate_rows, with_scores
-from prm_jax.data.solutions import Solution, first_error, write_jsonl
+from prm_jax.data.rows import write_rows
+from prm_jax.data.solutions import Solution, first_error, native_row
 from prm_jax.data.splits import TaskData, task_pool, task_solutions
 from prm_jax.evals.common import Setup, data_of, describe, one_scorer, scored
 from prm_jax.lab import policy_pool
@@ -50,7 +51,7 @@ def mine(candidates: tuple[Candidate, ...], score_N: np.ndarray, kept: int, wron
     """Indices of `kept` different solutions: as a share `wrong` of them the highest-scored with a wrong answer, as far as
     there are, then the highest-scored of the rest. Of equal scores the first."""
     ranked = sorted(different(candidates), key=lambda n: -score_N[n])
-    found = [n for n in ranked if not candidates[n].correct][: round(kept * wrong)]
+    found = [n for n in ranked if candidates[n].outcome == 0][: round(kept * wrong)]
     return found + [n for n in ranked if n not in found][: kept - len(found)]
 
 
@@ -72,25 +73,27 @@ def run(setup: Setup, cfg: Config) -> dict:
         for name, places in chosen.items():
             for n in places:
                 at = f"{data.name}/{data.train_split}/{seed}/{p}/{n}"
-                rows[name].append(tasks.labelled(task, data.task, problem.problem, own[n].steps, data.label_kind, at))
+                said = problem.problem, own[n].steps, data.label_kind, at, own[n].finished
+                rows[name].append(tasks.labelled(task, data.task, *said))
                 scores_of[name].append(score_N[n])
     rows = {name: found[: cfg.solutions] for name, found in rows.items()}
     rows["validation"] = task_solutions(data, cfg.validation_solutions, "validation", 0, policy_pool)
     files = {name: setup.folder / f"{name}.jsonl" for name in rows}
     for name, found in rows.items():
-        write_jsonl(files[name], found)
+        write_rows(files[name], (native_row(s) | {"label_kind": data.label_kind} for s in found))
     counts = {name: count(found) for name, found in rows.items()}
     for name, found in scores_of.items():
         counts[name]["mean_score"] = float(np.mean(found[: cfg.solutions]))
     drawn = {"problems": n_problems, "samples": n_problems * cfg.samples, "lacking": cfg.solutions - len(rows["mined"])}
-    return describe(scorer) | drawn | {"files": {name: str(path) for name, path in files.items()}, "counts": counts}
+    found = {"labels": data.label_kind, "files": {name: str(path) for name, path in files.items()}, "counts": counts}
+    return describe(scorer) | drawn | found
 
 
 def count(solutions: list[Solution]) -> dict:
-    """Of what is labelled: solutions, steps up to and including the first wrong one, and the shares of the solutions with a
-    wrong answer, with a wrong step (unsound), with a wrong step and a right answer (lucky)."""
+    """Of what is labelled: solutions, steps up to and including the first wrong one (label below .5), and the shares of the
+    solutions with a wrong answer, with a wrong step (unsound), with a wrong step and a right answer (lucky)."""
     errors = [first_error(s.labels) for s in solutions]
-    wrong, unsound = np.array([s.outcome < 1 for s in solutions]), np.array(errors) >= 0
+    wrong, unsound = np.array([s.outcome == 0 for s in solutions]), np.array(errors) >= 0
     steps = sum(t + 1 if t >= 0 else len(s.steps) for t, s in zip(errors, solutions, strict=True))
     shares = {"wrong_answers": float(wrong.mean()), "unsound": float(unsound.mean())}
     return {"solutions": len(solutions), "steps": steps} | shares | {"lucky": float((unsound & ~wrong).mean())}
@@ -103,9 +106,15 @@ def show(results: dict):
         print(
             f"lacking     {results['lacking']} solutions a file: some problems have fewer different ones than asked for"
         )
+    kind = results["labels"]
+    is_exact = kind == "correctness"
+    bad = "a wrong step" if is_exact else f"a {kind} below .5"
     for name, found in results["counts"].items():
-        shares = f"{found['wrong_answers']:.3f} with a wrong answer, {found['unsound']:.3f} with a wrong step"
+        shares = f"{found['wrong_answers']:.3f} with a wrong answer, {found['unsound']:.3f} with {bad}"
         print(f"{name:<12}{found['solutions']:,} solutions, {found['steps']:,} steps to label, {shares}")
         print(f"            {results['files'][name]}")
     files = f"data.path={results['files']['mined']} data.validation_path={results['files']['validation']}"
-    print(f"next        python train.py data=jsonl {files} data.after_first_error=mask")
+    print(
+        f"next        python train.py data=jsonl {files} data.label_kind={kind}"
+        + " data.after_first_error=mask" * is_exact
+    )

@@ -55,7 +55,8 @@ class Pool:
     step scores. Further axes: n all candidates one after another, m all their steps.
 
     eligible_PN is False for the unfinished and those without an answer: they fill a place of the n and never win (OpenAI's
-    protocol). answer_PN numbers the answers of a problem, -1 for who is not eligible; None if no candidate has one.
+    protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem, -1 for who is not eligible; None if no
+    candidate has one.
     """
 
     ids: list[str]  # of the problems
@@ -64,6 +65,7 @@ class Pool:
     eligible_PN: np.ndarray
     answer_PN: np.ndarray | None
     dropped: dict[str, int]
+    finished_n: np.ndarray  # what was cut has no outcome to measure scores against
     steps_n: np.ndarray  # how many
     length_n: np.ndarray  # characters
     repeats_n: np.ndarray  # the first step repeats the problem
@@ -108,10 +110,10 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
         ids.append(problem.id), texts.add(hash(problem.problem)), count_P.append(len(problem.candidates))
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
         for n, c in enumerate(problem.candidates):
-            if c.correct is None:
+            if c.correct is None and c.finished:
                 place = f"pool: problem {problem.id}: candidates[{n}].correct"
                 raise InputError(f"{place}: nobody graded it; checker=math grades the answers against the problem's")
-            right_n.append(c.correct), finished_n.append(c.finished), blank_n.append(is_blank(c.answer))
+            right_n.append(c.outcome == 1), finished_n.append(c.finished), blank_n.append(is_blank(c.answer))
             answer_n.append(answer_groups[p][n] if answer_groups else number[c.answer])
             repeats_n.append(problem.problem.strip() in c.steps[0])
             steps_n.append(len(c.steps)), length_n.append(sum(map(len, c.steps)))
@@ -135,11 +137,12 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
     dropped = {"missing": present_PN.size - len(right_n), "unfinished": int((~finished_n).sum())}
     return Pool(
         ids,
-        spread(right_n, 0, np.float32),
+        spread(right_n & eligible_n, 0, np.float32),
         present_PN,
         spread(eligible_n, False, bool),
         spread(np.where(eligible_n, answer_n, -1), -1, np.int32) if has_answers else None,
         dropped | {"without_answer": int(silent_n.sum())},
+        finished_n,
         steps_n,
         length_n,
         np.array(repeats_n, bool),
@@ -224,8 +227,10 @@ def measure(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_score
         "length_correlation": {},
     }
     if pool.labels:
-        result["step_shares"] = standing.step_shares(pool.labels, pool.right_PN[pool.present_PN])
-    there_n2, by_headline = np.argwhere(pool.present_PN), {}
+        outcomes = np.where(pool.finished_n, pool.right_PN[pool.present_PN], None)
+        result["step_shares"] = standing.step_shares(pool.labels, outcomes)
+    ended_n, by_headline = pool.finished_n, {}
+    problem_n = np.argwhere(pool.present_PN)[ended_n, 0]
     # A first step that repeats the problem makes a candidate longer, and its scores other ones: length is compared apart.
     result["repeat_the_problem"] = int(pool.repeats_n.sum())
     if pool.answer_PN is None:
@@ -256,9 +261,9 @@ def measure(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_score
         by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), laws)
         by_beta |= {"beta": BETA_b.tolist()}
         result["reward_kl"][scorer] = {"reweighted": by_beta, "best_of_n": by_n | {"n": sizes}}
-        score_n, right_n = (np.asarray(x_PN)[pool.present_PN] for x_PN in (by_headline[scorer], pool.right_PN))
-        group_n3 = np.stack([there_n2[:, 0], right_n, pool.repeats_n], -1)
-        about_length = standing.length_correlation(score_n, pool.length_n, group_n3, there_n2[:, 0], seed)
+        score_n, right_n = (np.asarray(x_PN)[pool.present_PN][ended_n] for x_PN in (by_headline[scorer], pool.right_PN))
+        group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
+        about_length = standing.length_correlation(score_n, pool.length_n[ended_n], group_n3, problem_n, seed)
         result["length_correlation"][scorer] = about_length
         result["calibration"][scorer] = calibration(pool, scorer, unit, score_PN, scorer not in value_scorers)
     if pool.labels:
@@ -339,19 +344,19 @@ def reward_against_kl(score_PN, right_PN, present_PN, eligible_PN, mask_PN, size
 
 
 def calibration(pool: Pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
-    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against `correct`, by
-    aggregator (of those whose score is the log of a probability)."""
-    right = pool.right_PN[pool.present_PN].astype(float)
+    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the outcome, by
+    aggregator (of those whose score is the log of a probability); of what has an outcome."""
+    ended_n = pool.finished_n
+    right = pool.right_PN[pool.present_PN][ended_n].astype(float)
     solutions = {
-        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[pool.present_PN]), right)
+        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[pool.present_PN][ended_n]), right)
         for how, aggregator in rerank.AGGREGATORS.items()
         if aggregator.is_log_probability
     }
-    score_m, y_m = pool.scores[scorer], np.repeat(right, pool.steps_n)
+    kept_m, y_m = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
     if exact := pool.labels is not None and by_labels:
         kept_m, y_m = pool.labelled()
-        score_m = score_m[kept_m]
-    steps = calibration_numbers(as_probability(score_m, unit), y_m)
+    steps = calibration_numbers(as_probability(pool.scores[scorer][kept_m], unit), y_m)
     return {"solutions": solutions, "steps": steps, "step_label": "exact" if exact else "outcome"}
 
 

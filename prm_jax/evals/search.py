@@ -114,8 +114,8 @@ def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
     alone = policy_alone(arena, setup.cfg.seed)
     is_value = scorer.objective == "orm" or scorer.label_kind in ("value", "advantage")
     how = cfg.aggregator or ("last" if is_value else "prod")
-    easy_first_P = np.argsort(-alone.pop("right_P"), kind="stable")
-    bins = np.array_split(easy_first_P, min(cfg.difficulties, len(easy_first_P)))
+    right_P = alone.pop("right_P")
+    bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
     found, solved = [], {}
     rounds = list(itertools.product(cfg.budgets, cfg.methods))
     with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
@@ -139,7 +139,7 @@ def search_all(setup: Setup, cfg: Config, arena: Arena, scorer, k: int) -> dict:
             pair = (solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n"))
             row["minus_best_of_n"] = stats.paired_differences(*pair, setup.cfg.seed)[0]
     about = describe(scorer) | {"aggregator": how, "policy": arena.policy.name, "problems": len(arena.questions)}
-    return about | alone | {"difficulty_pass_at_1": [float(x) for x in alone_by(bins, arena)], "searches": found}
+    return about | alone | {"difficulty_pass_at_1": [float(right_P[own].mean()) for own in bins], "searches": found}
 
 
 def policy_alone(arena: Arena, seed: int) -> dict:
@@ -149,7 +149,7 @@ def policy_alone(arena: Arena, seed: int) -> dict:
     majority = None
     if pool.answer_PN is not None:
         majority = float(rerank.expectation(votes.vote(pool.answer_PN), pool.right_PN).mean())
-    right_P = pool.right_PN.mean(1)
+    right_P = pool.right_PN.sum(1) / pool.present_PN.sum(1)
     return {
         "tokens_per_solution": tokens,
         "pass_at_1": float(right_P.mean()),
@@ -158,11 +158,6 @@ def policy_alone(arena: Arena, seed: int) -> dict:
         "majority": majority,
         "right_P": right_P,
     }
-
-
-def alone_by(bins, arena: Arena):
-    right_P = np.array([np.mean([bool(c.correct) for c in p.candidates]) for p in arena.samples])
-    return [right_P[own].mean() for own in bins]
 
 
 def search_once(

@@ -40,7 +40,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     cli.print_counts(data.counts)
     rows, path = data.splits[cfg.split], setup.folder / "solutions.jsonl"
     kind = {"label_kind": data_cfg.label_kind}
-    write_rows(path, (native_row(s, s.labels or [None] * len(s.steps)) | kind for s in rows))
+    write_rows(path, (native_row(s) | kind for s in rows))
     if cfg.critiques:
         write_rows(setup.folder / "critiques.jsonl", (row for s in rows for row in critiques(s, cfg.critiques)))
     labels = [label for s in rows for label in s.labels or ()]

@@ -81,9 +81,9 @@ def best_of_winners(law_PN, answer_PN, score_PN) -> np.ndarray:
     """The law of a vote with each winning answer shown by its candidates of the best score."""
     same_PNN = answer_PN[:, :, None] == answer_PN[:, None, :]
     best_PN = np.where(same_PNN, score_PN[:, None, :], -np.inf).max(-1)
-    is_best_PN = (score_PN >= best_PN) & (law_PN > 0)
-    n_PN = np.maximum((same_PNN * is_best_PN[:, None, :]).sum(-1), 1)
-    return is_best_PN * (same_PNN * law_PN[:, None, :]).sum(-1) / n_PN
+    group_PN = (same_PNN * law_PN[:, None, :]).sum(-1)  # under counts="first" it lies on the first member alone
+    is_best_PN = (score_PN >= best_PN) & (group_PN > 0)
+    return is_best_PN * group_PN / np.maximum((same_PNN * is_best_PN[:, None, :]).sum(-1), 1)
 
 
 def selective(confidence_P, wrong_P) -> list[float]:
@@ -96,10 +96,12 @@ def selective(confidence_P, wrong_P) -> list[float]:
 
 
 def agreement(pool, scorers: Sequence[str], default_unit: str) -> dict:
-    """Over the steps up to and including the first wrong one: {scorer: the share on which P(step good) >= .5 is what
-    `correctness` (the step's label) says, what `outcome` (the answer is right) says, what each other scorer says}; `labels`:
-    the share on which the two labels agree."""
+    """Over the steps of finished candidates up to and including the first wrong one: {scorer: the share on which
+    P(step good) >= .5 is what `correctness` (the step's label) says, what `outcome` (the answer is right) says, what each other
+    scorer says}; `labels`: the share on which the two labels agree."""
     kept_m, label_m = pool.labelled()
+    has_outcome = np.repeat(pool.finished_n, pool.steps_n)[kept_m]
+    kept_m, label_m = kept_m[has_outcome], label_m[has_outcome]
     right, outcome = label_m >= 0.5, np.repeat(pool.right_PN[pool.present_PN] > 0, pool.steps_n)[kept_m]
     good = {}
     for scorer in scorers:

@@ -55,12 +55,16 @@ def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: in
         yield grade(Problem(str(i), problem, None, candidates))
 
 
-def labelled(task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind: str, id: str) -> Solution:
+def labelled(
+    task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind: str, id: str, finished: bool = True
+) -> Solution:
     """The solution with what the exact checker says of it: labels of a kind, ratings, outcome, answer.
 
-    correctness: 1 while this step and all before it are right, 0 from the first wrong one on; value: `values`.
+    correctness: 1 while this step and all before it are right, 0 from the first wrong one on; value: `values`. One that was
+    cut off, not `finished`, has no outcome.
     """
-    about = {"outcome": float(task.solved(problem, steps)), "answer": task.stated(steps), "id": id}
+    outcome = float(task.solved(problem, steps)) if finished else None
+    about = {"outcome": outcome, "answer": task.stated(steps), "id": id}
     if label_kind == "value":
         return Solution(problem, tuple(steps), tuple(task.values(cfg, problem, steps)), **about)
     verdict_T = task.verdicts(problem, steps)
