@@ -12,7 +12,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     results = of(stages["search"])
     verifiers, rule = [r["verifiers"][0] for r in results], results[0]["choice"]
     groups = len(verifiers[0]["difficulty_pass_at_1"])
-    figure, axes = panels(-(-(1 + groups) // 2), 2, 5.6, sharex=True)
+    figure, axes = panels(-(-(1 + groups) // 2), 2, 5.6, sharex=True, sharey=True)
     drawn = Drawn(figure, f"{verifiers[0]['problems']} problems, final choice: {rule} score; dotted: the policy alone")
     drawn.spread = "thin lines: runs, whose intervals are in the table and in figure.json"
     methods = list(dict.fromkeys(s["method"] for s in verifiers[0]["searches"]))
@@ -33,6 +33,12 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     for own in axes.flat[1 + groups :]:
         own.axis("off")
     legend_above(figure, axes[0, 0], len(methods))
+    for method in methods:
+        for name, choice in (("best score", "best"), ("weighted vote", "vote")):
+            runs_SX = [[s[choice]["share"] for s in v["searches"] if s["method"] == method] for v in verifiers]
+            shares = ", ".join(f"{share:.3f}" for share in np.mean(runs_SX, 0))
+            at = f"at {', '.join(map(str, budgets))} tokens"
+            drawn.says.append(f"{LABELS.get(method, method)}, {name}, {at}: {shares}")
     for method in methods[1:]:
         for budget in dict.fromkeys([budgets[0], budgets[len(budgets) // 2], budgets[-1]]):
             pairs = [s["minus_best_of_n"] for v in verifiers for s in v["searches"]
