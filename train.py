@@ -34,16 +34,15 @@ from prm_jax.data.packing import (
 )
 from prm_jax.data.splits import Data, Mixture, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
-from prm_jax.lab import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite, require_packages
 from prm_jax.lora import LoraConfig, attach
-from prm_jax.losses import RATING_LOSSES
+from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
-from prm_jax.model import PRM, cast_backbone
+from prm_jax.model import HEADS, PRM, cast_backbone
 from prm_jax.training import (
     LossConfig,
     OptimizerConfig,
@@ -107,7 +106,7 @@ class TrainConfig:
         if is_implicit:
             expected = "a language model with objective=implicit, which measures what trains against it"
             expect(self.init != "random", "init", self.init, expected)
-        asks_once = is_implicit or self.loss.step in ("pairwise", "pqm")  # which compare steps or solutions, not tokens
+        asks_once = is_implicit or STEP_LOSSES[self.loss.step].ranks  # which compare steps or solutions, not tokens
         asked = f"last with objective={self.objective}, loss.step={self.loss.step}"
         expect(self.outcome_at == "last" or not asks_once, "outcome_at", self.outcome_at, asked)
         measured = {"lm": ("loss", "accuracy"), "prm": (self.eval.best_by,)}
@@ -137,11 +136,11 @@ def main(cfg):
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
-    if isinstance(data_cfg, Mixture) and (cfg.batch.share_prefixes or cfg.loss.step == "pairwise"):
-        key = "batch.share_prefixes" if cfg.batch.share_prefixes else "loss.step=pairwise"
+    if isinstance(data_cfg, Mixture) and (cfg.batch.share_prefixes or STEP_LOSSES[cfg.loss.step].together):
+        key = "batch.share_prefixes" if cfg.batch.share_prefixes else f"loss.step={cfg.loss.step}"
         raise InputError(f"{key}: solutions of data=mixture are drawn one by one, so that its weights hold")
     sources = data_cfg.sources.values() if isinstance(data_cfg, Mixture) else [data_cfg]
-    if cfg.model.head in RATING_LOSSES and "bad" in [getattr(source, "neutral", None) for source in sources]:
+    if HEADS[cfg.model.head].rates and "bad" in [getattr(source, "neutral", None) for source in sources]:
         raise InputError(f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good")
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
@@ -154,7 +153,7 @@ def main(cfg):
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     """Data, model and optimiser from the configuration, the loop, and what the run folder says of them in `texts`."""
-    data = load_splits(data_cfg, cfg.seed, policy_pool, labels_required=cfg.objective == "prm")
+    data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     record_data(texts / "data.json", data)
     splits, counts = data.splits, data.counts
     tokenizer = make_tokenizer(cfg, splits["train"])
@@ -191,8 +190,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {jax.process_count()} processes")
     save_description(texts / "model", model.cfg, tokenizer)
 
-    together = cfg.loss.step == "pairwise"  # its pairs are solutions of one problem
-    plan = make_plan(examples["train"], cfg.batch.tokens, cfg.batch.share_prefixes, together)
+    plan = make_plan(examples["train"], cfg.batch.tokens, cfg.batch.share_prefixes, STEP_LOSSES[cfg.loss.step].together)
     source = TrainingRows(examples["train"], plan, cfg.seed, parts)
     print(source.summary())
     final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind)
@@ -205,6 +203,13 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} problems=FILE"
     print(f"next        {lm if cfg.objective == 'lm' else f'python evaluate.py checkpoint={run}'}")
+
+
+def draw_samples(*args):
+    """`policy_pool`, which loads what a policy needs: no training on files does."""
+    from prm_jax.generate.samples import policy_pool
+
+    return policy_pool(*args)
 
 
 def record_data(path: Path, data: Data):
@@ -226,7 +231,7 @@ def fit(
         first, best = checkpoints.restore(model, opt) or (first, best)
     seconds_before = best.pop("seconds", 0.0)
     check_divides(model.cfg, b.rows, "batch.rows")
-    held_out = list(eval_batches(validation, b.tokens, b.rows, cfg.loss.step == "pairwise"))
+    held_out = list(eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
     if cfg.lengthened and first < cfg.steps:

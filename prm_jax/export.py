@@ -1,60 +1,6 @@
-"""Export a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
+"""The command `python -m prm_jax.export`; what it does is in checkpoints/export.py."""
 
-import contextlib
-import dataclasses
-import json
-from pathlib import Path
-from typing import Literal
-
-from prm_jax import InputError
-from prm_jax.checkpoints.card import model_card, step_tag
-from prm_jax.checkpoints.hf import save
-from prm_jax.checkpoints.orbax import load_run
-from prm_jax.data.formats import Format
-from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import parse
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportConfig:
-    """conf/export.yaml says what each key means."""
-
-    checkpoint: str | None
-    to: str
-    which: Literal["best", "latest"]
-
-
-def require_free(folder: Path):
-    """InputError unless an export may be written here: into a new or empty folder, or over an earlier export."""
-    with contextlib.suppress(OSError, ValueError):
-        if "prm_jax" in json.loads((folder / "config.json").read_text()):
-            return
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"to: {folder} is a file; expected a new or an empty folder")
-    for path in sorted(folder.glob("*")):
-        raise InputError(f"to: {folder} holds {path.name} and is no earlier export; expected a new or an empty folder")
-
-
-@cli.command("export")
-def main(cfg):
-    """Export a run of train.py to the Hugging Face layout, which transformers loads."""
-    given, cfg = cfg, parse(cfg, ExportConfig)
-    to = Path(cfg.to)
-    with run_folder.claimed(run_folder.output_dir(), given):
-        require_free(to)
-        run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
-        model, tokenizer, config, step = load_run(run, cfg.which, "float32")
-        # An implicit PRM without its reference is no more than a language model.
-        objective = "lm" if config.objective == "implicit" else config.objective
-        tag = step_tag(parse(config.format, Format, "format"), tokenizer)
-        notes = {"label_kind": config.data.label_kind, "objective": objective, "step_tag_id": tag}
-        save(to, model, tokenizer, format=dict(config.format), **notes)
-        path = run / "summary.json"
-        summary = run_folder.read_json(path) if path.exists() else {}
-        (to / "README.md").write_text(model_card(to.name, step, model.cfg, config, summary, tag))
-        size = sum(path.stat().st_size for path in to.iterdir())
-    print(f"exported    step {step} of {run} to {to}, {size / 2**20:.2f} MiB")
-
+from prm_jax.checkpoints.export import main
 
 if __name__ == "__main__":
     main()

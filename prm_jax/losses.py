@@ -1,18 +1,20 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
-A step loss is f(logit_BTC, batch, head, cfg) -> loss_BT of each step, `cfg` the section `loss` of the config. `batch` has the
-arrays of data/packing.py: label and rating are NaN where there is none, weight is 0 where there is no label, and steps that
-share `solution` or `problem` in a row belong to one. The trainer sums loss times weight, ignores what stands where that is 0,
-and divides by the number of labelled steps.
+A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are log-odds that each step is good and `cfg` is
+the section `loss` of the config. `batch` has the arrays of data/packing.py and, under "logits", all outputs of the head, logit_BTC.
+label and rating are NaN where there is none, weight is 0 where there is no label, and steps that share `solution` or `problem` in
+a row belong to one. The trainer sums loss times weight, ignores what stands where that is 0, and divides by the number of
+labelled steps.
 
 Dimension key: B rows, L tokens, T step ends (TT: a step and one that it is compared with), C head outputs, V vocabulary.
 """
 
+import dataclasses
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
-
-from prm_jax.model import HEADS
 
 
 def bce(logit, label, pos_weight=1.0):
@@ -23,39 +25,34 @@ def bce(logit, label, pos_weight=1.0):
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
 
 
-def bce_loss(logit_BTC, batch, head: str, cfg):
-    """`bce` of the event that the step is good; a head of RATING_LOSSES learns the human rating where there is one."""
-    loss_BT = bce(HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(batch["label"]), cfg.pos_weight)
-    if head in RATING_LOSSES:
-        is_rated_BT = ~jnp.isnan(batch["rating"])
-        rating_BT = jnp.where(is_rated_BT, batch["rating"], -1.0)
-        loss_BT = jnp.where(is_rated_BT, RATING_LOSSES[head](logit_BTC, rating_BT, cfg.pos_weight), loss_BT)
-    return loss_BT
+def bce_loss(z_BT, batch, cfg):
+    """`bce` of the event that the step is good."""
+    return bce(z_BT, jnp.nan_to_num(batch["label"]), cfg.pos_weight)
 
 
-def focal_loss(logit_BTC, batch, head: str, cfg):
+def focal_loss(z_BT, batch, cfg):
     """`bce` whose terms are weighted by (1 - p_t)^gamma, p_t the probability of what the label says (Lin et al. 2017, eq. 4)."""
-    z_BT, label_BT = HEADS[head].log_odds(logit_BTC), jnp.nan_to_num(batch["label"])
+    label_BT = jnp.nan_to_num(batch["label"])
     good_BT, bad_BT = jax.nn.log_sigmoid(z_BT), jax.nn.log_sigmoid(-z_BT)  # log p, log (1 - p)
     of_good_BT = cfg.pos_weight * label_BT * jnp.exp(cfg.gamma * bad_BT) * good_BT
     return -of_good_BT - (1 - label_BT) * jnp.exp(cfg.gamma * good_BT) * bad_BT
 
 
-def mse_loss(logit_BTC, batch, head: str, cfg):
+def mse_loss(z_BT, batch, cfg):
     """(P(good) - y)^2, the Brier score, for a soft label y; w times where y = 1. Qwen's loss of soft Monte-Carlo labels."""
     label_BT = jnp.nan_to_num(batch["label"])
-    error_BT = jax.nn.sigmoid(HEADS[head].log_odds(logit_BTC)) - label_BT
+    error_BT = jax.nn.sigmoid(z_BT) - label_BT
     return (1 + (cfg.pos_weight - 1) * label_BT) * error_BT**2
 
 
-def pairwise_loss(logit_BTC, batch, head: str, cfg):
+def pairwise_loss(z_BT, batch, cfg):
     """-log sigmoid(z_good - z_bad) (Bradley and Terry), of each step the mean over its partners, 0 if it has none.
 
     Partners: a good and a bad step (label below 1/2) as deep in solutions of one problem, as rStar-Math's siblings
     (arXiv 2501.04519); that a step comes late says nothing then. Of outcomes, a right and a wrong solution of one problem. The
     rows are planned so that solutions of one problem share them. Only differences within a problem are learned, no probability.
     """
-    z_BT, good_BT = HEADS[head].log_odds(logit_BTC), batch["label"] >= 0.5
+    good_BT = batch["label"] >= 0.5
     both = lambda f, x_BT: f(x_BT[:, :, None], x_BT[:, None, :])
     is_pair_BTT = both(jnp.equal, batch["problem"]) & both(jnp.equal, batch["depth"])
     is_pair_BTT &= both(jnp.logical_and, batch["weight"] > 0) & both(jnp.not_equal, good_BT)
@@ -64,14 +61,14 @@ def pairwise_loss(logit_BTC, batch, head: str, cfg):
     return loss_BTT.sum(-1) / jnp.maximum(is_pair_BTT.sum(-1), 1)
 
 
-def pqm_loss(logit_BTC, batch, head: str, cfg):
+def pqm_loss(z_BT, batch, cfg):
     """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): 0 < Q of good steps, rising, and Q + zeta of bad steps < 0.
 
     Of a good step t of a solution: log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Of the start, whose z
     is 0, where there is a bad step: log(1 + sum_{bad w} exp(z_w + zeta)), an equal part at each bad step. So the steps of a
     solution sum to the terms that the authors average, of which there are as many as steps up to the first error.
     """
-    z_BT, is_labelled_BT = HEADS[head].log_odds(logit_BTC), batch["weight"] > 0
+    is_labelled_BT = batch["weight"] > 0
     good_BT, bad_BT = is_labelled_BT & (batch["label"] >= 0.5), is_labelled_BT & (batch["label"] < 0.5)
     own_BTT = batch["solution"][:, :, None] == batch["solution"][:, None, :]
     is_past_BTT = good_BT[:, :, None] & good_BT[:, None, :] & jnp.tri(z_BT.shape[1], dtype=bool)
@@ -89,9 +86,25 @@ def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
     return loss_BT * jnp.where(class_BT > 0, pos_weight, 1.0)
 
 
-RATING_LOSSES = {"ternary": three_ratings_loss}  # head -> how it learns a human rating
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A step loss and what training has to know of it."""
 
-STEP_LOSSES = {"bce": bce_loss, "focal": focal_loss, "mse": mse_loss, "pairwise": pairwise_loss, "pqm": pqm_loss}
+    f: Callable
+    together: bool = False  # it compares solutions of a problem, so these share a row
+    ranks: bool = False  # it learns differences and no probability: no class has a weight, and an outcome is asked once
+    ratings: Callable | None = (
+        None  # f(logit_BTC, rating_BT, pos_weight): the loss of a human rating under a head that rates
+    )
+
+
+STEP_LOSSES = {
+    "bce": Loss(bce_loss, ratings=three_ratings_loss),
+    "focal": Loss(focal_loss),
+    "mse": Loss(mse_loss),
+    "pairwise": Loss(pairwise_loss, together=True, ranks=True),
+    "pqm": Loss(pqm_loss, ranks=True),
+}
 
 
 def implicit_logit(logit_BLV, batch, beta: float):

@@ -37,6 +37,7 @@ class Head:
     labels: tuple[str, ...]  # what each of the C logits is of, as in `id2label` of a config.json
     log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good
     hidden: bool = False
+    rates: bool = False  # its classes are the human ratings -1, 0, +1
 
     @property
     def outputs(self) -> int:
@@ -48,14 +49,18 @@ class Head:
         return "score.2" if self.hidden else "score"
 
 
+def ternary_log_odds(z_BTC):
+    return jax.nn.logsumexp(z_BTC[..., 1:], -1) - z_BTC[..., 0]
+
+
 HEADS = {
     "scalar": Head(("good",), lambda z_BTC: z_BTC[..., 0]),
     # Class 1 is good, as in TRL and in Qwen2.5-Math-PRM.
     "binary": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0]),
     "mlp": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0], hidden=True),
     "mlp_scalar": Head(("good",), lambda z_BTC: z_BTC[..., 0], hidden=True),  # Qwen2.5-Math-RM
-    # Classes are the ratings -1, 0, +1; neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
-    "ternary": Head(("bad", "neutral", "good"), lambda z_BTC: jax.nn.logsumexp(z_BTC[..., 1:], -1) - z_BTC[..., 0]),
+    # Neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
+    "ternary": Head(("bad", "neutral", "good"), ternary_log_odds, rates=True),
 }
 
 

@@ -22,11 +22,12 @@ Conventions
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from prm_jax.kernels.sort import best_first
 
@@ -330,3 +331,21 @@ def all_or(mask_PN, like_PN):
 def subset_sizes(size_n, N):
     """The sizes asked for, or all: 1..N."""
     return jnp.arange(1, N + 1) if size_n is None else jnp.asarray(size_n)
+
+
+def solution_scores(logits: Sequence[np.ndarray], how: str, rounded: bool = False) -> np.ndarray:
+    """Log score of each solution from the log-odds of its steps, score_N, -inf of no steps; few shapes, since each is compiled.
+
+    rounded: so that equal ones tie (rerank.py).
+    """
+    N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
+    logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
+    for i, logit_T in enumerate(logits):
+        logit_NT[i, : len(logit_T)], mask_NT[i, : len(logit_T)] = logit_T, True
+    score_N = aggregate(logit_NT, mask_NT, how, unit="logit")
+    return np.asarray(round_score(score_N) if rounded else score_N)[: len(logits)]
+
+
+def default_aggregator(scorer) -> str:
+    """What ranks solutions where nothing else is asked: an outcome model judges the answer after the last step, others each step."""
+    return "last" if scorer.objective == "orm" else "min"

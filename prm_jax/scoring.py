@@ -1,24 +1,21 @@
 """Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score here.
 
-A scorer is any object with `name`, `unit` ("logit" or "log_ratio", data/units.py), `label_kind` (correctness, value,
-advantage, unknown), `objective` (prm, orm) and `score(rows)`: (problem, steps) rows to one float32 array a row, a number a step.
+A model is one Scorer of protocols.py; those that need no model are in scorers.py.
 
 Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row.
 """
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.equations import verdict
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.units import UNITS
@@ -27,13 +24,9 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM, good_logit
-from prm_jax.rerank import aggregate, round_score
+from prm_jax.protocols import Rows
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
-CERTAIN = 20.0  # log-odds of what is known: P(good) is 1 - 2e-9
-LIKELY = 1.8  # log-odds of a step whose equations hold: P(good) = .86 as people judge such steps; .87 of all steps
-
-Rows = Sequence[tuple[str, tuple[str, ...]]]
 
 
 @jax.jit
@@ -158,112 +151,6 @@ class ModelScorer:
             pending = value_Bn, list(zip(here, places if by_ratio else slots, strict=True))
         finish(*pending)
         return scores
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckerScorer:
-    """An exact checker as a verifier: `step_labels(problem, steps)` gives P(good) of each step; 1 and 0: +-CERTAIN."""
-
-    step_labels: Callable
-    name: str = "checker"
-    unit: str = "logit"
-    label_kind: str = "correctness"
-    objective: str = "prm"
-
-    def score(self, rows: Rows) -> list[np.ndarray]:
-        labels = (np.asarray(self.step_labels(problem, steps), np.float64) for problem, steps in rows)
-        log_odds = UNITS["probability"].log_odds
-        return [np.clip(log_odds(label_T), -CERTAIN, CERTAIN).astype(np.float32) for label_T in labels]
-
-
-@dataclasses.dataclass(frozen=True)
-class NoisyChecker:
-    """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always judged alike.
-
-    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value). The share
-    `missed` of the wrong steps passes for right: blind spots, which more samples find. A correct step has only such before it.
-    What is left is seen as a Gaussian observer with distance d' does: log-odds d' x, where x is normal with mean +-d'/2, variance 1.
-    """
-
-    judge: Callable
-    missed: float
-    distance: float
-    seed: int
-    name: str
-    label_kind: str = "correctness"
-    unit: str = "logit"
-    objective: str = "prm"
-
-    def score(self, rows: Rows) -> list[np.ndarray]:
-        return [self.score_one(problem, steps) for problem, steps in rows]
-
-    def score_one(self, problem: str, steps: Sequence[str]) -> np.ndarray:
-        draws = [(rng.random(), rng.standard_normal()) for rng in prefix_rngs(self.seed, problem, steps)]
-        uniform_T, normal_T = np.array(draws).reshape(-1, 2).T
-        seen_T = np.where(uniform_T < self.missed, 1.0, np.asarray(self.judge(problem, steps), float))
-        if self.label_kind == "correctness":
-            seen_T = np.minimum.accumulate(seen_T)
-        x_T = self.distance / 2 * (2 * seen_T - 1) + normal_T
-        return (self.distance * x_T).astype(np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class EquationScorer:
-    """The equations of a text as a verifier, each step by itself: wrong -CERTAIN, right LIKELY, no verdict 0 (P = .5)."""
-
-    name: str = "equations"
-    unit: str = "logit"
-    label_kind: str = "correctness"
-    objective: str = "prm"
-
-    def score(self, rows: Rows) -> list[np.ndarray]:
-        log_odds = {True: LIKELY, False: -CERTAIN, None: 0.0}
-        return [np.array([log_odds[verdict(step, of)] for step in steps], np.float32) for of, steps in rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class RandomScorer:
-    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far.
-
-    Equal texts get equal scores, so the best of n is one of the different texts, each as likely: below the mean where right
-    solutions are alike and wrong ones differ.
-    """
-
-    seed: int
-    name: str = "random"
-    unit: str = "logit"
-    label_kind: str = "unknown"
-    objective: str = "prm"
-
-    def score(self, rows: Rows) -> list[np.ndarray]:
-        draw = lambda row: [rng.standard_normal() for rng in prefix_rngs(self.seed, *row)]
-        return [np.array(draw(row), np.float32) for row in rows]
-
-
-def prefix_rngs(seed: int, problem: str, steps: Sequence[str]) -> Iterator[np.random.Generator]:
-    """A generator for each step, a pure function of seed, problem and steps so far."""
-    text = hashlib.sha256(json.dumps([seed, problem]).encode())
-    for step in steps:
-        text.update(json.dumps(step).encode())
-        yield np.random.default_rng(int.from_bytes(text.digest()[:8], "little"))
-
-
-def solution_scores(logits: Sequence[np.ndarray], how: str, rounded: bool = False) -> np.ndarray:
-    """Log score of each solution from the log-odds of its steps, score_N, -inf of no steps; few shapes, since each is compiled.
-
-    rounded: so that equal ones tie (rerank.py).
-    """
-    N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
-    logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
-    for i, logit_T in enumerate(logits):
-        logit_NT[i, : len(logit_T)], mask_NT[i, : len(logit_T)] = logit_T, True
-    score_N = aggregate(logit_NT, mask_NT, how, unit="logit")
-    return np.asarray(round_score(score_N) if rounded else score_N)[: len(logits)]
-
-
-def default_aggregator(scorer) -> str:
-    """What ranks solutions where nothing else is asked: an outcome model judges the answer after the last step, others each step."""
-    return "last" if scorer.objective == "orm" else "min"
 
 
 def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:

@@ -19,7 +19,7 @@ from prm_jax.data.packing import layout_batch, plan_rows
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, path_names, replicate, shard_batch
 from prm_jax.losses import STEP_LOSSES, implicit_logit, next_token_loss
-from prm_jax.model import PRM, at_step_ends, good_logit
+from prm_jax.model import HEADS, PRM, at_step_ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LossConfig:
     beta: Positive = 0.05  # of objective=implicit: log-odds a nat of log policy / reference
 
     def __post_init__(self):
-        ranks = self.step in ("pairwise", "pqm")
+        ranks = STEP_LOSSES[self.step].ranks
         expect(not ranks or self.pos_weight == 1, "loss.pos_weight", self.pos_weight, f"1 with loss.step={self.step}")
 
 
@@ -105,11 +105,9 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
         else:
             x_BTD = at_step_ends(x_BLD, batch["step_end"]) if all_tokens else x_BLD
             logit_BTC = model.step_logits(x_BTD, k_dropout)
-        check_outputs(logit_BTC.shape, batch, head, cfg)
-        loss_BT = STEP_LOSSES[cfg.step](logit_BTC, batch, head, cfg)
+        loss_BT, logit_BT = step_losses(logit_BTC, batch, head, cfg)
         is_labelled_BT = batch["weight"] > 0
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
-        logit_BT = good_logit(logit_BTC, head)
         agrees_BT = (logit_BT > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
         more = {"logit": logit_BT} if logits else {}
@@ -121,15 +119,26 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
     return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)} | more
 
 
-def check_outputs(shape: tuple[int, int, int], batch, head: str, cfg: LossConfig):
-    """InputError where the step loss reads an output that the head lacks: NumPy refuses an index that JAX would clamp."""
+def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
+    """(loss_BT, logit_BT): the step loss of what a head gives, and the log-odds that each step is good.
+
+    InputError where the loss reads an output that the head lacks: NumPy refuses an index that JAX would clamp.
+    """
+    loss, logit_BT = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC)
+    outputs = np.zeros(logit_BTC.shape, np.float32)
     try:
-        jax.eval_shape(lambda batch: STEP_LOSSES[cfg.step](np.zeros(shape, np.float32), batch, head, cfg), batch)
+        jax.eval_shape(lambda batch: loss.f(logit_BT, batch | {"logits": outputs}, cfg), batch)
     except IndexError as error:
-        expected = f"a loss of what model.head={head} gives, {shape[-1]} outputs a step ({error})"
+        expected = f"a loss of what model.head={head} gives, {outputs.shape[-1]} outputs a step ({error})"
         raise InputError(f"loss.step: got {cfg.step!r}, expected {expected}") from None
     except AttributeError:  # an array of NumPy has no `at`; what is wrong otherwise, the loss itself says
         pass
+    loss_BT = loss.f(logit_BT, batch | {"logits": logit_BTC}, cfg)
+    if loss.ratings and HEADS[head].rates:  # a human rating, where there is one, in place of the label
+        is_rated_BT = ~jnp.isnan(batch["rating"])
+        rating_BT = jnp.where(is_rated_BT, batch["rating"], -1.0)
+        loss_BT = jnp.where(is_rated_BT, loss.ratings(logit_BTC, rating_BT, cfg.pos_weight), loss_BT)
+    return loss_BT, logit_BT
 
 
 def combine(terms, batch, cfg: LossConfig):

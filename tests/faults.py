@@ -25,9 +25,10 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import evaluate
 import train
-from prm_jax import export, labeling, sampling
+from prm_jax.checkpoints import export
 from prm_jax.checkpoints.hf import SHIPPED
 from prm_jax.figures import __main__ as figures
+from prm_jax.generate import labeling, sampling
 
 COMMANDS = {"train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "export": export}
 COMMANDS |= {"figures": figures}

@@ -19,10 +19,10 @@ from hydra.types import RunMode
 
 import evaluate
 import train
-from prm_jax import export, labeling, relabeling, sampling
-from prm_jax.checkpoints import hf
+from prm_jax.checkpoints import export, hf
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import sweeps
+from prm_jax.generate import labeling, relabeling, sampling
 
 COMMANDS = {
     "train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "relabeling": relabeling,

@@ -11,8 +11,8 @@ from flax import nnx
 from omegaconf import OmegaConf
 from test_losses import OPT
 
-from prm_jax import InputError, export
-from prm_jax.checkpoints import hf, orbax
+from prm_jax import InputError
+from prm_jax.checkpoints import export, hf, orbax
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import Checkpoints, load_run
 from prm_jax.data.formats import Format, read_format, train_tokenizer

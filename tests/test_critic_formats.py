@@ -19,7 +19,7 @@ from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, cut_at, fill, messages, prompt_text, verdict_at
 from prm_jax.data.formats import Format, all_formats, read_format
 from prm_jax.launch.config import parse
-from prm_jax.policies import Continuation
+from prm_jax.protocols import Continuation
 
 PROBLEM, STEPS = (
     "Tom has 3 boxes of {4} pens.\nHow many?",

@@ -14,7 +14,7 @@ from flax import nnx
 from omegaconf import OmegaConf
 
 import evaluate
-from prm_jax import InputError, relabeling, tasks
+from prm_jax import InputError, tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import Opening, critic_of, needs_folder, open_verifier
 from prm_jax.critics.critic import Critic, combine, none_wrong
@@ -26,6 +26,7 @@ from prm_jax.data.packing import layout_batch
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals.steps import by_hidden_work
+from prm_jax.generate import relabeling
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl import problems, rewards
 from prm_jax.rl.rollouts import Rollout

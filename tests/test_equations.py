@@ -29,7 +29,7 @@ from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.equations import equations, verdict
 from prm_jax.data.sources import load
 from prm_jax.evals import common
-from prm_jax.scoring import CERTAIN, LIKELY, EquationScorer
+from prm_jax.scorers import CERTAIN, LIKELY, EquationScorer
 
 RIGHT = r"""
 48/2=24

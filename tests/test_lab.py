@@ -10,12 +10,13 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError, lab, tasks
+from prm_jax import InputError, tasks
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.splits import data_config, load_splits, task_solutions
+from prm_jax.generate import samples as lab
+from prm_jax.generate.sampling import Policy
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
-from prm_jax.sampling import Policy
 
 CFG = data_config(OmegaConf.load(CONF / "data/chain.yaml"))
 

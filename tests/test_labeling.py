@@ -11,16 +11,18 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError, labeling, tasks
+from prm_jax import InputError, tasks
 from prm_jax.data import sources
 from prm_jax.data.formats import Format
 from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import native_row
 from prm_jax.data.units import UNITS, as_probability
-from prm_jax.labeling import LABELS, MC, Adapt, Labels, Noise, Tree, label_file, roll_outs
+from prm_jax.generate import labeling
+from prm_jax.generate.labeling import LABELS, MC, Adapt, Labels, Noise, Tree, label_file, roll_outs
+from prm_jax.generate.omegaprm import estimate
+from prm_jax.generate.sampling import Sampling
 from prm_jax.launch.config import CONF, parse
-from prm_jax.omegaprm import estimate
-from prm_jax.sampling import Continuation, Sampling
+from prm_jax.protocols import Continuation
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")

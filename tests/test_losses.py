@@ -15,7 +15,7 @@ from prm_jax import InputError
 from prm_jax.data.examples import Example, step_weights
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch.config import parse
-from prm_jax.losses import STEP_LOSSES, bce, bce_loss, implicit_logit, next_token_loss
+from prm_jax.losses import STEP_LOSSES, Loss, bce, implicit_logit, next_token_loss
 from prm_jax.model import PRM
 from prm_jax.scoring import log_ratio, step_ratios
 from prm_jax.training import (
@@ -25,6 +25,7 @@ from prm_jax.training import (
     make_optimizer,
     make_schedule,
     make_transform,
+    step_losses,
     train_step,
     with_reference,
 )
@@ -90,7 +91,7 @@ def test_ternary_head_learns_ratings_and_falls_back_to_labels():
     logit_BTC = jnp.array([[[0.2, -1.0, 1.5], [0.2, -1.0, 1.5], [0.2, -1.0, 1.5]]])
     log_p = np.asarray(jax.nn.log_softmax(logit_BTC))[0, 0]
     batch = {"label": jnp.array([[1.0, 0.0, 1.0]]), "rating": jnp.array([[0.0, -1.0, nan]])}
-    loss_BT = bce_loss(logit_BTC, batch, "ternary", LossConfig("prm", "bce", 1.0, 0.0))
+    loss_BT, _ = step_losses(logit_BTC, batch, "ternary", LossConfig("prm", "bce", 1.0, 0.0))
     good = np.logaddexp(log_p[1], log_p[2])
     np.testing.assert_allclose(loss_BT[0], [-log_p[1], -log_p[0], -good], rtol=1e-5)
 
@@ -109,9 +110,7 @@ def steps_batch(label_BT, solution_BT, problem_BT=None, depth_BT=None):
 
 def step_loss(name, z_BT, batch, **keys):
     cfg = LossConfig("prm", name, **{"pos_weight": 1.0, "lm_weight": 0.0, **keys})
-    return jax.jit(STEP_LOSSES[name], static_argnums=(2, 3))(
-        jnp.asarray(z_BT, jnp.float32)[..., None], batch, "scalar", cfg
-    )
+    return jax.jit(STEP_LOSSES[name].f, static_argnums=2)(jnp.asarray(z_BT, jnp.float32), batch, cfg)
 
 
 def test_focal_and_mse_equal_pytorch_and_soft_labels_by_hand(rng):
@@ -332,7 +331,7 @@ def test_the_learning_rate_of_every_step_by_hand(warmup, steps, expected):
 
 def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
     batch = {name: x[0] for name, x in make_batch(rng, 4).items()}
-    monkeypatch.setitem(STEP_LOSSES, "one", lambda logit_BTC, batch, head, cfg: jnp.ones(batch["label"].shape))
+    monkeypatch.setitem(STEP_LOSSES, "one", Loss(lambda z_BT, batch, cfg: jnp.ones(batch["label"].shape)))
     sums = eval_step(tiny_model, batch, LossConfig("prm", "one", 1.0, 0.0))
     assert float(sums["step"]) == float(sums["n_steps"]) == 10
     with pytest.raises(InputError, match="loss.step: got 'two', expected bce, focal, mse, pairwise, pqm or one"):
@@ -341,8 +340,8 @@ def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
 
 def test_a_step_loss_that_the_head_has_no_output_for_is_refused(monkeypatch, tiny_model, rng):
     """A loss of two logits trained on a head of one: JAX clamps the index, so both of its terms read the one logit."""
-    two = lambda logit_BTC, batch, head, cfg: bce(logit_BTC[..., 0], 1.0) + bce(logit_BTC[..., 1], 0.0)
-    monkeypatch.setitem(STEP_LOSSES, "with_value", two)
+    two = lambda z_BT, batch, cfg: bce(batch["logits"][..., 0], 1.0) + bce(batch["logits"][..., 1], 0.0)
+    monkeypatch.setitem(STEP_LOSSES, "with_value", Loss(two))
     batch = batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2)
     losses = LossConfig("prm", "with_value", 1.0, 0.0)
     with pytest.raises(InputError) as caught:

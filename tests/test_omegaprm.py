@@ -8,8 +8,8 @@ from test_labeling import EXACT, TREE, Oracle, Solver, solutions, write  # noqa:
 
 from prm_jax import tasks
 from prm_jax.data import sources
-from prm_jax.labeling import roll_outs
-from prm_jax.omegaprm import MC, RollOut, Tree, bisect, grow, in_rounds
+from prm_jax.generate.labeling import roll_outs
+from prm_jax.generate.omegaprm import MC, RollOut, Tree, bisect, grow, in_rounds
 
 
 def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():

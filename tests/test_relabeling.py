@@ -7,13 +7,14 @@ import pytest
 from conftest import call, printed
 from omegaconf import OmegaConf
 
-from prm_jax import relabeling, tasks
+from prm_jax import tasks
 from prm_jax.data import sources
 from prm_jax.data.pools import read_pool, with_scores, write_pool
 from prm_jax.data.units import probability
+from prm_jax.generate import relabeling
+from prm_jax.generate.relabeling import consensus, td_targets
 from prm_jax.launch.config import CONF, parse
-from prm_jax.relabeling import consensus, td_targets
-from prm_jax.scoring import EquationScorer, RandomScorer
+from prm_jax.scorers import EquationScorer, RandomScorer
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")

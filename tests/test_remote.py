@@ -19,13 +19,15 @@ import pytest
 from conftest import ROOT, call, printed
 
 import evaluate
-from prm_jax import InputError, lab, sampling
-from prm_jax.checkpoints.remote import RemotePolicy, Served, Server, seeds
+from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
-from prm_jax.policies import Sampling
-from prm_jax.search import Explorer, Node
+from prm_jax.generate import samples as lab
+from prm_jax.generate import sampling
+from prm_jax.generate.policies import Sampling
+from prm_jax.generate.remote import RemotePolicy, Served, Server, seeds
+from prm_jax.generate.search import Explorer, Node
 
 openai = pytest.importorskip("openai", reason="openai absent: pip install -r tests/requirements.txt")
 

@@ -14,20 +14,21 @@ from conftest import ROOT, call, printed, run
 from flax import nnx
 from omegaconf import OmegaConf
 
-from prm_jax import InputError, export, tasks
+from prm_jax import InputError, tasks
+from prm_jax.checkpoints import export
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.grading import Checker
 from prm_jax.data.splits import data_config
-from prm_jax.policies import Sampling
+from prm_jax.generate.policies import Sampling
+from prm_jax.generate.sampling import open_policy
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files
 from prm_jax.rl.rewards import Known, RewardConfig, Rewards, as_scored, score
 from prm_jax.rl.rollouts import cut, lay_out, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, policy_loss, surrogate, token_weights, update
-from prm_jax.sampling import open_policy
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
 REWARD = RewardConfig(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, "signed", None, None)

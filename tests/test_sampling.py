@@ -13,15 +13,16 @@ from conftest import ROOT, TINY, call, printed, with_devices
 from flax import nnx
 from test_hf import torch_model
 
-from prm_jax import InputError, sampling
+from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.data.answers import as_number
 from prm_jax.data.formats import Format, encode, read_format, train_tokenizer
 from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import as_candidate, read_questions
+from prm_jax.generate import sampling
+from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded
 from prm_jax.model import PRM
-from prm_jax.sampling import Policy, Sampling
 
 PLAIN = Format("plain", separator="\n")
 ANY = Sampling(1.0, None, 1.0, 12)

@@ -15,15 +15,8 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import Encoded, Format, train_tokenizer
 from prm_jax.data.units import probability
 from prm_jax.model import PRM
-from prm_jax.scoring import (
-    CheckerScorer,
-    ModelScorer,
-    RandomScorer,
-    score_into,
-    score_stream,
-    step_ratios,
-    stored_scores,
-)
+from prm_jax.scorers import CheckerScorer, RandomScorer
+from prm_jax.scoring import ModelScorer, score_into, score_stream, step_ratios, stored_scores
 
 PLAIN = Format("plain", "\n")
 

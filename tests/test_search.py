@@ -15,15 +15,17 @@ from conftest import printed
 from omegaconf import OmegaConf
 
 import evaluate
-from prm_jax import search, stats, tasks
+from prm_jax import stats, tasks
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.evals import search as evals_search
 from prm_jax.evals.search import search_all, solved_by
+from prm_jax.generate import search
+from prm_jax.generate.sampling import Sampling
+from prm_jax.generate.search import METHODS, Explorer, Options, beam, mcts, plan, visit
 from prm_jax.launch.config import CONF, parse
-from prm_jax.sampling import Continuation, Sampling
-from prm_jax.scoring import CheckerScorer, NoisyChecker
-from prm_jax.search import METHODS, Explorer, Options, beam, mcts, plan, visit
+from prm_jax.protocols import Continuation
+from prm_jax.scorers import CheckerScorer, NoisyChecker
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
@@ -400,13 +402,17 @@ def test_the_policy_alone_is_measured_as_any_pool():
 def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
     """A first search takes the share `first` wherever stop_at is given, 0 included."""
     alone = {"tokens_per_solution": 10.0, "right_P": np.ones(2)}
-    for name, stub in {"policy_alone": alone, "search_once": ({}, []), "solved_by": {"best": np.ones(2)}}.items():
+    for name, stub in {
+        "policy_alone": alone,
+        "search_once": ({"policy_tokens": 1.0}, []),
+        "solved_by": {"best": np.ones(2)},
+    }.items():
         monkeypatch.setattr(evals_search, name, lambda *args, stub=stub: dict(stub) if type(stub) is dict else stub)
     arena = SimpleNamespace(policy=Solver(), questions=[0, 1], samples=[])
     scorer, setup = CheckerScorer(None), SimpleNamespace(cfg=SimpleNamespace(seed=0), folder=tmp_path)
-    options = {"methods": ["best_of_n"], "budgets": [120], "difficulties": 1, "first": 0.5, "aggregator": None}
+    options = {"methods": ["best_of_n"], "budgets": [120], "difficulties": 1, "aggregator": None}
     for stop_at, width in ((None, 12), (0.0, 6), (0.9, 6)):
-        cfg = SimpleNamespace(**options, **vars(OPTIONS), choice="best", stop_at=stop_at)
+        cfg = SimpleNamespace(**options, **vars(OPTIONS) | {"stop_at": stop_at}, choice="best")
         (row,) = search_all(setup, cfg, arena, scorer, 0)["searches"]
         assert row["plan"] == {"width": width}
 

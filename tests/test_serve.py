@@ -23,7 +23,8 @@ from prm_jax.bench import serve as bench
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
 from prm_jax.launch.config import CONF, parse
-from prm_jax.scoring import RandomScorer, solution_scores
+from prm_jax.rerank import solution_scores
+from prm_jax.scorers import RandomScorer
 from prm_jax.serve import __main__ as command
 from prm_jax.serve import bodies, compare
 from prm_jax.serve.app import App, make_server

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError, export
+from prm_jax import InputError
+from prm_jax.checkpoints import export
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool

@@ -12,7 +12,7 @@ from prm_jax.bench import measure
 from prm_jax.bench.measure import BenchConfig, Row
 from prm_jax.checkpoints import hf
 from prm_jax.data.formats import Format
-from prm_jax.sampling import Policy, Sampling
+from prm_jax.generate.sampling import Policy, Sampling
 
 
 def same_tokens(ours: np.ndarray, theirs: list) -> float:

@@ -9,12 +9,13 @@ import time
 import jax
 from omegaconf import OmegaConf
 
-from prm_jax import search, tasks
+from prm_jax import tasks
 from prm_jax.bench.measure import BenchConfig, Row
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config
-from prm_jax.lab import open_lab_policy
+from prm_jax.generate import search
+from prm_jax.generate.samples import open_lab_policy
 from prm_jax.launch.config import CONF
 
 

@@ -11,7 +11,7 @@ from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.formats import Format, read_format
 from prm_jax.data.splits import data_config
 from prm_jax.launch.config import CONF
-from prm_jax.scoring import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
+from prm_jax.scorers import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
 from prm_jax.tasks import TASKS, are_right, step_labels
 
 # Scorers that need no folder: the embedded task's exact checker and exact values, these with faults (their share of missed

@@ -10,12 +10,13 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded
 from prm_jax.checkpoints.released import VerdictPair
-from prm_jax.checkpoints.remote import RemotePolicy, Server, reason
 from prm_jax.data.critiques import verdict_at
 from prm_jax.data.formats import Encoded, Format, verdicts
+from prm_jax.generate.policies import Sampling
+from prm_jax.generate.remote import RemotePolicy, Server, reason
+from prm_jax.generate.sampling import as_policy
 from prm_jax.launch.config import expect
-from prm_jax.policies import Continuation, Sampling
-from prm_jax.sampling import as_policy
+from prm_jax.protocols import Continuation
 from prm_jax.scoring import ModelScorer
 
 

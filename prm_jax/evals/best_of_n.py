@@ -8,7 +8,7 @@ from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData, task_pool
 from prm_jax.evals import pool_metrics, standing, traces
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
-from prm_jax.lab import policy_pool
+from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 
 FEW_SCORERS = 2  # more are not compared in pairs on the screen

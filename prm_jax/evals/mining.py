@@ -19,7 +19,7 @@ from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, first_error, native_row
 from prm_jax.data.splits import TaskData, task_pool, task_solutions
 from prm_jax.evals.common import Setup, data_of, describe, one_scorer, scored
-from prm_jax.lab import policy_pool
+from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect, one_of
 
 

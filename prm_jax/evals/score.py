@@ -9,7 +9,8 @@ from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
 from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored
 from prm_jax.launch.config import Natural, Share, expect
-from prm_jax.scoring import ModelScorer, default_aggregator, stored_scores
+from prm_jax.rerank import default_aggregator
+from prm_jax.scoring import ModelScorer, stored_scores
 
 
 @dataclasses.dataclass(frozen=True)

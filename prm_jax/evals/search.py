@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 import jax
 import numpy as np
 
-from prm_jax import InputError, rerank, search, stats, tasks, votes
-from prm_jax.checkpoints.remote import Server
+from prm_jax import InputError, rerank, stats, tasks, votes
 from prm_jax.data import grading
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import Problem, read_pool, write_pool
@@ -20,10 +19,12 @@ from prm_jax.data.questions import Question, grader, read_questions
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
-from prm_jax.lab import policy_pool
+from prm_jax.generate import search
+from prm_jax.generate.remote import Server
+from prm_jax.generate.samples import policy_pool
+from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Rule, expect, one_of
-from prm_jax.sampling import Policy, Sampling, draw_pool, open_policy
 
 are_methods = lambda names: bool(names) and all(name in search.METHODS for name in names)
 are_budgets = lambda budgets: bool(budgets) and all(type(x) is int and x > 0 for x in budgets)

@@ -12,7 +12,7 @@ from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import Mixture, data_config, load_splits
 from prm_jax.evals import standing
 from prm_jax.evals.common import Setup
-from prm_jax.lab import policy_pool
+from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 

@@ -15,7 +15,7 @@ from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.common import Setup, data_of, describe, open_scorer, plus_minus, scored, trained, trained_on
 from prm_jax.evals.pool_metrics import reliability_table
 from prm_jax.evals.recalibration import parameters_of, recalibrated
-from prm_jax.lab import policy_pool
+from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics

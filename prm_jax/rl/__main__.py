@@ -29,6 +29,8 @@ from prm_jax.data.grading import Checker
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
+from prm_jax.generate.policies import Sampling, SamplingStats
+from prm_jax.generate.sampling import Policy, open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Positive, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
@@ -37,14 +39,12 @@ from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, requi
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.metrics import step_metrics
 from prm_jax.model import choose_dtype
-from prm_jax.policies import Sampling, SamplingStats
 from prm_jax.rl import advantages
 from prm_jax.rl.online import Online, OnlineConfig, open_prm
 from prm_jax.rl.problems import Problems, QuestionsConfig, of_critic, of_files, of_task
 from prm_jax.rl.rewards import Known, RewardConfig, Rewards
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, learned, token_weights, update, written_logps
-from prm_jax.sampling import Policy, open_policy
 from prm_jax.training import OptimizerConfig, make_optimizer
 
 PARTS = ("roll_out", "reward", "update")  # of a step

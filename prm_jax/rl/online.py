@@ -20,11 +20,11 @@ from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, open_verifier
 from prm_jax.data.examples import Example, make_example
 from prm_jax.data.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.data.solutions import Solution, relabel_after_error
+from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Count, Natural, Positive, expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.rl.rewards import Known, as_scored
 from prm_jax.rl.rollouts import Rollout
-from prm_jax.sampling import Policy
 from prm_jax.scoring import ModelScorer
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_step, with_reference
 

@@ -15,7 +15,7 @@ from prm_jax.data.grading import Checker
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_splits
-from prm_jax.lab import policy_pool
+from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import expect
 from prm_jax.rl.rollouts import Rollout
 

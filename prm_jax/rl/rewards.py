@@ -18,9 +18,9 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
+from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import expect, one_of
 from prm_jax.rl.rollouts import Rollout, padded
-from prm_jax.sampling import Policy
 from prm_jax.scoring import ModelScorer
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from prm_jax.data.formats import Encoded
 from prm_jax.data.packing import layout_batch, plan_rows
-from prm_jax.sampling import Policy
+from prm_jax.generate.sampling import Policy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,8 @@ from prm_jax.evals.common import BatchConfig, check_there
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
 from prm_jax.model import choose_dtype
-from prm_jax.rerank import AGGREGATORS
-from prm_jax.scoring import ModelScorer, default_aggregator, solution_scores
+from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
+from prm_jax.scoring import ModelScorer
 from prm_jax.serve.worker import ServedScorer
 
 PAGE = Path(__file__).parents[1] / "assets" / "serve.html"

@@ -19,8 +19,8 @@ from starlette.routing import Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from prm_jax import InputError
-from prm_jax.rerank import AGGREGATORS
-from prm_jax.scoring import ModelScorer, default_aggregator
+from prm_jax.rerank import AGGREGATORS, default_aggregator
+from prm_jax.scoring import ModelScorer
 from prm_jax.serve.bodies import pooling_answer, pooling_job, read_json, score_answer, score_job
 from prm_jax.serve.metrics import Metrics
 from prm_jax.serve.worker import Refused, Worker

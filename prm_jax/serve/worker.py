@@ -15,7 +15,9 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.formats import Encoded
-from prm_jax.scoring import ModelScorer, Rows, solution_scores
+from prm_jax.protocols import Rows
+from prm_jax.rerank import solution_scores
+from prm_jax.scoring import ModelScorer
 from prm_jax.serve.metrics import Metrics
 
 LOG = logging.getLogger("prm_jax.serve")

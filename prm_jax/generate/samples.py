@@ -17,15 +17,15 @@ from prm_jax.data.pools import Problem, iter_pool
 from prm_jax.data.questions import Question
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
+from prm_jax.generate.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import max_over_processes
-from prm_jax.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 
 CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
 ROWS = 512  # decoded at a time: a small model is fastest so on CPU
 # The code that decides a sample. The checker's is not among it: kept samples have no grades.
-CODE = ["lab.py", "sampling.py", "policies.py", "model.py", "attention.py", "rope.py"]
+CODE = ["model.py", "attention.py", "rope.py", "generate/samples.py", "generate/sampling.py", "generate/policies.py"]
 CODE += ["kernels/cpu.py", "kernels/draw.py", "data/formats.py", "data/questions.py"]
 
 
@@ -36,7 +36,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     are drawn again where the file is not the one that was written.
     """
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
-    code = run_folder.code_fingerprint(Path(__file__).parent / file for file in CODE)
+    code = run_folder.code_fingerprint(Path(__file__).parents[1] / file for file in CODE)
     model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.ends
     asked = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
     depends = json.dumps([code, model, asked], sort_keys=True)

@@ -24,8 +24,8 @@ from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.questions import steps_of
 from prm_jax.data.units import UNITS, probability
 from prm_jax.launch.config import Count, Positive, Share
-from prm_jax.sampling import Policy
-from prm_jax.scoring import solution_scores
+from prm_jax.protocols import Policy
+from prm_jax.rerank import solution_scores
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,15 +1,11 @@
 """What every policy shares, our own (sampling.py) and one behind a server (remote.py): the law, what it gives, what it cost."""
 
 import dataclasses
-from typing import Literal
 
 import jax
-import numpy as np
 
 from prm_jax.data.formats import Format
 from prm_jax.launch.config import Count, NotNegative, Share, expect
-
-Prefix = tuple[str, tuple[str, ...]]  # a problem, the first steps of a solution
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,14 +16,6 @@ class Sampling:
     top_k: Count | None  # only so many of the most likely tokens (and what is as likely as the last of them)
     top_p: Share  # only the fewest most likely tokens whose probabilities sum to this; 1: all
     max_tokens: Count  # new tokens of a continuation at most
-
-
-@dataclasses.dataclass(frozen=True)
-class Continuation:
-    ids_L: np.ndarray  # generated ids, the one that stopped it included
-    logp_L: np.ndarray  # log p of each in nats, float32, by the model itself: temperature 1, nothing left out
-    text: str  # without the end-of-sequence token
-    ended: Literal["end", "step", "length"]  # end of sequence, end of a step, or cut by max_tokens
 
 
 @jax.jit

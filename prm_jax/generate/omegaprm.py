@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from prm_jax.launch.config import Count, NotNegative, Positive, Share
-from prm_jax.policies import Prefix
+from prm_jax.protocols import Prefix
 
 
 class RollOut(NamedTuple):

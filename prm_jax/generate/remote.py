@@ -26,9 +26,10 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.formats import Format, numbered
+from prm_jax.generate.policies import Sampling, SamplingStats, check_format, sample_keys
 from prm_jax.launch import cli
 from prm_jax.launch.config import Count, Natural, Positive, expect
-from prm_jax.policies import Continuation, Prefix, Sampling, SamplingStats, check_format, sample_keys
+from prm_jax.protocols import Continuation, Prefix
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,239 @@
+"""Step labels without completions, from what exists already: a verifier's scores, outcomes, equations, two label files.
+
+python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER     writes labels.jsonl (native rows) and about.json
+
+`by` says what makes the labels: scorer and scores distil another verifier, that scores now or has scored before; checker
+and equations are formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
+consensus keeps the solutions of which two label files say the same. Labels by completions: labeling.py.
+
+Dimension key: T steps.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import jax
+import numpy as np
+
+from prm_jax import InputError, tasks
+from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.data import sources
+from prm_jax.data.equations import verdict
+from prm_jax.data.formats import Format
+from prm_jax.data.pools import read_pool, scores_in_unit
+from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
+from prm_jax.data.solutions import Solution, native_row, relabel_after_error
+from prm_jax.data.splits import LabelKind
+from prm_jax.data.units import UNITS, as_probability, probability
+from prm_jax.generate.labeling import read_input
+from prm_jax.generate.sampling import fingerprint
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import Count, Share, expect, one_of, parse
+from prm_jax.launch.hosts import start_command, writable_folder
+from prm_jax.launch.mesh import MeshConfig, make_mesh
+from prm_jax.model import choose_dtype
+from prm_jax.scoring import score_into, stored_scores
+
+
+def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
+    """TD(lambda) target in [0, 1] of the value after each step, target_T: labels without roll-outs (AgentPRM, 2511.08325).
+
+    value_T: P(final answer right) after each step by a model. With V_t = value_T[t - 1] after step t, V_0 before the first
+    (it cancels), V_T = 0, since nothing follows, and the outcome as the last step's reward, generalised advantages
+    (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1}; the target of
+    step t is V_{t-1} + A_t. So that of the last step is the outcome; lambda (`decay`) of 1 gives gamma^(T-t) outcome, 0 gives
+    gamma V_t.
+    """
+    target_T = np.full(len(value_T), outcome, np.float64)
+    for t in reversed(range(len(value_T) - 1)):
+        target_T[t] = discount * ((1 - decay) * value_T[t] + decay * target_T[t + 1])
+    return target_T
+
+
+def first_wrong(labels: Sequence[float | None], threshold: float) -> int:
+    """Index of the first labelled step below the threshold, or the number of steps."""
+    return next((t for t, y in enumerate(labels) if y is not None and y < threshold), len(labels))
+
+
+def consensus(labels, others, threshold: float, other_threshold: float) -> list[float | None] | None:
+    """What two sources of labels of one solution agree on (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0 at
+    it, null behind it and where `labels` is; None where they do not name the same step, or one of them labels no step."""
+    if any(all(y is None for y in own) for own in (labels, others)):
+        return None
+    if (t := first_wrong(labels, threshold)) != first_wrong(others, other_threshold):
+        return None
+    return [None if y is None or i > t else float(i < t) for i, y in enumerate(labels)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RelabelingConfig:
+    """conf/relabeling.yaml says what each key means."""
+
+    input: str
+    by: Literal["scorer", "scores", "checker", "equations", "td", "labels", "consensus"]
+    label_kind: LabelKind | None
+    threshold: Share | None
+    after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
+    checkpoint: str | None
+    reference: str | None
+    which: Literal["best", "latest"]
+    format: Format
+    dtype: str
+    batch_rows: Count
+    scores: str | None
+    scores_unit: Annotated[str, one_of(UNITS)]
+    td_lambda: Share
+    gamma: Share
+    other: str | None
+    other_threshold: Share
+    mesh: MeshConfig
+    cpu_devices: Count
+    distributed: str | dict | None
+    resume: str | None
+
+    def __post_init__(self):
+        for by, key in (("scorer", "checkpoint"), ("scores", "scores"), ("consensus", "other")):
+            expect(self.by != by or getattr(self, key) is not None, key, None, f"one, which by={by} needs")
+        if self.after_first_error != "keep" and self.by not in ("checker", "equations", "consensus"):
+            expect(self.threshold is not None, "threshold", None, "one: soft labels have no first error")
+        blind = self.by == "td" and self.checkpoint is None and self.td_lambda < 1
+        expect(not blind, "td_lambda", self.td_lambda, "1 without a value model, checkpoint=MODEL")
+
+
+def kind_of(scorer) -> str:
+    """What its step scores mean; an outcome model's are chances of a right answer, whatever labels its steps had."""
+    return "value" if scorer.objective == "orm" else scorer.label_kind
+
+
+def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
+    """(solutions, what stands beside each: by=scores probability_T, by=labels its own, by=consensus those of the other file)."""
+    if cfg.by == "consensus":
+        solutions, others = (sources.load(path, "native", labels_required=True)[0] for path in (cfg.input, cfg.other))
+        n, m = len(solutions), len(others)
+        expect(n == m, f"other: {cfg.other}", m, f"{n} solutions, as {cfg.input} has")
+        for i, (s, other) in enumerate(zip(solutions, others, strict=True), 1):
+            if (s.problem, s.steps) != (other.problem, other.steps):
+                raise InputError(f"other: {row_place(cfg.other, i)}: another solution than row {i} of {cfg.input}")
+        return solutions, [other.labels for other in others]
+    if cfg.by == "labels":
+        solutions, _ = sources.load(cfg.input, "native", labels_required=True)
+        return solutions, [np.array(s.labels, np.float64) for s in solutions]  # null: nan
+    solutions, _ = read_input(cfg.input, "task")
+    if cfg.by == "td" and all(s.outcome is None for s in solutions):
+        expected = "0 or 1: by=td spreads it over the steps, and no solution has one"
+        raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
+    return solutions, pool_scores(cfg) if cfg.by == "scores" else None
+
+
+def pool_scores(cfg: RelabelingConfig) -> list[np.ndarray]:
+    """probability_T of each candidate of the pool `input`, from its step scores `scores`."""
+    if "candidates" not in next(iter(read_rows(cfg.input)))[1]:
+        raise InputError(f"{cfg.input}: by=scores reads the step scores of a pool, and this file has no candidates")
+    found, unit = scores_in_unit(read_pool(cfg.input, [cfg.scores]), cfg.scores, cfg.scores_unit)
+    return [as_probability(score_T, unit) for score_T in found]
+
+
+def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], beside) -> Iterator[list | None]:
+    """The labels of each solution, None where it is dropped; a scorer's scores lie in `path`, where a stopped call goes on."""
+    if cfg.by == "consensus":
+        bounds = 0.5 if cfg.threshold is None else cfg.threshold, cfg.other_threshold
+        return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, beside, strict=True))
+    if cfg.by == "checker":
+        return (tasks.step_labels(s.problem, s.steps) for s in solutions)
+    if cfg.by == "equations":
+        number = {True: 1.0, False: 0.0, None: None}
+        return ([number[verdict(step, s.problem)] for step in s.steps] for s in solutions)
+    if scorer:
+        score_into(path, scorer, ((s.id, s.problem, s.steps) for s in solutions), len(solutions))
+        found = map(probability, stored_scores(path))
+    else:
+        found = beside or (np.zeros(len(s.steps)) for s in solutions)  # without a value model they weigh nothing
+    if cfg.by == "td":
+        pairs = zip(solutions, found, strict=True)
+        td = lambda s, value_T: td_targets(value_T, s.outcome, cfg.td_lambda, cfg.gamma)
+        # Without an outcome, as of a solution that was cut off, there is nothing to spread: all null.
+        found = (np.full(len(s.steps), np.nan) if s.outcome is None else td(s, value_T) for s, value_T in pairs)
+    if cfg.threshold is not None:
+        found = (np.where(np.isnan(y_T), np.nan, y_T >= cfg.threshold) for y_T in found)
+    return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in found)
+
+
+def files_of(cfg: RelabelingConfig) -> list[str]:
+    return [cfg.input, cfg.other] if cfg.by == "consensus" else [cfg.input]
+
+
+def file_kind(path: str) -> str:
+    """The label_kind that all rows of a file state, or unknown."""
+    kinds = {row.get("label_kind") for _, row in read_rows(path)}
+    return kinds.pop() if len(kinds) == 1 and kinds <= {"correctness", "value", "advantage"} else "unknown"
+
+
+def label_kind(cfg: RelabelingConfig, scorer) -> str:
+    """What the labels mean: what their source says, or where that is unknown the key label_kind."""
+    if cfg.by in ("labels", "consensus"):
+        kinds = {file_kind(path) for path in files_of(cfg)}
+        found = kinds.pop() if len(kinds) == 1 else "unknown"
+    else:
+        fixed = {"checker": "correctness", "equations": "correctness", "td": "value", "scores": "unknown"}
+        found = fixed.get(cfg.by) or kind_of(scorer)
+    expect(cfg.label_kind in (None, found) or found == "unknown", "label_kind", cfg.label_kind, f"null or {found}")
+    return cfg.label_kind or found
+
+
+# by -> the keys that its labels depend on, besides input, threshold and the scorer
+KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "consensus": ("other", "other_threshold")}
+
+
+def label_file(folder: Path, made: dict, after_first_error: str, solutions, labels) -> collections.Counter:
+    """Writes labels.jsonl, a native row for each solution that has labels, and says `made` in each; returns the counts.
+
+    A call that goes on with a stopped scores file gives the labels of an undisturbed one, up to float32 rounding.
+    """
+    counts = collections.Counter()
+
+    def rows():
+        for s, y_T in zip(solutions, labels, strict=True):
+            counts["solutions_dropped_where_they_differ" if y_T is None else "solutions"] += 1
+            if y_T is None:
+                continue
+            y_T = relabel_after_error(dataclasses.replace(s, labels=tuple(y_T)), after_first_error).labels
+            given = [y for y in y_T if y is not None]
+            counts.update(steps=len(y_T), labels=len(given), labels_good=sum(y >= 0.5 for y in given))
+            counts.update(steps_without_label=len(y_T) - len(given), solutions_without_label=not given)
+            yield native_row(s, y_T) | made
+
+    write_rows(folder / "labels.jsonl", rows())
+    return counts
+
+
+@cli.command("relabeling")
+def main(cfg):
+    """Label the steps of solutions by what exists already: another verifier, outcomes, equations, two label files."""
+    folder, given, resumes = start_command(cfg)
+    folder, cfg = writable_folder(folder), parse(given, RelabelingConfig)
+    solutions, beside = read(cfg)
+    mesh, how = make_mesh(cfg.mesh, cfg.batch_rows), (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch_rows)
+    with run_folder.claimed(folder, given, resumes), jax.set_mesh(mesh):
+        asks = cfg.by in ("scorer", "td") and cfg.checkpoint is not None
+        scorer = open_verifier(cfg.checkpoint, Opening(*how, None, cfg.reference)) if asks else None
+        if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
+            raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
+        made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by}
+        made |= {key: getattr(cfg, key) for key in ("threshold", "after_first_error")}
+        made |= {key: getattr(cfg, key) for key in KEYS.get(cfg.by, ())} | ({"scorer": scorer.name} if scorer else {})
+        about = made | {"files": {file: file_fingerprint(file) for file in files_of(cfg)}}
+        about |= {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
+        path = folder / ("scores.jsonl" if scorer else "labels.jsonl")
+        run_folder.check_about(path, about)
+        labels = label_all(cfg, scorer, path, solutions, beside)
+        counts = label_file(folder, made, cfg.after_first_error, solutions, labels)
+    about |= {"finished": True, "counts": dict(counts), "versions": run_folder.versions()}
+    about |= getattr(scorer, "about", {})  # of a critic: what became of its critiques
+    run_folder.write_json(folder / "about.json", about)
+    kind = {"unknown": "correctness|value, which their source does not say"}.get(made["label_kind"], made["label_kind"])
+    cli.print_counts(counts, totals=())
+    path = folder / "labels.jsonl"
+    print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

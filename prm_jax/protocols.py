@@ -1,0 +1,52 @@
+"""What everything above the model is written against: Scorer, Policy, and what they take and give.
+
+A class of one's own needs no base class: it is a Scorer or a Policy if it has these members. Nothing of ours is imported here.
+
+Dimension key: L tokens, T steps.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+Prefix = tuple[str, tuple[str, ...]]  # a problem, the first steps of a solution
+Rows = Sequence[Prefix]  # of whole solutions
+
+
+class Scorer(Protocol):
+    """Scores every step of a solution: a PRM, an outcome model, a critic that writes, an exact checker, a server."""
+
+    name: str  # for results and figures
+    unit: Literal["logit", "log_ratio"]  # what a score is (data/units.py)
+    label_kind: str  # what "good" means: correctness, value, advantage, unknown
+    objective: Literal["prm", "orm"]  # orm: an outcome model, whose score of the last step is that of the solution
+
+    def score(self, rows: Rows) -> list[np.ndarray]:
+        """One float32 array a row, score_T: log-odds that each step is good."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+    """What a policy wrote after a prefix."""
+
+    ids_L: np.ndarray  # generated ids, the one that stopped it included
+    logp_L: np.ndarray  # log p of each in nats, float32, by the model itself: temperature 1, nothing left out
+    text: str  # without the end-of-sequence token
+    ended: Literal["end", "step", "length"]  # end of sequence, end of a step, or cut by max_tokens
+
+
+class Policy(Protocol):
+    """Continues solutions: our sampler, or a server behind the OpenAI completions protocol."""
+
+    name: str
+    format: object  # the Format that makes text of problem and steps
+    sampling: object  # the distribution that is drawn from (generate/policies.py)
+
+    def extend(self, prefixes: Rows, n: int, stop: str, key, first=0) -> list[list[Continuation]]:
+        """n continuations of each prefix, up to the end of a step (stop="step") or of the solution (stop="end").
+
+        Prefix i draws from fold_in(key, first + i), or from fold_in(key, first[i]) where `first` is a sequence, so that a
+        draw does not depend on what is drawn beside it.
+        """
