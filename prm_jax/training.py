@@ -122,7 +122,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
 
 
 def check_outputs(shape: tuple[int, int, int], batch, head: str, cfg: LossConfig):
-    """InputError where the step loss reads an output that the head lacks: NumPy refuses an index that JAX would clamp."""
+    """InputError where the step loss reads an output that the head lacks: NumPy refuses an index that JAX clamps."""
     try:
         jax.eval_shape(lambda batch: STEP_LOSSES[cfg.step](np.zeros(shape, np.float32), batch, head, cfg), batch)
     except IndexError as error:
