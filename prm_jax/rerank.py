@@ -347,5 +347,5 @@ def solution_scores(logits: Sequence[np.ndarray], how: str, rounded: bool = Fals
 
 
 def default_aggregator(scorer) -> str:
-    """What ranks solutions where nothing else is asked: an outcome model judges the answer after the last step, others each step."""
+    """The aggregator where none is asked for: an outcome model judges the answer after the last step, others each."""
     return "last" if scorer.objective == "orm" else "min"

@@ -196,7 +196,7 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
 
 
 def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):
-    """README's own example: by the lowest score the wrong solution (-0.714 -0.519) stood before the right one (-0.770 -0.347)."""
+    """README's example: by the lowest score the wrong one (-0.714 -0.519) led the right one (-0.770 -0.347)."""
     texts = {"wrong": ("4+5=3", "3*3=2"), "right": ("4+5=2", "2*3=6")}
     rows = [{"prompt": "4 +5 *3 mod7?", "completions": steps, "id": name} for name, steps in texts.items()]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -102,7 +102,7 @@ def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys
 
 
 def test_devices_decide_a_stage_and_jobs_do_not(tiny):
-    """jobs=2 set cpu_devices=1, which ends in other numbers (best of 64 .753 and .820), in the folder that jobs=1 reads."""
+    """jobs=2 set cpu_devices=1, which ends elsewhere (best of 64 .753 and .820), in the folder that jobs=1 reads."""
     figures.run(["name=tiny", "seed=0", "jobs=2"])
     first = made(tiny)
     assert not any("cpu_devices" in x for folder in first.values() for x in told(folder))

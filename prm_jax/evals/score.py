@@ -70,7 +70,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 
 def rank(rows, scores, unit: str, how: str) -> list[dict]:
-    """Problems in the order of the file; within each, solutions by their lowest or (how="last") last step score, best first.
+    """Problems in the order of the file; within each, solutions by their lowest or last (`how`) step score, best first.
 
     Scores are given in `unit`; the product is that of the probabilities, and there only where scores are shown as such.
     """

@@ -7,10 +7,10 @@ with more keys than the line has means all of its folders, joined by commas.
 Where a figure rests on files that this repository does not ship, `data` names them: each key is an override of its stages, its value the
 file's place below the folder PRM_JAX_DATA.
 
-A stage's folder is its name and a hash of its resolved configuration, in which other stages stand by their folders' names and
-files by their content too: who changes a stage changes all that rest on it. `DONE` is written last, and a folder that holds it
-is read, never run again. The code is not in the hash, for most edits change no number and a stage may take an hour; that other
-code has made a folder is said where it is read.
+A stage's folder is its name and a hash of its resolved configuration, in which other stages stand by their folders'
+names and files by their content too: who changes a stage changes all that rest on it. `DONE` is written last, and a
+folder that holds it is read, never run again. The code is not in the hash, since most edits change no number and a
+stage may take an hour; a folder that other code has made is read, and its line says so.
 """
 
 import dataclasses

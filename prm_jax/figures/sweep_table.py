@@ -91,7 +91,7 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
 
 
 def default_y(kind: str, records: list[Record]) -> list[str]:
-    """DEFAULT_Y, with accuracies in place of losses where what the loss is differs between runs: it has no common unit."""
+    """DEFAULT_Y; where runs differ in what their loss is, it has no common unit, and accuracies stand in its place."""
     loss_of = lambda r: {key: x for key, x in r.settings.items() if key == "objective" or key.startswith("loss.")}
     is_one = len({repr(sorted(loss_of(r).items())) for r in records}) == 1
     return [y if is_one else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]

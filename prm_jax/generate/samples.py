@@ -32,8 +32,8 @@ CODE += ["kernels/cpu.py", "kernels/draw.py", "data/formats.py", "data/questions
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
     """The problems with n samples each of the task's policy, graded by the task's checker as it is now.
 
-    Samples are drawn once: a folder of CACHE, named by a hash of all that they depend on, keeps them and what made them. They
-    are drawn again where the file is not the one that was written.
+    Samples are drawn once: a folder of CACHE, named by a hash of all that they depend on, keeps them and their origin.
+    They are drawn again where the file is not the one that was written.
     """
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     code = run_folder.code_fingerprint(Path(__file__).parents[1] / file for file in CODE)
@@ -56,13 +56,13 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
             for file in (about, drawn):
                 os.replace(file, path.with_name(file.name))
     graded = lambda: map(tasks.grade, iter_pool(path))
-    right = np.mean([c.correct for p in graded() for c in p.candidates])
+    right = np.mean([bool(c.finished and c.correct) for p in graded() for c in p.candidates])
     print(f"samples     {len(problems)} problems x {n} of {policy.name}, {right:.3f} right, kept in {path.parent}")
     return graded()
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of samples is the one that was written into its folder: the about.json beside it has its checksum."""
+    """Whether a file of samples is the one that was written into its folder: about.json beside it has its checksum."""
     try:
         about = run_folder.read_json(path.with_name("about.json"))
         return (about["kept_as"], about["sha256"]) == (path.parent.name, file_fingerprint(path))

@@ -123,7 +123,7 @@ def run_config(folder: Path) -> DictConfig:
 
 # Keys and sections on which no number of a finished run or evaluation depends.
 HARMLESS = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server"]
-# Those that say how sums are cut. A run may be resumed with others; from the start it is another run, as steps add up rounding.
+# Those that say how sums are cut: a run may be resumed with others, but as rounding grows it ends elsewhere.
 DEVICES = ["cpu_devices", "mesh"]
 
 
@@ -157,8 +157,8 @@ def overrides_of(folder: str | Path) -> list[str]:
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     """The run folder named by cfg.resume and the configuration to go on with: the stored one.
 
-    Keys given on this command line must agree with it, but for HARMLESS ones, DEVICES, and `steps`, which may be more: the run
-    is then made longer, and its configuration says what length it had. The folder that Hydra made goes.
+    Keys given on this command line must agree with it, but for HARMLESS, DEVICES, and `steps`, which may be more: the
+    run is then made longer, and its configuration says what length it had. The folder that Hydra made goes.
     """
     with contextlib.suppress(OSError):  # not empty, or another process was first
         output_dir().rmdir()

@@ -1,7 +1,7 @@
 """What a roll-out is rewarded for: a weighted sum of sources, each asked for a whole batch at once, in this process.
 
-A source is f(rollouts, known) -> the step rewards of each roll-out, each of which stays at its step, or one number a roll-out,
-outcome_N: arrays or lists. A user's own is a function f(rollouts) of the same results, named by
+A source is f(rollouts, known) -> the step rewards of each roll-out, each of which stays at its step, or one number a
+roll-out, outcome_N: arrays or lists. A user's own is a function f(rollouts) of the same results, named by
 `reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
 
 Dimension key: N roll-outs, T steps, L tokens.
@@ -133,7 +133,7 @@ class Rewards:
 
 
 def as_arrays(name: str, found, rollouts: Sequence[Rollout]) -> np.ndarray | list[np.ndarray]:
-    """outcome_N, or a list of each roll-out's step rewards, of what a source gives; InputError unless those are finite numbers."""
+    """outcome_N, or a list of each roll-out's step rewards, of what a source gives; InputError where it is neither."""
     try:
         rows = [np.asarray(row) for row in found]
     except (TypeError, ValueError):  # None, a number, ragged lists
