@@ -14,18 +14,19 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # a second run hardly compiles
-# Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
-# runs all tests, those in processes of their own too, as XLA compiles by default.
-XLA_FLAGS = os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
-)
 
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 
+# Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
+# runs all tests, those in processes of their own too, as XLA compiles by default. XLA ends a process, without a word that
+# pytest would show, at a flag that it does not know, so the emitters' one goes to a jax that has it.
+emitters = " --xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
+XLA_FLAGS = os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + emitters
+)
 gc.set_threshold(50_000, 20, 100)  # what JAX keeps of all programs is looked through less often: a tenth of the time
 jax.devices()  # one: commands in this process cannot make several of its CPU any more
 

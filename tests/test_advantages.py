@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from prm_jax.rl import advantages
-from prm_jax.rl.advantages import ESTIMATORS, pure
-
-DENSE = ("grpo_process", "rloo_sources", "pure", "pav", "reinforce")  # which keep step rewards where they fall
+from prm_jax.rl.advantages import ESTIMATORS, SUMMING, pure
 
 
 def laid_out(*rewards, tokens=None, outcome=None, group=None):
@@ -101,7 +99,37 @@ def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(nam
     one = laid_out([0.9, 0.1, 0.5], [0.3, 0.6, 0.4])
     other = laid_out([0.1, 0.5, 0.9], [0.3, 0.6, 0.4])
     differs = not np.allclose(ESTIMATORS[name](*one)[0], ESTIMATORS[name](*other)[0])
-    assert differs == (name in DENSE)
+    assert differs == (name not in SUMMING)
+
+
+@pytest.mark.parametrize("bad, mean", [(0, 0.6), (-3, -0.6)])
+def test_a_baseline_of_each_step_prices_a_step_at_its_mean_reward(bad, mean):
+    """The expected gradient of a tabular policy, exactly: that of reward - price x number of steps, over all pairs of responses.
+
+    A step is good with probability .6 and rewarded 1 or `bad`; after the first of at most two the policy stops with probability .4.
+    """
+    p, q, responses = 0.6, 0.4, []
+    for good in [(1,), (0,), *itertools.product((1, 0), repeat=2)]:
+        chance = np.prod([p if g else 1 - p for g in good]) * (q if len(good) == 1 else 1 - q)
+        score_TK = np.zeros((2, 3))  # d log p of each step: goodness of the first and of the second step, stopping
+        for t, g in enumerate(good):
+            score_TK[t, t] = g - p
+        score_TK[0, 2] = (len(good) == 1) - q
+        responses.append(([1 if g else bad for g in good], chance, score_TK))
+    gradient = lambda f: sum(chance * f(reward) * score_TK.sum(0) for reward, chance, score_TK in responses)
+    of_sum_K, of_steps_K = gradient(sum), gradient(len)
+    for name, options, price in (
+        ("grpo", {"normalise": False}, 0), ("rloo", {}, 0), ("rloo_sources", {}, mean), ("pure", {"min_form": False}, mean),
+        ("grpo_process", {"normalise": False}, mean),
+    ):  # fmt: skip
+        found_K = np.zeros(3)
+        for pair in itertools.product(responses, repeat=2):
+            given = laid_out(*(reward for reward, *_ in pair), tokens=[[1] * len(reward) for reward, *_ in pair])
+            advantage_NL = ESTIMATORS[name](*given, **options)
+            for (_, _, score_TK), own_L in zip(pair, advantage_NL, strict=True):
+                found_K += pair[0][1] * pair[1][1] * own_L @ score_TK[: len(own_L)] / 2
+        scale, minus_price = np.linalg.lstsq(np.stack([of_sum_K, of_steps_K], 1), found_K)[0]
+        assert minus_price / scale == pytest.approx(-price, abs=1e-9 if name != "grpo_process" else 0.05), name
 
 
 def first_advantages(f, *rewards, tokens, **more):

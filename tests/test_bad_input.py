@@ -23,10 +23,11 @@ from prm_jax.checkpoints import export, hf
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import sweeps
 from prm_jax.generate import labeling, relabeling, sampling
+from prm_jax.rl import __main__ as rl
 
 COMMANDS = {
     "train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "relabeling": relabeling,
-    "export": export, "sweeps": sweeps, "figures": figures,
+    "export": export, "sweeps": sweeps, "figures": figures, "rl": rl,
 }  # fmt: skip
 
 GOOD = {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]}
@@ -215,6 +216,8 @@ LINES = [
     ("train format=trl", r"model.head: got 'scalar', but format=trl belongs to a head of its own: binary"),
     ("train format=none_such", r"format: got 'none_such', expected .*plain"),
     ("train data=nothing", r"data: got 'nothing', expected .*chain, chain_easy, "),
+    ("train experiment=base_lmm", r"experiment: got 'base_lmm', expected base_lm, "),
+    ("rl experiment=base_lmm", r"experiment: got 'base_lmm', expected base_lm, "),
     ("train data=files", r"data.name: got None, expected chain"),
     ("train data=jsonl", r"data.path: expected a file"),
     ("train data=jsonl data.path=nowhere.jsonl", r"nowhere.jsonl: no such file"),

@@ -385,6 +385,12 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
         assert (np.asarray(a) == np.asarray(b)).all()
 
 
+def test_an_estimator_that_sums_step_rewards_says_so_once(monkeypatch, tmp_path):
+    keys = [*SMALL, "reward.steps=0.5", "steps=2", "eval.every=9"]
+    said = "advantage   grpo sums a response's step rewards into one number"
+    assert printed(rl.main, monkeypatch, *keys, f"hydra.run.dir={tmp_path}", cwd=tmp_path).count(said) == 1
+
+
 def test_an_implicit_verifier_begins_as_the_policy_and_learns_from_outcomes(monkeypatch, tmp_path):
     prime = ["reward.prm_checkpoint=embedded", "reward.prm_form=log_odds", "online.labels=outcome", "online.every=1"]
     keys = [*SMALL, *prime, "reward.prm=1", "advantage=rloo_sources", "steps=2", "eval.every=9"]

@@ -1,13 +1,15 @@
 """Sweeps: runs against what they were told. Literal means and intervals, what is left out, and the sweep that ends with its table."""
 
+import argparse
 import csv
 import json
 import os
+import pickle
 import re
 
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import ROOT, call, printed, run
 from omegaconf import OmegaConf
 from test_train import THIN
 
@@ -16,7 +18,7 @@ from prm_jax import InputError
 from prm_jax.figures import paper, sweep_table, sweeps
 from prm_jax.figures.records import as_settings, number, read_records
 from prm_jax.figures.sweep_table import Config, make_table, spread
-from prm_jax.launch import run_folder
+from prm_jax.launch import cli, run_folder
 
 SMALL = ("data.samples=solver", "data.solutions=60", "data.test_solutions=20", "batch.rows=4", "eval.every=2")
 
@@ -239,6 +241,56 @@ def test_a_sweep_whose_jobs_break_says_so_at_its_end(monkeypatch, tmp_path, caps
         in out
     )
     assert "sw/1: failed" in out and "HYDRA_FULL_ERROR" not in os.environ
+
+
+@pytest.mark.slow
+def test_a_cluster_s_launcher_runs_the_jobs(tmp_path):
+    """submitit_local pickles what submitit_slurm does. Its jobs are processes, which find the code where the sweep was started."""
+    args = ("-m", "hydra/launcher=submitit_local", *SMALL, *THIN, "steps=0,2", f"hydra.sweep.dir={tmp_path}")
+    out, _ = run("train.py", *args, cwd=ROOT, code=1)
+    assert "runs        1, 1 left out" in out and "/0: failed: error: steps: got 0, expected at least 1" in out
+    assert json.loads((tmp_path / "1/summary.json").read_text())["steps"] == 2
+
+
+def test_a_sweep_holds_its_folder_and_its_callback_can_be_pickled(tmp_path):
+    cfg = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path), "subdir": "${hydra.job.num}"}}})
+    callback = cli.SweepFolder()
+    callback.on_multirun_start(cfg)
+    pickle.dumps(callback)
+    with pytest.raises(SystemExit, match="another sweep works in it"):
+        cli.SweepFolder().on_multirun_start(cfg)
+    assert cli.SWEEPS.pop()[0] == tmp_path
+
+
+def test_python_3_14_s_check_of_help_stops_no_command(monkeypatch, tmp_path):
+    """Its argparse formats the help of each option when that is added; Hydra 1.3's --shell-completion has one that it cannot."""
+    add = argparse._ActionsContainer.add_argument
+
+    def check_help(self, action):
+        if action.help and hasattr(self, "_get_formatter"):
+            self._get_formatter()._expand_help(action)
+
+    def add_and_check(self, *names, **more):
+        action = add(self, *names, **more)
+        getattr(self, "_check_help", lambda action: None)(action)
+        return action
+
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check_help, raising=False)
+    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_and_check)
+    assert "error: steps: got 0" in call(train.main, monkeypatch, "train.py", "steps=0", f"hydra.run.dir={tmp_path}")
+
+
+def test_hydra_1_4_is_told_the_one_class_that_a_configuration_names(monkeypatch):
+    told = {}
+
+    def main(config_path, config_name, execution_whitelist):
+        told.update(execution_whitelist=execution_whitelist)
+        return lambda job: lambda: None
+
+    monkeypatch.setattr("hydra.main", main)
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    train.main()
+    assert told == {"execution_whitelist": OmegaConf.load(ROOT / "conf/runs.yaml").hydra.callbacks.sweep._target_}
 
 
 def test_numbers_by_dotted_key():

@@ -212,7 +212,7 @@ def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str,
     taken |= {word.split("=")[0] for texts in swept.values() for text in texts for word in shlex.split(text)}
     cfg = compose(command, [word for word in words if not REFERENCE.search(word)])
     conf = (CONF / f"{config_name(command)}.yaml").read_text()
-    groups = re.findall(r"^  - (?:optional )?/?(\w+):", conf, flags=re.MULTILINE)
+    groups = re.findall(r"^  - /?(\w+):", conf, flags=re.MULTILINE)
     absent = object()
     knows = lambda key: key in groups or OmegaConf.select(cfg, key, default=absent) is not absent
     free = ("+", "~", "hydra")  # what has no place in the configuration yet, and Hydra's own keys, go to every stage

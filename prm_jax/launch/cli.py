@@ -3,13 +3,16 @@
 Hydra composes the configuration; everything else of the code sees frozen dataclasses made here once.
 """
 
+import argparse
 import difflib
 import fcntl
+import inspect
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -24,7 +27,8 @@ from prm_jax.launch.config import CONF, leaves
 
 # What is said in one line: bad input, and what the system refuses, such as a full disk or a folder that cannot be written.
 PLAIN = (InputError, OSError)
-SWEEPS: list[Path] = []  # the folder of the sweep that this process has begun
+# Of the sweep that this process has begun: its folder and the lock on it, which stands here since launchers pickle the callback.
+SWEEPS: list[tuple[Path, TextIO | None]] = []
 
 
 class SweepFolder(Callback):
@@ -32,17 +36,17 @@ class SweepFolder(Callback):
     in a folder of numbered jobs; stages of a figure, which a launcher takes elsewhere, share one, each under a name of its own."""
 
     def on_multirun_start(self, config: DictConfig, **more):
-        folder = Path(config.hydra.sweep.dir)
+        folder, lock = Path(config.hydra.sweep.dir), None
         if OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                self.lock = (folder / ".lock").open("a")  # goes with its process, however that ends
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock = (folder / ".lock").open("a")  # goes with its process, however that ends
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 sys.exit(f"error: hydra.sweep.dir: {folder}: another sweep works in it; stop that one first")
             except OSError:  # the first job says why, in one line
                 pass
-        SWEEPS.append(folder)
+        SWEEPS.append((folder, lock))
 
 
 def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None):
@@ -79,7 +83,15 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
             use_compilation_cache()
-            run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(job)
+            if (
+                "execution_whitelist" in inspect.signature(hydra.main).parameters
+            ):  # Hydra 1.4: what conf/runs.yaml may name
+                of_hydra = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
+            else:
+                of_hydra = {"version_base": "1.3"}
+                # Python 3.14 checks the help of every option, and refuses that of Hydra 1.3's --shell-completion.
+                argparse.ArgumentParser._check_help = lambda self, action: None
+            run = hydra.main(config_path=str(CONF), config_name=config_name, **of_hydra)(job)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its errors on, so that they become one line here
             failed = None
             try:
@@ -91,8 +103,8 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
-                if SWEEPS and (folder := SWEEPS.pop()) and end_of_sweep:
-                    end_of_sweep(folder)  # whatever became of its jobs
+                if SWEEPS and (sweep := SWEEPS.pop()) and end_of_sweep:
+                    end_of_sweep(sweep[0])  # whatever became of its jobs
             if failed:
                 sys.exit(failed)
 
@@ -136,7 +148,7 @@ def print_help(config_name: str, doc: str):
     print(f"Usage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
     top = (CONF / f"{config_name}.yaml").read_text()
     print(top.strip())
-    for group, default in re.findall(r"^  - (?:optional )?/?(\w+): (\w+)", top, flags=re.MULTILINE):
+    for group, default in re.findall(r"^  - /?(\w+): (\w+)", top, flags=re.MULTILINE):
         for path in sorted((CONF / group).glob("*.yaml"), key=lambda p: (p.stem != default, p.stem)):
             chosen = " (default)" if path.stem == default else ""
             print(f"\n# ----- {group}={path.stem}{chosen} -----\n{path.read_text().strip()}")

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from tqdm import tqdm
 
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
@@ -157,6 +158,7 @@ class Trainer:
     def __init__(self, cfg: RLConfig, problems: Problems):
         self.cfg, self.key = cfg, jax.random.key(cfg.seed)
         self.spent = collections.Counter()  # seconds of PARTS and of evaluations, tokens that were rolled out
+        self.sums = cfg.advantage in advantages.SUMMING  # what is said once
         self.problems = problems
         dtype = choose_dtype(cfg.dtype)
         open_one = lambda: open_policy(cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows)
@@ -248,6 +250,11 @@ class Trainer:
         rollouts = roll_out(policy, self.draw(step), cfg.n, jax.random.fold_in(self.key, step))
         clock.append(time.perf_counter())
         step_reward_NT, outcome_N, known, told = self.rewards(rollouts)
+        if self.sums and step_reward_NT.any():
+            self.sums = False
+            tqdm.write(
+                f"advantage   {cfg.advantage} sums a response's step rewards into one number; grpo_process, pure, .. do not"
+            )
         kept = self.select(rollouts, known)
         told |= watch(rollouts, known) | self.problems.watch(rollouts)
         told |= {"reward": float((step_reward_NT.sum(1) + outcome_N).mean())}

@@ -8,8 +8,12 @@ step_of_token_NL  which step a token belongs to, from 0
 mask_NL           True for the tokens that the policy wrote
 group_N           which prompt a response answers; a baseline is of one group
 
-A step reward stays where it falls: it is never summed into one number a response, but by the estimators that say so. Outcome
-and step rewards have baselines of their own (per source, as PRIME and GDPO), so that the scale of one does not drown the other.
+A step reward stays where it falls: it is never summed into one number a response, but by SUMMING. Outcome and step rewards have
+baselines of their own (per source, as PRIME and GDPO), so that the scale of one does not drown the other.
+
+grpo_process, rloo_sources and pure take a baseline from every step, so a step more costs the mean step reward. Where the policy
+decides when to stop they raise not R but R - (mean step reward) x (number of steps), exactly so rloo_sources and pure's sum form:
+fewer steps than R asks for where that mean is positive (P(good)), more where it is negative. grpo, rloo, reinforce: no such price.
 
 Dimension key: N responses, T steps, L tokens, G groups.
 """
@@ -82,10 +86,7 @@ def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalis
 
 def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
     """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of all responses of the
-    group, A = the sum of r~ from the token's step on; to which `grpo` of the outcome is added.
-
-    A response with more steps has a larger sum: watch the number of steps.
-    """
+    group, A = the sum of r~ from the token's step on; to which `grpo` of the outcome is added."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     row_n, step_n = is_step_NT.nonzero()
     own_NT = np.zeros(is_step_NT.shape)
@@ -119,7 +120,7 @@ def pure(
     Rewards become r* = softmax(-r / temperature) r, whose sum from a step on is about the lowest where that is still ahead, and
     about 0 behind it. The baseline is per token, as in the authors' code: a step of n tokens loses n times the mean reward a token
     of the others of its group, so neither splitting a step nor an enormous one pays. `rloo` of the outcome is added. Without
-    `min_form` the sum form with the same baseline, whose policies learn to write more steps.
+    `min_form` the sum form with the same baseline, whose policies learn to write more steps that score above the mean.
     """
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
     own_NT = min_weights(step_reward_NT, n_NT > 0, temperature) * step_reward_NT if min_form else step_reward_NT
@@ -168,6 +169,7 @@ def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
 
 
 ESTIMATORS = {f.__name__: f for f in (grpo, grpo_process, rloo, rloo_sources, pure, pav, reinforce)}
+SUMMING = ("grpo", "rloo")  # these make one number a response of step rewards, `total`; the others are dense
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
