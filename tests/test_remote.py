@@ -27,7 +27,7 @@ from prm_jax.generate import samples as lab
 from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.remote import RemotePolicy, Served, Server, seeds
-from prm_jax.generate.search import Explorer, Node
+from prm_jax.generate.search import Node, SearchState
 
 openai = pytest.importorskip("openai", reason="openai absent: pip install -r tests/requirements.txt")
 
@@ -271,8 +271,8 @@ def test_what_fails_for_good_is_an_error_and_no_sample(stub, script, n_asked, wh
 
 def test_every_search_asks_the_server_for_its_model_once_in_all(stub):
     policy = stub.policy()
-    explorers = [Explorer(policy, None, ["4?"], "prod", 1, KEY) for _ in range(6)]  # methods x budgets
-    assert stub.listed == 1 and {explorer.greedy.client for explorer in explorers} == {policy.client}
+    explorers = [SearchState(policy, None, ["4?"], "prod", 1, KEY) for _ in range(6)]  # methods x budgets
+    assert stub.listed == 1 and {state.greedy.client for state in explorers} == {policy.client}
     stub.script = [(200, answer("7")), (200, answer("7"))]
     ((node,),) = explorers[0].write([Node(0)], 1, "end")
     explorers[0].write([Node(0)], 1, "end", policy=explorers[0].greedy)

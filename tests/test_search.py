@@ -22,7 +22,7 @@ from prm_jax.evals import search as evals_search
 from prm_jax.evals.search import search_all, solved_by
 from prm_jax.generate import search
 from prm_jax.generate.sampling import Sampling
-from prm_jax.generate.search import METHODS, Explorer, Options, beam, mcts, plan, visit
+from prm_jax.generate.search import METHODS, Options, SearchState, beam, mcts, mctx_step, plan
 from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
 from prm_jax.scorers import CheckerScorer, NoisyChecker
@@ -129,13 +129,13 @@ def problems_of(n):
 
 
 def explore(scorer, problems, policy=None, how="prod"):
-    return Explorer(policy or Solver(), scorer, problems, how, 20, KEY)
+    return SearchState(policy or Solver(), scorer, problems, how, 20, KEY)
 
 
-def solved(explorer):
+def solved(state):
     """Of each problem, whether its best finished solution is right."""
-    best = [max(explorer.finished(p), key=lambda x: x.value) for p in range(len(explorer.problems))]
-    return np.array([float(tasks.task_of(q).solved(q, x.steps)) for q, x in zip(explorer.problems, best, strict=True)])
+    best = [max(state.finished(p), key=lambda x: x.value) for p in range(len(state.problems))]
+    return np.array([float(tasks.task_of(q).solved(q, x.steps)) for q, x in zip(state.problems, best, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -151,25 +151,25 @@ def alone():
 
 def run(scorer, alone, method, samples, stop_at=None, rule="puct"):
     problems, _, per_solution = alone
-    explorer, options = explore(scorer, problems), dataclasses.replace(OPTIONS, rule=rule, stop_at=stop_at)
-    search.search(explorer, method, samples * per_solution, per_solution, options)
-    return explorer
+    state, options = explore(scorer, problems), dataclasses.replace(OPTIONS, rule=rule, stop_at=stop_at)
+    search.search(state, method, samples * per_solution, per_solution, options)
+    return state
 
 
 @pytest.mark.parametrize("method", ["beam", "dvts", "lookahead", "vgs", "mcts"])
 def test_with_the_exact_checker_search_solves_what_64_samples_solve_within_the_tokens_of_8(alone, method):
-    explorer = run(CheckerScorer(tasks.step_labels), alone, method, 8, stop_at=0.99)
-    assert solved(explorer).mean() >= alone[1].max(1).mean() - 0.01
-    assert explorer.tokens_P.mean() <= 8 * alone[2]
+    state = run(CheckerScorer(tasks.step_labels), alone, method, 8, stop_at=0.99)
+    assert solved(state).mean() >= alone[1].max(1).mean() - 0.01
+    assert state.tokens_P.mean() <= 8 * alone[2]
 
 
 @pytest.mark.parametrize("method,rule", [*((name, "puct") for name in METHODS), ("mcts", "gumbel")])
 def test_a_random_scorer_changes_nothing(alone, method, rule):
     """A method that were better or worse than one sample would have a bias of its own."""
-    explorer = run(Ignorant(), alone, method, 8, rule=rule)
-    low, high = stats.mean_interval((solved(explorer) - alone[1].mean(1))[:, None], level=0.999)
+    state = run(Ignorant(), alone, method, 8, rule=rule)
+    low, high = stats.mean_interval((solved(state) - alone[1].mean(1))[:, None], level=0.999)
     assert low[0] <= 0 <= high[0]
-    assert 0.98 <= explorer.tokens_P.mean() / (8 * alone[2]) <= 1.03
+    assert 0.98 <= state.tokens_P.mean() / (8 * alone[2]) <= 1.03
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -178,9 +178,9 @@ def test_every_method_spends_its_budget(alone, method):
     problems = alone[0][:80]
     per_solution = search.tokens_per_solution(Solver(), problems, KEY)
     for budget in (60, 240):
-        explorer = explore(CheckerScorer(tasks.step_labels), problems)
-        search.search(explorer, method, budget, per_solution, OPTIONS)
-        assert 0.98 <= explorer.tokens_P.mean() / budget <= 1.02, budget
+        state = explore(CheckerScorer(tasks.step_labels), problems)
+        search.search(state, method, budget, per_solution, OPTIONS)
+        assert 0.98 <= state.tokens_P.mean() / budget <= 1.02, budget
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -188,12 +188,12 @@ def test_a_problem_is_searched_alike_alone_and_among_others_and_no_text_is_score
     problems, arguments = problems_of(6), plan(method, 200, 40, OPTIONS)
     scorer = Counting(CheckerScorer(tasks.step_labels))
     among = explore(scorer, problems)
-    METHODS[method](among, range(6), **arguments)
+    METHODS[method].run(among, range(6), **arguments)
     texts = [row for asked in scorer.asked for row in asked]
     assert len(texts) == len(set(texts)) > 15
     for p in (0, 5):
         alone = explore(CheckerScorer(tasks.step_labels), problems)
-        METHODS[method](alone, [p], **arguments)
+        METHODS[method].run(alone, [p], **arguments)
         assert [(x.steps, x.value) for x in alone.nodes[p]] == [(x.steps, x.value) for x in among.nodes[p]]
         assert alone.tokens_P[p] == among.tokens_P[p] == alone.tokens_P.sum()
 
@@ -208,49 +208,44 @@ def texts(nodes):
 
 def test_a_beam_keeps_the_best_of_all_and_of_each_group():
     scorer = Table(LOGITS)
-    explorer = explore(scorer, ["?"], Scripted(SCRIPT), "last")
-    beam(explorer, [0], width=2, branch=2)
-    assert texts(explorer.nodes[0]) == ["a", "b", "be", "bf", "bfG", "bfH"]
-    assert explorer.tokens_P[0] == 6
+    state = explore(scorer, ["?"], Scripted(SCRIPT), "last")
+    beam(state, [0], width=2, branch=2)
+    assert texts(state.nodes[0]) == ["a", "b", "be", "bf", "bfG", "bfH"]
+    assert state.tokens_P[0] == 6
     assert [len(rows) for rows in scorer.asked] == [2, 2, 2]
-    explorer = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
-    beam(explorer, [0], width=4, branch=2)  # a and b come twice; two of the four are kept, both b
-    assert texts(explorer.nodes[0])[4:8] == ["be", "bf", "be", "bf"]
-    explorer = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
-    beam(explorer, [0], width=4, branch=2, groups=2)  # each group of its own: b of a and b in both
-    assert texts(explorer.nodes[0]) == ["a", "b", "a", "b", *["be", "bf"] * 2, *["bfG", "bfH"] * 2]
+    state = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
+    beam(state, [0], width=4, branch=2)  # a and b come twice; two of the four are kept, both b
+    assert texts(state.nodes[0])[4:8] == ["be", "bf", "be", "bf"]
+    state = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
+    beam(state, [0], width=4, branch=2, groups=2)  # each group of its own: b of a and b in both
+    assert texts(state.nodes[0]) == ["a", "b", "a", "b", *["be", "bf"] * 2, *["bfG", "bfH"] * 2]
 
 
 def test_lookahead_chooses_by_what_follows_and_pays_for_it():
     """Greedy play goes a, c (5) and b, e (0): a is better two steps on, though b scores higher."""
     scorer = Table(LOGITS)
-    explorer = explore(scorer, ["?"], Scripted(SCRIPT), "last")
-    beam(explorer, [0], width=2, branch=2, ahead=1)
-    assert texts(explorer.nodes[0]) == ["a", "b", "ac", "ad", "acG", "acH"]
-    assert explorer.nodes[0][0].value == pytest.approx(
+    state = explore(scorer, ["?"], Scripted(SCRIPT), "last")
+    beam(state, [0], width=2, branch=2, ahead=1)
+    assert texts(state.nodes[0]) == ["a", "b", "ac", "ad", "acG", "acH"]
+    assert state.nodes[0][0].value == pytest.approx(
         math.log(1 / (1 + math.exp(-1)))
     )  # its own score, not the later one
-    assert explorer.tokens_P[0] == 6 + 2 + 2
+    assert state.tokens_P[0] == 6 + 2 + 2
 
 
 def test_blocks_are_rounded_up_to_steps():
-    explorer = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
-    beam(explorer, [0], width=2, branch=2, block=2)
-    assert texts(explorer.nodes[0]) == [
-        "ac",
-        "be",
-        "acG",
-        "acH",
-    ]  # a second step is sampled once: the first of its texts
+    state = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
+    beam(state, [0], width=2, branch=2, block=2)
+    assert texts(state.nodes[0]) == ["ac", "be", "acG", "acH"]  # a second step is sampled once: the first of its texts
 
 
 def test_a_tree_search_finds_what_is_hidden_behind_a_poor_step():
     script = {"": "ab", "a": "CD", "b": "EF"}
     logits = {"a": 1, "b": 0, "aC": -4, "aD": -4, "bE": 6, "bF": -4}
-    explorer = explore(Table(logits), ["?"], Scripted(script), "last")
-    explorer.budget = math.inf
-    mcts(explorer, [0], simulations=6, branch=2)
-    assert max(explorer.finished(0), key=lambda x: x.value).steps == ("b", "E")
+    state = explore(Table(logits), ["?"], Scripted(script), "last")
+    state.budget = math.inf
+    mcts(state, [0], simulations=6, branch=2)
+    assert max(state.finished(0), key=lambda x: x.value).steps == ("b", "E")
     greedy = explore(Table(logits), ["?"], Scripted(script), "last")
     beam(greedy, [0], width=2, branch=2)
     assert max(greedy.finished(0), key=lambda x: x.value).steps[0] == "a"
@@ -294,10 +289,12 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
     tree, state_PN = None, np.zeros((P, simulations + 1), int)
     for at in range(simulations):
         nothing = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
-        seen = visit(root, tree, at, nothing, KEY, rule=rule, simulations=simulations)
+        seen = mctx_step(root, tree, at, nothing, KEY, rule=rule, simulations=simulations)
         parent_P, action_P = np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1])
         state_PN[:, at + 1] = 3 * state_PN[np.arange(P), parent_P] + 1 + action_P
-        tree = visit(root, tree, at, output(jnp.asarray(state_PN[:, at + 1])), KEY, rule=rule, simulations=simulations)
+        tree = mctx_step(
+            root, tree, at, output(jnp.asarray(state_PN[:, at + 1])), KEY, rule=rule, simulations=simulations
+        )
     for name in ("parents", "action_from_parent", "children_visits"):
         assert np.array_equal(getattr(tree, name), getattr(whole, name)), name
     np.testing.assert_allclose(tree.node_values, whole.node_values, rtol=1e-6)
@@ -317,15 +314,15 @@ def test_a_budget_becomes_widths_and_simulations():
 
 def test_what_a_search_leaves_is_spent_by_another_and_by_whole_solutions():
     """A beam of 2 takes 6 tokens here, a whole solution 2 or 3 (whose mean is called 2.5)."""
-    explorer, options = (
+    state, options = (
         explore(Table(LOGITS), ["?", "?"], Scripted(SCRIPT), "last"),
         dataclasses.replace(OPTIONS, branch=2),
     )
-    search.search(explorer, "beam", 13.0, 2.5, options)
-    assert 12 <= explorer.tokens_P.mean() <= 13
-    explorer = explore(Table({k: v - 9 * (k > "b") for k, v in LOGITS.items()}), ["?", "?"], Scripted(SCRIPT), "last")
-    search.search(explorer, "beam", 13.0, 2.5, dataclasses.replace(options, stop_at=0.9))
-    assert explorer.tokens_P.tolist() == [12, 12]  # neither is solved surely, and four searches are paid for
+    search.search(state, "beam", 13.0, 2.5, options)
+    assert 12 <= state.tokens_P.mean() <= 13
+    state = explore(Table({k: v - 9 * (k > "b") for k, v in LOGITS.items()}), ["?", "?"], Scripted(SCRIPT), "last")
+    search.search(state, "beam", 13.0, 2.5, dataclasses.replace(options, stop_at=0.9))
+    assert state.tokens_P.tolist() == [12, 12]  # neither is solved surely, and four searches are paid for
 
 
 def test_what_is_cut_never_wins_and_what_is_open_is_completed():
@@ -334,15 +331,15 @@ def test_what_is_cut_never_wins_and_what_is_open_is_completed():
             ended = super().go_on(steps, j, stop)
             return dataclasses.replace(ended, ended="length") if steps[:1] == ("b",) or j == 1 and not steps else ended
 
-    explorer = explore(Table(LOGITS), ["?", "?"], Cut(SCRIPT), "last")
-    explorer.max_steps = 1
-    beam(explorer, [0], width=2, branch=2)
-    assert texts(explorer.nodes[0]) == ["a", "b"] and not explorer.finished(0)
-    explorer.complete([0, 1])  # b, which scores higher, is cut; the second problem was not searched at all
-    assert texts(explorer.finished(0)) == ["acG"] == texts(explorer.finished(1))
+    state = explore(Table(LOGITS), ["?", "?"], Cut(SCRIPT), "last")
+    state.max_steps = 1
+    beam(state, [0], width=2, branch=2)
+    assert texts(state.nodes[0]) == ["a", "b"] and not state.finished(0)
+    state.finish_unsolved([0, 1])  # b, which scores higher, is cut; the second problem was not searched at all
+    assert texts(state.finished(0)) == ["acG"] == texts(state.finished(1))
     broken = explore(Table(LOGITS), ["?"], Cut({"": "bb", **{k: v for k, v in SCRIPT.items() if k}}), "last")
     beam(broken, [0], width=1, branch=1)
-    broken.complete([0])
+    broken.finish_unsolved([0])
     (problem,) = broken.pool(["x"], [None], "search")
     assert [c.finished for c in problem.candidates] == [False]
 

@@ -38,8 +38,8 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
 
         def seconds(batch, key=key, method=method, arguments=arguments):
             start, texts = time.perf_counter(), [problems[p] for p in batch]
-            explorer = search.Explorer(policy, verifier, texts, "last", 40, jax.random.key(next(key)))
-            search.METHODS[method](explorer, range(len(texts)), branch=4, **arguments)
+            state = search.SearchState(policy, verifier, texts, "last", 40, jax.random.key(next(key)))
+            search.METHODS[method].run(state, range(len(texts)), branch=4, **arguments)
             return time.perf_counter() - start
 
         every, some = range(len(problems)), range(s.singles)

@@ -170,19 +170,19 @@ def search_once(
         return run_folder.read_json(done), read_pool(file)
     questions, start = arena.questions, time.perf_counter()
     before = getattr(scorer, "stats", None) and scorer.stats.computed
-    explorer = search.Explorer(
+    state = search.SearchState(
         arena.policy, scorer, [q.problem for q in questions], how, cfg.max_steps, jax.random.key(setup.cfg.seed)
     )
-    search.search(explorer, method, budget, per_solution, cfg)
+    search.search(state, method, budget, per_solution, cfg)
     about = {
-        "policy_tokens": float(explorer.tokens_P.mean()),
-        "policy_tokens_05_95": np.quantile(explorer.tokens_P, [0.05, 0.95]).tolist(),  # over problems
+        "policy_tokens": float(state.tokens_P.mean()),
+        "policy_tokens_05_95": np.quantile(state.tokens_P, [0.05, 0.95]).tolist(),  # over problems
         "verifier_tokens": None if before is None else (scorer.stats.computed - before) / len(questions),
         "seconds": time.perf_counter() - start,
-        "finished": float(np.mean([len(explorer.finished(p)) for p in range(len(questions))])),
-        "unfinished_problems": int((~explorer.has_finished_P).sum()),
+        "finished": float(np.mean([len(state.finished(p)) for p in range(len(questions))])),
+        "unfinished_problems": int((~state.has_finished_P).sum()),
     }
-    pool = explorer.pool([q.id for q in questions], [q.answer for q in questions], "search")
+    pool = state.pool([q.id for q in questions], [q.answer for q in questions], "search")
     pool = [arena.grade(problem) for problem in pool]
     write_pool(file, pool)
     run_folder.write_json(done, about)
