@@ -34,6 +34,7 @@ from prm_jax.data.packing import (
 )
 from prm_jax.data.splits import Data, Mixture, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
+from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
@@ -42,7 +43,7 @@ from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_f
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
-from prm_jax.model import HEADS, PRM, cast_backbone
+from prm_jax.model import PRM, cast_backbone
 from prm_jax.training import (
     LossConfig,
     OptimizerConfig,

@@ -1,4 +1,4 @@
-"""A decoder-only transformer of FAMILIES, the heads that read it at step ends, and its KV cache.
+"""A decoder-only transformer of FAMILIES, its step head and its KV cache.
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V vocabulary,
 T step ends, C head outputs, E experts; I layers, the leading axis of all parameters of the blocks; S keys that a query may
@@ -6,7 +6,6 @@ see: the row's own L tokens, or the slots of a cache; n tokens of all rows toget
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -17,7 +16,8 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.attention import attend
-from prm_jax.kernels.cpu import add_bias, by_token, matmul
+from prm_jax.heads import HEADS
+from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul
 from prm_jax.kernels.experts import mixture
 from prm_jax.kernels.mask import soft_cap
 from prm_jax.kernels.remat import remat, save_for_backward
@@ -28,45 +28,6 @@ from prm_jax.rope import RopeScaling, rotate, rotations
 # model_type of a config.json
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
 ALWAYS = 1 << 30  # last place that sees a token of a cache, where all that follow do
-
-
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """A step head: a Linear layer of C outputs, after a Linear layer of D outputs and a ReLU where it is `hidden`."""
-
-    labels: tuple[str, ...]  # what each of the C logits is of, as in `id2label` of a config.json
-    log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good
-    hidden: bool = False
-    rates: bool = False  # its classes are the human ratings -1, 0, +1
-
-    @property
-    def outputs(self) -> int:
-        return len(self.labels)
-
-    @property
-    def layer(self) -> str:
-        """Name of the last Linear layer in Hugging Face files."""
-        return "score.2" if self.hidden else "score"
-
-
-def ternary_log_odds(z_BTC):
-    return jax.nn.logsumexp(z_BTC[..., 1:], -1) - z_BTC[..., 0]
-
-
-HEADS = {
-    "scalar": Head(("good",), lambda z_BTC: z_BTC[..., 0]),
-    # Class 1 is good, as in TRL and in Qwen2.5-Math-PRM.
-    "binary": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0]),
-    "mlp": Head(("bad", "good"), lambda z_BTC: z_BTC[..., 1] - z_BTC[..., 0], hidden=True),
-    "mlp_scalar": Head(("good",), lambda z_BTC: z_BTC[..., 0], hidden=True),  # Qwen2.5-Math-RM
-    # Neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
-    "ternary": Head(("bad", "neutral", "good"), ternary_log_odds, rates=True),
-}
-
-
-def good_logit(logit_BTC, head: str):
-    """The step head's C logits as one: the log-odds that the step is good, logit_BT."""
-    return HEADS[head].log_odds(logit_BTC)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +46,9 @@ class ModelConfig:
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
     family: str = "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
-    positions: int = 32_768  # longest row that the model was made for (max_position_embeddings); only exports say it
+    max_positions: int = (
+        32_768  # longest row that the model was made for (max_position_embeddings); only exports say it
+    )
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3: queries and keys are normed, head by head, before the rotation
@@ -93,17 +56,17 @@ class ModelConfig:
     sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
     rope_scaling: RopeScaling | None = None
     activation: Literal["silu", "gelu"] = "silu"  # of the gate; gelu: its tanh form (Gemma)
-    out_norms: bool = False  # Gemma: what attention and the gated layer give is normed before it is added
+    post_norms: bool = False  # Gemma: what attention and the gated layer give is normed before it is added
     embed_scale: float = 1.0  # Gemma multiplies embeddings and queries, Granite also what a block adds and logits
     residual_scale: float = 1.0
     query_scale: float = 1.0  # beside K^-1/2
     logit_scale: float = 1.0  # of the vocabulary logits
-    score_cap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
-    logit_cap: float | None = None  # and so are the vocabulary logits
-    near_theta: float | None = None  # Gemma 3: rope_theta of the layers that slide, unscaled; None: that of all
+    attn_logit_softcap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
+    final_logit_softcap: float | None = None  # and so are the vocabulary logits
+    local_rope_theta: float | None = None  # Gemma 3: rope_theta of the layers that slide, unscaled; None: that of all
     experts: int = 0  # Qwen3-MoE: E gated layers in place of one (kernels/experts.py),
-    experts_taken: int = 0  # of which each token takes so many
-    shares_to_one: bool = False  # the taken experts' weights sum to 1
+    experts_per_token: int = 0  # of which each token takes so many
+    norm_topk_prob: bool = False  # the taken experts' weights sum to 1
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
     head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
@@ -114,18 +77,18 @@ class ModelConfig:
         assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
         assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
-        for name in ("window", "score_cap", "logit_cap"):
+        for name in ("window", "attn_logit_softcap", "final_logit_softcap"):
             found = getattr(self, name)
             assert found is None or found > 0, f"{name}: got {found}, expected above 0"
         layers = len(self.sliding or range(self.layers))
         assert layers == self.layers, f"layer_types: has {layers} layers, expected {self.layers}"
-        E, taken = self.experts, self.experts_taken
+        E, taken = self.experts, self.experts_per_token
         assert min(1, E) <= taken <= E, f"num_experts_per_tok: got {taken}, expected 1 to {E}"
         assert not (E and self.mlp_bias), "mlp_bias: experts have none"
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
 
 
-@by_token
+@flatten_tokens
 def linear(x_nD, w_DF, b_F=None, dtype=None):
     """x @ w (+ b), computed in the dtype of x; the result is in `dtype`, or in that of x."""
     y_nF = w_DF(x_nD) if isinstance(w_DF, LowRank) else matmul(x_nD, w_DF[...].astype(x_nD.dtype), dtype)
@@ -134,13 +97,13 @@ def linear(x_nD, w_DF, b_F=None, dtype=None):
     return save_for_backward(y_nF, "linear")
 
 
-@by_token
+@flatten_tokens
 def exact_linear(x_nD, w_DF, b_F):
     """x @ w + b in float32, on an accelerator too, which else rounds the factors."""
     return jnp.matmul(x_nD, w_DF[...], precision=jax.lax.Precision.HIGHEST) + b_F[...]
 
 
-@by_token
+@flatten_tokens
 def rms_norm(x_nD, gain_D, eps):
     """Root-mean-square norm in float32, returned in the dtype of x."""
     x32_nD = x_nD.astype(jnp.float32)
@@ -148,7 +111,12 @@ def rms_norm(x_nD, gain_D, eps):
     return (x32_nD * scale_n1 * gain_D[...]).astype(x_nD.dtype)
 
 
-@by_token
+def norm(x, gain, cfg: ModelConfig):
+    """x normed as every block and the output do, over its last axis; x itself where there is no gain."""
+    return x if gain is None else rms_norm(x, gain, cfg.norm_eps)
+
+
+@flatten_tokens
 def gated(gate_nF, up_nF, activation: str):
     """activation(gate) * up in float32, returned in their dtype: SwiGLU, GeGLU (Shazeer 2020)."""
     f = {"silu": jax.nn.silu, "gelu": jax.nn.gelu}[activation]
@@ -184,7 +152,7 @@ class Cache(NamedTuple):
         return Cache(layers, visible_until_BS, self.length)
 
 
-def fill(old_BSx, new_BLx, slot, axis: int):
+def write_slots(old_BSx, new_BLx, slot, axis: int):
     """The old entries with the new ones from this slot of `axis` on."""
     return jax.lax.dynamic_update_slice_in_dim(old_BSx, new_BLx, slot, axis)
 
@@ -197,7 +165,8 @@ def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
     )
 
 
-def normal(rngs, shape, scale):
+def init_normal(rngs, shape, scale):
+    """A parameter drawn from a normal distribution of standard deviation `scale`."""
     return nnx.Param(rngs.params.normal(shape) * scale)
 
 
@@ -214,26 +183,26 @@ class Block(nnx.Module):
         each = (cfg.experts,) if cfg.experts else ()
         self.cfg = cfg
         self.norm_attn = nnx.Param(jnp.ones(D))
-        self.w_q = normal(rngs, (D, H * K), D**-0.5)
-        self.w_k = normal(rngs, (D, G * K), D**-0.5)
-        self.w_v = normal(rngs, (D, G * K), D**-0.5)
+        self.w_q = init_normal(rngs, (D, H * K), D**-0.5)
+        self.w_k = init_normal(rngs, (D, G * K), D**-0.5)
+        self.w_v = init_normal(rngs, (D, G * K), D**-0.5)
         self.b_q = nnx.Param(jnp.zeros(H * K)) if cfg.qkv_bias else None
         self.b_k = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
         self.b_v = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
         self.norm_q = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
         self.norm_k = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
-        self.w_o = normal(rngs, (H * K, D), (H * K) ** -0.5)
+        self.w_o = init_normal(rngs, (H * K, D), (H * K) ** -0.5)
         self.b_o = nnx.Param(jnp.zeros(D)) if cfg.o_bias else None
-        self.norm_attn_out = nnx.Param(jnp.ones(D)) if cfg.out_norms else None
+        self.norm_attn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
         self.norm_ffn = nnx.Param(jnp.ones(D))
-        self.w_router = normal(rngs, (D, cfg.experts), D**-0.5) if cfg.experts else None
-        self.w_gate = normal(rngs, (*each, D, F), D**-0.5)
-        self.w_up = normal(rngs, (*each, D, F), D**-0.5)
-        self.w_down = normal(rngs, (*each, F, D), F**-0.5)
+        self.w_router = init_normal(rngs, (D, cfg.experts), D**-0.5) if cfg.experts else None
+        self.w_gate = init_normal(rngs, (*each, D, F), D**-0.5)
+        self.w_up = init_normal(rngs, (*each, D, F), D**-0.5)
+        self.w_down = init_normal(rngs, (*each, F, D), F**-0.5)
         self.b_gate = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
-        self.norm_ffn_out = nnx.Param(jnp.ones(D)) if cfg.out_norms else None
+        self.norm_ffn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
 
     def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
         """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens.
@@ -242,35 +211,34 @@ class Block(nnx.Module):
         """
         cfg = self.cfg
         heads = lambda y_BLx: y_BLx.reshape(*y_BLx.shape[:2], -1, cfg.head_dim)
-        norm = lambda y, gain: y if gain is None else rms_norm(y, gain, cfg.norm_eps)
-        h_BLD = norm(x_BLD, self.norm_attn)
-        q_BLHK = norm(heads(linear(h_BLD, self.w_q, self.b_q)), self.norm_q)
-        k_BLGK = norm(heads(linear(h_BLD, self.w_k, self.b_k)), self.norm_k)
+        h_BLD = norm(x_BLD, self.norm_attn, cfg)
+        q_BLHK = norm(heads(linear(h_BLD, self.w_q, self.b_q)), self.norm_q, cfg)
+        k_BLGK = norm(heads(linear(h_BLD, self.w_k, self.b_k)), self.norm_k, cfg)
         v_BLGK = heads(linear(h_BLD, self.w_v, self.b_v))
         q_BLHK, k_BLGK = rotate(q_BLHK, *rope), rotate(k_BLGK, *rope)
         if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
         k_BSGK, v_BSGK = k_BLGK, v_BLGK
         if past is not None:
-            k_BGKS = fill(past[0], k_BLGK.transpose(0, 2, 3, 1), slot_BL[0, 0], axis=3)
-            v_BGSK = fill(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
+            k_BGKS = write_slots(past[0], k_BLGK.transpose(0, 2, 3, 1), slot_BL[0, 0], axis=3)
+            v_BGSK = write_slots(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
-        own_attend = partial(attend, cap=cfg.score_cap)
+        own_attend = partial(attend, cap=cfg.attn_logit_softcap)
         o_BLHK = shard_heads(own_attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
         h_BLD = linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
-        x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out)
+        x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out, cfg)
 
         def ffn(h_nD, dot):
             h_nF = gated(dot(h_nD, self.w_gate, self.b_gate), dot(h_nD, self.w_up, self.b_up), cfg.activation)
             return dot(h_nF, self.w_down, self.b_down)
 
-        h_BLD = norm(x_BLD, self.norm_ffn)
+        h_BLD = norm(x_BLD, self.norm_ffn, cfg)
         if cfg.experts:
             logit_BLE = linear(h_BLD, self.w_router)
-            h_BLD = mixture(h_BLD, logit_BLE, cfg.experts_taken, cfg.shares_to_one, ffn)
+            h_BLD = mixture(h_BLD, logit_BLE, cfg.experts_per_token, cfg.norm_topk_prob, ffn)
         else:
             h_BLD = ffn(h_BLD, linear)
-        return x_BLD + cfg.residual_scale * norm(h_BLD, self.norm_ffn_out), past
+        return x_BLD + cfg.residual_scale * norm(h_BLD, self.norm_ffn_out, cfg), past
 
 
 class PRM(nnx.Module):
@@ -278,14 +246,14 @@ class PRM(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
         self.cfg = cfg
-        self.embed = normal(rngs, (cfg.vocab, cfg.dim), 0.02)
+        self.embed = init_normal(rngs, (cfg.vocab, cfg.dim), 0.02)
         self.blocks = jax.vmap(lambda r: Block(cfg, rngs=r))(rngs.split(cfg.layers))
         self.norm_out = nnx.Param(jnp.ones(cfg.dim))
-        self.unembed = normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
+        self.unembed = init_normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
         head, scale = HEADS.get(cfg.head), lambda key: head_scale(key, cfg.dim)
-        self.w_mlp_head = normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if head and head.hidden else None
+        self.w_mlp_head = init_normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if head and head.hidden else None
         self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim)) if head and head.hidden else None
-        self.w_head = normal(rngs, (cfg.dim, head.outputs), scale("w_head")) if head else None
+        self.w_head = init_normal(rngs, (cfg.dim, head.outputs), scale("w_head")) if head else None
         self.b_head = nnx.Param(jnp.zeros(head.outputs)) if head else None
 
     def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None):
@@ -300,21 +268,22 @@ class PRM(nnx.Module):
         if cache is not None:
             L, at = ids_BL.shape[1], cache.length
             end, slot_BL = at + L, jnp.broadcast_to(at + jnp.arange(L), ids_BL.shape)
-            visible_until_BS = fill(cache.visible_until_BS, visible_until_BL, at, axis=1)
+            visible_until_BS = write_slots(cache.visible_until_BS, visible_until_BL, at, axis=1)
             x_BLD = jnp.where(end <= visible_until_BS.shape[1], x_BLD, jnp.nan)  # no slots are left
-        near_BS = visible_until_BS
+        local_BS = visible_until_BS
         if cfg.window is not None:
-            near_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
-        rope = near_rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
-        if cfg.near_theta is not None:
-            near_rope = rotations(pos_BL, cfg.head_dim, cfg.near_theta, None)
-        near, far = (near_rope, near_BS), (rope, visible_until_BS)
+            local_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
+        rope = local_rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
+        if cfg.local_rope_theta is not None:
+            local_rope = rotations(pos_BL, cfg.head_dim, cfg.local_rope_theta, None)
+        sees_window, sees_all = (local_rope, local_BS), (rope, visible_until_BS)
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
-            # What differs is kept for the backward pass once a layer.
+            # What is the same for both kinds is not selected: a selection is kept for the backward pass once a layer.
             choose = lambda x, y: x if x is y else jnp.where(is_sliding, x, y)
-            x_BLD, past = block(x_BLD, *jax.tree.map(choose, near, far), slot_BL, past)
+            layer_rope, layer_visible_BS = jax.tree.map(choose, sees_window, sees_all)
+            x_BLD, past = block(x_BLD, layer_rope, layer_visible_BS, slot_BL, past)
             return constrain_rows(x_BLD), past
 
         slides_I = np.array(cfg.sliding or [cfg.window is not None] * cfg.layers)
@@ -328,7 +297,7 @@ class PRM(nnx.Module):
             cache = Cache(tuple(layers), visible_until_BS, end)
         if step_end_BT is not None:
             x_BLD = at_step_ends(x_BLD, step_end_BT)
-        x_BLD = rms_norm(x_BLD, self.norm_out, cfg.norm_eps)
+        x_BLD = norm(x_BLD, self.norm_out, cfg)
         return x_BLD if cache is None else (x_BLD, cache)
 
     def layers(self) -> list[Block]:
@@ -349,7 +318,7 @@ class PRM(nnx.Module):
     def vocab_logits(self, x_BLD):
         """Next-token logits, float32 logit_BLV: products of the compute dtype, summed in float32 and not rounded."""
         w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
-        return soft_cap(self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.logit_cap)
+        return soft_cap(self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.final_logit_softcap)
 
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each following token in nats, logp_BL; the last of a row has none and is meaningless.

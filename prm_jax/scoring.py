@@ -19,11 +19,12 @@ from prm_jax import InputError
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.units import UNITS
+from prm_jax.heads import good_logit
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
-from prm_jax.model import PRM, good_logit
+from prm_jax.model import PRM
 from prm_jax.protocols import Rows
 
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes

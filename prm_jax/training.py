@@ -16,10 +16,11 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.data.examples import Example
 from prm_jax.data.packing import layout_batch, plan_rows
+from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, path_names, replicate, shard_batch
 from prm_jax.losses import STEP_LOSSES, implicit_logit, next_token_loss
-from prm_jax.model import HEADS, PRM, at_step_ends
+from prm_jax.model import PRM, at_step_ends
 
 
 @dataclasses.dataclass(frozen=True)

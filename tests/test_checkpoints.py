@@ -16,7 +16,7 @@ from prm_jax.checkpoints import export, hf, orbax
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.orbax import Checkpoints, load_run
 from prm_jax.data.formats import Format, read_format, train_tokenizer
-from prm_jax.model import PRM
+from prm_jax.model import PRM, ModelConfig
 from prm_jax.training import make_optimizer
 
 ROWS = [("7 + 5", ("12", "so 12"))]
@@ -132,18 +132,37 @@ def test_the_model_that_was_trained_is_the_one_that_is_loaded(tmp_path, changes)
         hf.save(tmp_path / "out", loaded.model, loaded.tokenizer)
 
 
+def test_a_structure_has_the_hash_that_earlier_versions_gave_it():
+    """Literal hashes of 369834c: fields renamed since, and fields at their defaults, change none."""
+    gemma = {"window": 4, "sliding": (True, False), "local_rope_theta": 5e3, "post_norms": True, "max_positions": 99}
+    gemma |= {"attn_logit_softcap": 50.0, "final_logit_softcap": 30.0}
+    for fields, expected in (({}, "e6bd2743374d0515"), (gemma, "b60c3e7ebf4cdc0d")):
+        model = PRM(dataclasses.replace(TINY, **fields), rngs=nnx.Rngs(0))
+        assert orbax.structure_hash(model).startswith(expected)
+
+
+def test_a_new_field_of_the_model_leaves_earlier_runs_readable(tmp_path, monkeypatch):
+    run_folder(tmp_path, 2)
+    fields = [("norm", str, "rms")]
+    wider = dataclasses.make_dataclass("ModelConfig", fields, bases=(ModelConfig,), frozen=True)
+    monkeypatch.setattr(orbax, "ModelConfig", wider)
+    assert load_run(tmp_path, "latest", "float32")[0].cfg.norm == "rms"
+
+
 def test_another_structure_is_refused(tmp_path):
     run_folder(tmp_path, 2)
     path = tmp_path / "model" / "model_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in config.items() if k not in orbax.LATER}))  # of an earlier run
-    assert load_run(tmp_path, "latest", "float32")[-1] == 2
+    old_names = {orbax.RENAMED.get(name, name): x for name, x in config.items()}
+    for earlier in (old_names, {k: v for k, v in config.items() if k not in orbax.RENAMED}):  # of earlier versions
+        path.write_text(json.dumps(earlier))
+        assert load_run(tmp_path, "latest", "float32")[-1] == 2
     for changed, pattern in (
         (config | {"norm_eps": 1e-5}, "latest/2: its parameters are not those .* written by another version"),
         (config | {"rope_theta": 5e5}, "its parameters are not those"),
         (config | {"dim": 64}, "its parameters are not those"),
         (config | {"parallel": True}, "model_config.json: parallel: unknown key.*: written by another version"),
-        ({k: v for k, v in config.items() if k != "window"}, "model_config.json: window: missing key: written by"),
+        ({k: v for k, v in config.items() if k != "vocab"}, "model_config.json: vocab: missing key.*: written by"),
         (config | {"layers": "two"}, "model_config.json: layers: got 'two', expected an integer"),
         (config | {"heads": 3}, "model_config.json: heads: 3 is no multiple"),
     ):

@@ -23,8 +23,9 @@ from prm_jax.checkpoints.hf_tensors import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import VerdictPair
 from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
-from prm_jax.model import ALWAYS, PRM, RopeScaling, at_step_ends, good_logit, make_cache
+from prm_jax.model import ALWAYS, PRM, RopeScaling, at_step_ends, make_cache
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +236,7 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
         assert kind == ("none" if head == "tokens" else head)
         verdicts = (7, 5) if head == "tokens" else None
         cfg = hf_config.model_config(config, head="binary" if verdicts else kind)
-        if verdicts and cfg.logit_cap:  # capped, they are no linear head
+        if verdicts and cfg.final_logit_softcap:  # capped, they are no linear head
             ours = VerdictPair(hf.load(tmp_path, dataclasses.replace(cfg, head="none", lm_head=True)), *verdicts)
         else:
             ours = hf.load(tmp_path, cfg, verdicts=verdicts)
@@ -253,7 +254,7 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
 
 
 def test_two_verdicts_whose_logits_are_capped_are_read_as_such(tmp_path, rng, tokenizer):
-    cfg = dataclasses.replace(TINY, vocab=320, head="none", family="gemma2", logit_cap=0.3, **GEMMA)
+    cfg = dataclasses.replace(TINY, vocab=320, head="none", family="gemma2", final_logit_softcap=0.3, **GEMMA)
     hf.save(tmp_path, PRM(cfg, rngs=nnx.Rngs(0)), tokenizer)
     fmt = Format("said", "\n", head="tokens", good="+", bad="-")
     loaded = open_checkpoint(tmp_path, "best", fmt, "float32")
@@ -300,7 +301,7 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention: got True"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "a field of the wrong type"),
-        ({"model_type": "gemma2", "final_logit_softcapping": -1}, "logit_cap: got -1.0, expected above 0"),
+        ({"model_type": "gemma2", "final_logit_softcapping": -1}, "final_logit_softcap: got -1.0, expected above 0"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic', with which a score depends on the longest"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type: got 'longrope'; expected default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),
@@ -474,9 +475,15 @@ def test_exports_name_a_class_that_exists_and_how_to_serve_it(tokenizer, family,
         assert re.search(said, serving(cfg, 198)) and "token id 198" in serving(cfg, 198)
 
 
-LINEAR = {"rope_scaling": RopeScaling("linear", 8.0), "logit_cap": 20.0, "tied": False, "lm_head": True, "head": "none"}
+LINEAR = {
+    "rope_scaling": RopeScaling("linear", 8.0),
+    "final_logit_softcap": 20.0,
+    "tied": False,
+    "lm_head": True,
+    "head": "none",
+}
 GEMMA = {
-    "qkv_bias": False, "window": 5, "sliding": (True, False), "out_norms": True, "activation": "gelu",
+    "qkv_bias": False, "window": 5, "sliding": (True, False), "post_norms": True, "activation": "gelu",
     "embed_scale": 32**0.5, "query_scale": (8 / 24) ** 0.5,
 }  # fmt: skip
 
@@ -487,11 +494,18 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
         {},
         {"tied": False, "lm_head": True, "head": "none"},
         {"family": "qwen3", "qk_norm": True, "head": "mlp", **no_bias},
-        {"family": "qwen3_moe", "qk_norm": True, "experts": 3, "experts_taken": 2, "shares_to_one": True, **no_bias},
+        {
+            "family": "qwen3_moe",
+            "qk_norm": True,
+            "experts": 3,
+            "experts_per_token": 2,
+            "norm_topk_prob": True,
+            **no_bias,
+        },
         {"family": "llama", "o_bias": True, "mlp_bias": True, "rope_scaling": RopeScaling("llama3", 8.0, 64, 1.0, 4.0)},
         {"rope_scaling": RopeScaling("yarn", 4.0, 64, attention=1.2, truncate=False)},
         {"rope_scaling": RopeScaling("linear", 2.0), "window": 3},
-        {"window": 5, "sliding": (False, True), "positions": 131_072},
+        {"window": 5, "sliding": (False, True), "max_positions": 131_072},
         {"family": "mistral", "window": 7, "head": "ternary", **no_bias},
         {"family": "mistral", "window": None, "head": "binary", **no_bias},
         {"family": "mistral", "window": 5, "sliding": (False, True), **no_bias},
@@ -504,9 +518,9 @@ def test_round_trip_is_exact(tmp_path, tokenizer):
             "logit_scale": 0.125,
             **no_bias,
         },
-        {"family": "gemma2", "score_cap": 50.0, "logit_cap": 30.0, "positions": 8192, **GEMMA},
-        {"family": "gemma3_text", "qk_norm": True, "near_theta": 500.0, **GEMMA},
-        {"family": "gemma3_text", "qk_norm": True, "near_theta": 500.0, **LINEAR, **GEMMA, "sliding": None},
+        {"family": "gemma2", "attn_logit_softcap": 50.0, "final_logit_softcap": 30.0, "max_positions": 8192, **GEMMA},
+        {"family": "gemma3_text", "qk_norm": True, "local_rope_theta": 500.0, **GEMMA},
+        {"family": "gemma3_text", "qk_norm": True, "local_rope_theta": 500.0, **LINEAR, **GEMMA, "sliding": None},
         {"family": "gemma2", "o_bias": True, **GEMMA, "window": None, "sliding": None, "qkv_bias": True},
     ):
         cfg = dataclasses.replace(TINY, **changes)

@@ -71,7 +71,7 @@ def test_only_the_updates_and_the_head_train_and_the_merged_matrices_do_the_same
 
 
 def test_targets_that_no_block_has_are_refused():
-    moe = PRM(dataclasses.replace(TINY, experts=3, experts_taken=1), rngs=nnx.Rngs(0))
+    moe = PRM(dataclasses.replace(TINY, experts=3, experts_per_token=1), rngs=nnx.Rngs(0))
     with pytest.raises(InputError, match="got 'w_up', expected names among"):
         attach(moe, dataclasses.replace(LORA, targets=["w_up"]), 0)
     with pytest.raises(InputError, match="lora.targets: got 'w_z', expected names among .*w_q"):

@@ -10,8 +10,9 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax.attention import SHORT
+from prm_jax.heads import HEADS, good_logit
 from prm_jax.lora import LoraConfig, attach
-from prm_jax.model import ALWAYS, HEADS, PRM, RopeScaling, at_step_ends, for_decoding, good_logit, linear, make_cache
+from prm_jax.model import ALWAYS, PRM, RopeScaling, at_step_ends, for_decoding, linear, make_cache
 
 
 def causal(rng, B, L, vocab=64):

@@ -7,8 +7,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from prm_jax.checkpoints.hf_config import CLASSES, HEADLESS
+from prm_jax.heads import HEADS
 from prm_jax.launch import run_folder
-from prm_jax.model import HEADS, ModelConfig
+from prm_jax.model import ModelConfig
 
 MEANING = {
     "correctness": "the step, and all before it, are right",

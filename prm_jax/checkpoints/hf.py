@@ -20,9 +20,10 @@ from prm_jax.checkpoints.hf_config import GEMMAS, export_config
 from prm_jax.checkpoints.hf_tensors import DTYPES, write_tensors
 from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.data.formats import all_formats
+from prm_jax.heads import HEADS
 from prm_jax.launch.mesh import shardings
 from prm_jax.launch.run_folder import write_json
-from prm_jax.model import HEADS, PRM, ModelConfig, cast_backbone, head_scale
+from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
 
 # our parameter -> (tensor name without the `model.` prefix, stored transposed); {} is the layer, and then the expert
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
@@ -49,7 +50,7 @@ HEAD = {
 
 
 def layer_names(cfg: ModelConfig) -> dict:
-    return EXPERTS if cfg.experts else AROUND if cfg.out_norms else LAYER
+    return EXPERTS if cfg.experts else AROUND if cfg.post_norms else LAYER
 
 
 def places(name: str, cfg: ModelConfig) -> list[tuple]:
@@ -117,7 +118,7 @@ def load(
         heads = {fmt.layer.split(".")[0] for fmt in all_formats()}
         unused = {name for name in unused if name.split(".")[0] not in heads}
     elif verdicts is not None:
-        assert cfg.logit_cap is None, "capped logits of two tokens are no linear head: released.VerdictPair"
+        assert cfg.final_logit_softcap is None, "capped logits of two tokens are no linear head: released.VerdictPair"
     else:
         layer = find_head(tensors, str(folder), cfg.head)[1]
         layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be started

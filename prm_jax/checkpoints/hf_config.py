@@ -9,9 +9,10 @@ from typing import Annotated
 
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of
+from prm_jax.heads import HEADS
 from prm_jax.kernels.remat import REMAT
 from prm_jax.launch.config import Count, Rule, expect, one_of
-from prm_jax.model import FAMILIES, HEADS, ModelConfig, RopeScaling, choose_dtype
+from prm_jax.model import FAMILIES, ModelConfig, RopeScaling, choose_dtype
 
 SIZES = {  # field of ModelConfig -> key of a config.json
     "vocab": "vocab_size",
@@ -20,7 +21,7 @@ SIZES = {  # field of ModelConfig -> key of a config.json
     "heads": "num_attention_heads",
     "ffn": "intermediate_size",
 }
-EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_taken": "num_experts_per_tok"}
+EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
 # What a Gemma's config.json leaves unsaid is as in transformers' classes. Its files hold the gains of norms less 1.
 GEMMA = {
@@ -103,7 +104,7 @@ def shape_of(config: dict, where: str) -> dict:
     expect(named in activation, f"{where}: {key}", named, " or ".join(activation))
     biased = bool(config.get("attention_bias", False)) and family not in ("qwen2", "mistral")
     try:
-        rope, near_theta = rope_settings(config, where)
+        rope, local_rope_theta = rope_settings(config, where)
         most = {"layers": 10_000, "experts": 10_000}
         keys = SIZES | (EXPERTS if family == "qwen3_moe" else {})
         sizes = {field: size(key, most=most.get(field, 10**9)) for field, key in keys.items()}
@@ -113,7 +114,7 @@ def shape_of(config: dict, where: str) -> dict:
             "head_dim": size("head_dim", sizes["dim"] // sizes["heads"]),
             "rope_theta": float(rope.get("rope_theta", config.get("rope_theta", 10_000.0))),
             "rope_scaling": rope_scaling(config, rope, where),
-            "near_theta": near_theta,
+            "local_rope_theta": local_rope_theta,
             "norm_eps": float(need("rms_norm_eps")),
             "qkv_bias": family == "qwen2" or biased,
             "o_bias": biased,
@@ -121,10 +122,10 @@ def shape_of(config: dict, where: str) -> dict:
             "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text"),
             "activation": activation[named],
             "tied": bool(config.get("tie_word_embeddings", False)),
-            "positions": size("max_position_embeddings", ModelConfig.positions),
+            "max_positions": size("max_position_embeddings", ModelConfig.max_positions),
         }
         if family == "qwen3_moe":
-            others["shares_to_one"] = bool(config.get("norm_topk_prob", False))
+            others["norm_topk_prob"] = bool(config.get("norm_topk_prob", False))
             for key in ("mlp_only_layers", "use_sliding_window"):
                 expect(not config.get(key), f"{where}: {key}", config.get(key), "none")
             expect((step := config.get("decoder_sparse_step", 1)) == 1, f"{where}: decoder_sparse_step", step, "1")
@@ -153,11 +154,11 @@ def gemma_fields(config: dict, dim: int, head_dim: int, where: str) -> dict:
     if config["model_type"] == "gemma3_text":  # whose attention in transformers does not read it
         expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
     return {
-        "out_norms": True,
+        "post_norms": True,
         "embed_scale": dim**0.5,
         "query_scale": math.sqrt(head_dim / config["query_pre_attn_scalar"]),
-        "score_cap": cap("attn_logit_softcapping"),
-        "logit_cap": cap("final_logit_softcapping"),
+        "attn_logit_softcap": cap("attn_logit_softcapping"),
+        "final_logit_softcap": cap("final_logit_softcapping"),
     }
 
 
@@ -189,8 +190,8 @@ def rope_settings(config: dict, where: str) -> tuple[dict, float | None]:
     near = rope.get("sliding_attention") or {}
     kind = near.get("rope_type", "default")
     expect(kind == "default", f"{where}: rope_parameters.sliding_attention.rope_type", kind, "'default'")
-    near_theta = float(near.get("rope_theta", config["rope_local_base_freq"]))
-    return (rope.get("full_attention") or {}) | scaling, near_theta
+    local_rope_theta = float(near.get("rope_theta", config["rope_local_base_freq"]))
+    return (rope.get("full_attention") or {}) | scaling, local_rope_theta
 
 
 def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
@@ -304,7 +305,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "attention_bias": cfg.qkv_bias,
         "hidden_activation": ACTIVATIONS[cfg.activation],
         "query_pre_attn_scalar": round(cfg.head_dim / (cfg.query_scale or 1) ** 2),
-        "final_logit_softcapping": cfg.logit_cap,
+        "final_logit_softcapping": cfg.final_logit_softcap,
         "sliding_window": cfg.window,
         "layer_types": kinds,
     }
@@ -314,7 +315,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "qwen3_moe": {key: getattr(cfg, field) for field, key in EXPERTS.items()}
         | {
             "attention_bias": cfg.qkv_bias,
-            "norm_topk_prob": cfg.shares_to_one,
+            "norm_topk_prob": cfg.norm_topk_prob,
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
             "use_sliding_window": False,
@@ -328,13 +329,13 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
             "attention_multiplier": cfg.query_scale * cfg.head_dim**-0.5,
             "logits_scaling": 1 / cfg.logit_scale,
         },
-        "gemma2": gemma | {"attn_logit_softcapping": cfg.score_cap},
+        "gemma2": gemma | {"attn_logit_softcapping": cfg.attn_logit_softcap},
         "gemma3_text": gemma
         | {
-            "rope_local_base_freq": cfg.near_theta,
+            "rope_local_base_freq": cfg.local_rope_theta,
             "rope_parameters": {
                 "full_attention": rope | {"rope_theta": cfg.rope_theta},
-                "sliding_attention": {"rope_type": "default", "rope_theta": cfg.near_theta},
+                "sliding_attention": {"rope_type": "default", "rope_theta": cfg.local_rope_theta},
             },
         },
         # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
@@ -353,7 +354,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "rms_norm_eps": cfg.norm_eps,
         "rope_theta": cfg.rope_theta,
         "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
-        "max_position_embeddings": cfg.positions,
+        "max_position_embeddings": cfg.max_positions,
         "tie_word_embeddings": cfg.tied,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,

@@ -106,7 +106,7 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
         label_kind = notes.get("label_kind", fmt.label_kind)
     keeps_lm = as_lm or fmt.head == "vocabulary"
     cfg = hf_config.model_config(config, where, head=head, lm_head=keeps_lm, dtype=dtype)
-    capped = head == "binary" and ids is not None and cfg.logit_cap is not None
+    capped = head == "binary" and ids is not None and cfg.final_logit_softcap is not None
     cfg = dataclasses.replace(cfg, head="none", lm_head=True) if capped else cfg
     model = hf.load(folder, cfg, dtype=None, verdicts=ids if cfg.head == "binary" else None)
     if capped:

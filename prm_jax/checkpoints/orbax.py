@@ -154,20 +154,26 @@ def newest_whole(folder: Path) -> int | None:
     return chosen["step"]
 
 
-# {field of a ModelConfig that earlier runs do not say: what it was for them}
-LATER = "embed_scale residual_scale query_scale logit_scale activation out_norms score_cap logit_cap near_theta"
-LATER = {name: getattr(ModelConfig, name) for name in [*LATER.split(), "experts", "experts_taken", "shares_to_one"]}
+# The fields of ModelConfig that every version has hashed. Any other counts only where it is not at its default, so that a new
+# field with a default leaves earlier checkpoints readable.
+HASHED = "vocab dim layers heads kv_heads head_dim ffn rope_theta norm_eps qkv_bias tied family o_bias mlp_bias qk_norm window"
+HASHED = {*HASHED.split(), "sliding", "rope_scaling", "lm_head", "head"}
+NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # the same function, or no part of it
+RENAMED = {  # field: what runs before 2026-11-23 call it
+    "local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap",
+    "final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "norm_topk_prob": "shares_to_one",
+    "max_positions": "positions",
+}  # fmt: skip
 
 
 def structure_hash(model) -> str:
     """sha256 of the model's structure: names and shapes of its parameters, and what its configuration makes of them."""
     shapes = sorted((jax.tree_util.keystr(path), x.shape) for path, x in jax.tree.leaves_with_path(nnx.state(model)))
-    fields = dataclasses.asdict(model.cfg)
-    for name in ("dtype", "remat", "head_dropout", "positions"):  # the same function, or no part of it
-        del fields[name]
-    fields = {
-        name: x for name, x in fields.items() if name not in LATER or x != LATER[name]
-    }  # as before there were any
+    counts = [
+        f.name for f in dataclasses.fields(model.cfg) if f.name in HASHED or getattr(model.cfg, f.name) != f.default
+    ]
+    values = dataclasses.asdict(model.cfg)
+    fields = {RENAMED.get(name, name): values[name] for name in counts if name not in NOT_HASHED}
     return hashlib.sha256(json.dumps([shapes, fields], sort_keys=True).encode()).hexdigest()
 
 
@@ -202,16 +208,15 @@ def save_description(folder: Path, cfg: ModelConfig, tokenizer):
 
 
 def load_description(folder: Path) -> ModelConfig:
-    """The ModelConfig that `save_description` wrote: exactly its fields, or InputError."""
+    """The ModelConfig that `save_description` wrote; a field that it lacks is one that came later, at its default."""
     path = folder / MODEL
     if not path.is_file():
         raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
     try:
-        values = LATER | json.loads(path.read_text())
-        if missing := [f.name for f in dataclasses.fields(ModelConfig) if f.name not in values]:
-            raise InputError(f"{missing[0]}: missing key")
+        values = json.loads(path.read_text())
+        values = {new: values.pop(old) for new, old in RENAMED.items() if old in values} | values
         return parse(values, ModelConfig)
-    except (ValueError, TypeError, AssertionError) as error:
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
         raise InputError(f"{path}: {error}: written by another version?") from error
 
 

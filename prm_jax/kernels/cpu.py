@@ -1,6 +1,6 @@
 """What XLA's CPU backend computes fast only if it is written for it: linear layers, attention, functions of single tokens.
 
-`by_token`, `matmul` and `add_bias` are the plain operations on other backends; `one_product` and `tiled` are for CPU alone.
+`flatten_tokens`, `matmul` and `add_bias` are the plain operations on other backends; `one_product` and `tiled` are for CPU alone.
 
 Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G queries
 a group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times the tokens of one row or tile.
@@ -19,7 +19,7 @@ from prm_jax.launch.mesh import features_are_split, platform, sum_over_rows
 TILE = 64  # tokens; a tile's scores stay in a core's cache (measured, with gradient: 128 takes 1.2 x as long)
 
 
-def by_token(f):
+def flatten_tokens(f):
     """f(x_nD, ...) of single tokens, to be called with any leading axes (x_BLD, x_BTD, x_BLHK), which come back.
 
     XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long for

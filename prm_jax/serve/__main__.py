@@ -64,7 +64,7 @@ def open_served(cfg: ServeConfig):
     how = (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
     scorer = open_verifier(name, Opening(*how))
     if isinstance(scorer, ModelScorer):
-        longest = min(cfg.limits.tokens, scorer.model.cfg.positions)
+        longest = min(cfg.limits.tokens, scorer.model.cfg.max_positions)
         scorer = ServedScorer(**vars(scorer), longest=longest)
         compile_usual_shapes(scorer, cfg.aggregator or default_aggregator(scorer))
     return scorer, name

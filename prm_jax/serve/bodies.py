@@ -9,7 +9,7 @@ import numpy as np
 from prm_jax.checkpoints.card import step_tag
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import UNITS, probability
-from prm_jax.model import HEADS
+from prm_jax.heads import HEADS
 from prm_jax.rerank import AGGREGATORS
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.worker import Job, Refused
