@@ -1,6 +1,7 @@
 """Search: methods on problems with known answers, against exact and ignorant verifiers, by hand and against mctx's own loop."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -135,7 +136,7 @@ def explore(scorer, problems, policy=None, how="prod"):
 def solved(state):
     """Of each problem, whether its best finished solution is right."""
     best = [max(state.finished(p), key=lambda x: x.value) for p in range(len(state.problems))]
-    return np.array([float(tasks.task_of(q).solved(q, x.steps)) for q, x in zip(state.problems, best, strict=True)])
+    return np.array([float(chain.solved(q, x.steps)) for q, x in zip(state.problems, best, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +159,7 @@ def run(scorer, alone, method, samples, stop_at=None, rule="puct"):
 
 @pytest.mark.parametrize("method", ["beam", "dvts", "lookahead", "vgs", "mcts"])
 def test_with_the_exact_checker_search_solves_what_64_samples_solve_within_the_tokens_of_8(alone, method):
-    state = run(CheckerScorer(tasks.step_labels), alone, method, 8, stop_at=0.99)
+    state = run(CheckerScorer(functools.partial(tasks.step_labels, chain)), alone, method, 8, stop_at=0.99)
     assert solved(state).mean() >= alone[1].max(1).mean() - 0.01
     assert state.tokens_P.mean() <= 8 * alone[2]
 
@@ -178,7 +179,7 @@ def test_every_method_spends_its_budget(alone, method):
     problems = alone[0][:80]
     per_solution = search.tokens_per_solution(Solver(), problems, KEY)
     for budget in (60, 240):
-        state = explore(CheckerScorer(tasks.step_labels), problems)
+        state = explore(CheckerScorer(functools.partial(tasks.step_labels, chain)), problems)
         search.search(state, method, budget, per_solution, OPTIONS)
         assert 0.98 <= state.tokens_P.mean() / budget <= 1.02, budget
 
@@ -186,13 +187,13 @@ def test_every_method_spends_its_budget(alone, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_problem_is_searched_alike_alone_and_among_others_and_no_text_is_scored_twice(method):
     problems, arguments = problems_of(6), plan(method, 200, 40, OPTIONS)
-    scorer = Counting(CheckerScorer(tasks.step_labels))
+    scorer = Counting(CheckerScorer(functools.partial(tasks.step_labels, chain)))
     among = explore(scorer, problems)
     METHODS[method].run(among, range(6), **arguments)
     texts = [row for asked in scorer.asked for row in asked]
     assert len(texts) == len(set(texts)) > 15
     for p in (0, 5):
-        alone = explore(CheckerScorer(tasks.step_labels), problems)
+        alone = explore(CheckerScorer(functools.partial(tasks.step_labels, chain)), problems)
         METHODS[method].run(alone, [p], **arguments)
         assert [(x.steps, x.value) for x in alone.nodes[p]] == [(x.steps, x.value) for x in among.nodes[p]]
         assert alone.tokens_P[p] == among.tokens_P[p] == alone.tokens_P.sum()

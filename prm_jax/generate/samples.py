@@ -55,7 +55,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
             run_folder.write_json(about, run_folder.read_json(about) | kept)
             for file in (about, drawn):
                 os.replace(file, path.with_name(file.name))
-    graded = lambda: map(tasks.grade, iter_pool(path))
+    graded = lambda: map(functools.partial(tasks.grade, tasks.TASKS[cfg.name]), iter_pool(path))
     right = np.mean([bool(c.finished and c.correct) for p in graded() for c in p.candidates])
     print(f"samples     {len(problems)} problems x {n} of {policy.name}, {right:.3f} right, kept in {path.parent}")
     return graded()
