@@ -36,8 +36,8 @@ def main(cfg):
     mesh = make_mesh(common.mesh, common.batch.rows)
     with run_folder.claimed(folder, cfg, resumes), jax.set_mesh(mesh):
         (folder / "figures").mkdir(exist_ok=True)
-        check_inputs(folder / "inputs.json", cfg)
-        results = task.run(Setup(common, names, cfg.data, folder), task_cfg)
+        files = check_inputs(folder / "inputs.json", cfg)
+        results = task.run(Setup(common, names, cfg.data, folder, files), task_cfg)
     results |= {"task": cfg.task, "seed": common.seed, "overrides": run_folder.overrides_of(folder)}
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # these say it of each
         results["trained"] = trained(names[0])

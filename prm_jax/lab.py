@@ -37,7 +37,8 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
         questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
         # Apart until it is complete: another run may be drawing the same.
         with tempfile.TemporaryDirectory(prefix=name, dir=CACHE) as part:
-            draw_pool(Path(part) / path.name, policy, questions, n, seed, tasks.grade, len(questions))
+            grade = functools.partial(tasks.grade, tasks.TASKS[cfg.name])
+            draw_pool(Path(part) / path.name, policy, questions, n, seed, grade, len(questions))
             path.parent.mkdir(exist_ok=True)
             for file in ("about.json", path.name):
                 os.replace(Path(part) / file, path.with_name(file))

@@ -13,6 +13,7 @@ among the completions (omegaprm.py). So labels are values of the policy as compl
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -27,7 +28,7 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.data import sources
 from prm_jax.data.answers import extract
-from prm_jax.data.grading import Checker
+from prm_jax.data.grading import RULES, Checker
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import grader, steps_of
 from prm_jax.data.rows import append_rows, field_error, read_rows, write_rows
@@ -201,9 +202,9 @@ def tree_rows(solutions: Sequence[Solution], states: dict, paths: Sequence, comp
     The last step has the label 0, since the answer is wrong. `start`: steps of the state that was searched from; `visits`: how
     often each was; q and u: what it was chosen by.
     """
-    rows, labelled = [], set()
+    rows, labelled, first = [], set(), solutions[0]
     for i, path in enumerate(paths):
-        s = Solution(solutions[0].problem, path.steps, None, None, 0.0, path.answer, f"{solutions[0].id}/tree/{i}")
+        s = Solution(first.problem, path.steps, None, None, 0.0, path.answer, f"{first.id}/tree/{i}", first.task)
         prefixes = [path.steps[: t + 1] for t in range(len(path.steps))]
         labels = [states[p].mc.share if p in states and p not in labelled else None for p in prefixes[:-1]] + [0.0]
         labelled.update(prefixes)
@@ -300,8 +301,8 @@ class LabelingConfig(Labels, PolicyConfig):
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: its right answer}) of a pool, or of native rows, which name no right answer and so need checker=task."""
-    by_task = checker == "task"
+    """(solutions, {problem: its right answer}) of a pool, or of native rows, which have none and so need an exact checker."""
+    by_task = checker not in RULES
     if "candidates" in next(iter(read_rows(path)))[1]:
         pool = read_pool(path)
         golds = {p.problem: p.answer for p in pool}
@@ -309,7 +310,7 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
             if p.answer is None or p.answer != golds[p.problem]:
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
-        make = lambda p, n, c: Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}")
+        make = lambda p, n, c: Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task)
         return [make(p, n, c) for p in pool for n, c in enumerate(p.candidates)], golds
     expect(by_task, "checker", checker, "task for native rows, which have no right answers; a pool has them")
     solutions, counts = sources.load(path, "native")
@@ -322,8 +323,10 @@ def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
     folder, given, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(given, LabelingConfig)
-    by_task = cfg.checker == "task"
     solutions, golds = read_input(cfg.input, cfg.checker)
+    if by_task := cfg.checker not in RULES:
+        task = tasks.of_files([cfg.input], cfg.checker)
+        solutions = [dataclasses.replace(s, task=tasks.name_of(task)) for s in solutions]
     with (
         run_folder.claimed(folder, given, resumes),
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
@@ -333,7 +336,7 @@ def main(cfg):
             expected = f"0 or 1: label={cfg.label} searches wrong answers, and no solution has an outcome"
             raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
-        path, grade = folder / "labels.jsonl", tasks.grade if by_task else grader(checker)
+        path, grade = folder / "labels.jsonl", functools.partial(tasks.grade, task) if by_task else grader(checker)
         counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grade)
     if policy.stats.tokens:
         print(policy.stats.summary())

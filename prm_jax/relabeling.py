@@ -85,6 +85,7 @@ class RelabelingConfig:
     batch_rows: Count
     scores: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
+    checker: Annotated[str, one_of(tasks.TASKS)] | None
     td_lambda: Share
     gamma: Share
     other: str | None
@@ -122,6 +123,9 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
         solutions, _ = sources.load(cfg.input, "native", labels_required=True)
         return solutions, [np.array(s.labels, np.float64) for s in solutions]  # null: nan
     solutions, _ = read_input(cfg.input, "task")
+    if cfg.by == "checker":
+        name = tasks.name_of(tasks.of_files([cfg.input], cfg.checker))
+        solutions = [dataclasses.replace(s, task=name) for s in solutions]
     if cfg.by == "td" and all(s.outcome is None for s in solutions):
         expected = "0 or 1: by=td spreads it over the steps, and no solution has one"
         raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
@@ -142,7 +146,7 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
         bounds = 0.5 if cfg.threshold is None else cfg.threshold, cfg.other_threshold
         return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, beside, strict=True))
     if cfg.by == "checker":
-        return (tasks.step_labels(s.problem, s.steps) for s in solutions)
+        return (tasks.step_labels(tasks.TASKS[s.task], s.problem, s.steps) for s in solutions)
     if cfg.by == "equations":
         number = {True: 1.0, False: 0.0, None: None}
         return ([number[verdict(step, s.problem)] for step in s.steps] for s in solutions)
@@ -217,8 +221,9 @@ def main(cfg):
     solutions, beside = read(cfg)
     mesh, how = make_mesh(cfg.mesh, cfg.batch_rows), (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch_rows)
     with run_folder.claimed(folder, given, resumes), jax.set_mesh(mesh):
+        whose = {"task": cfg.checker, "files": (cfg.input,)}
         asks = cfg.by in ("scorer", "td") and cfg.checkpoint is not None
-        scorer = open_verifier(cfg.checkpoint, Opening(*how, None, cfg.reference)) if asks else None
+        scorer = open_verifier(cfg.checkpoint, Opening(*how, None, cfg.reference, **whose)) if asks else None
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
         made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by}

@@ -18,7 +18,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +29,13 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.checkpoints.remote import AS_USUAL, RemotePolicy, Served, Server
 from prm_jax.data.formats import Format, encode
-from prm_jax.data.grading import Checker
+from prm_jax.data.grading import RULES, Checker
 from prm_jax.data.pools import Problem
 from prm_jax.data.questions import COUNTS, as_candidate, counts_of, grader, read_questions
 from prm_jax.data.rows import append_rows
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Seed, expect, parse
+from prm_jax.launch.config import Count, Seed, expect, one_of, parse
 from prm_jax.launch.hosts import share_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
@@ -330,7 +330,7 @@ class PolicyConfig:
     which: Literal["best", "latest"]
     format: Format
     dtype: str
-    checker: Literal["task", "string", "number", "math"]
+    checker: Annotated[str, one_of(tasks.CHECKERS)]
     sampling: Sampling
     batch_rows: Count
     server: Server = AS_USUAL
@@ -355,7 +355,8 @@ def main(cfg):
     folder, given, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(given, SamplingConfig)
     total = sum(1 for _ in read_questions(cfg.problems))  # reads every row once, before anything is drawn
-    by_task = cfg.checker == "task"
+    if by_task := cfg.checker not in RULES:
+        task = tasks.of_files([cfg.problems], cfg.checker)
     with (
         run_folder.claimed(folder, given, resumes),
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
@@ -363,7 +364,7 @@ def main(cfg):
     ):
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
         path, questions = folder / "pool.jsonl", read_questions(cfg.problems)
-        grade = tasks.grade if by_task else grader(checker)
+        grade = functools.partial(tasks.grade, task) if by_task else grader(checker)
         counts = draw_pool(path, policy, questions, cfg.n, cfg.seed, grade, total)
     if policy.stats.tokens:
         print(policy.stats.summary())
@@ -372,7 +373,7 @@ def main(cfg):
     by = "the task's checker" if by_task else checker.name
     rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {by}" if graded else "no answer to grade by"
     if graded and counts["unanswered"] == counts["candidates"]:
-        rate += " (an answer was found in none; checker=task reads those of the embedded tasks)"
+        rate += " (an answer was found in none; checker=chain reads those of the embedded task)"
     print(f"pool        {rate}; {path}")
 
 

@@ -52,12 +52,12 @@ def test_verdicts(steps, verdicts):
 def test_labels_ratings_and_outcome_of_anybodys_solution():
     lucky = tasks.labelled(chain, CFG, PROBLEM, ["4+5=2", "2=2", "2*4=2", "2max3=3", "3-6=4"], "correctness", "a")
     assert lucky.labels == (1, 1, 0, 0, 0) and lucky.ratings == (1, 0, -1, 1, 1)
-    assert (lucky.outcome, lucky.answer) == (1.0, "4") and tasks.lucky_share([lucky]) == 1
-    assert tasks.step_labels(PROBLEM, RIGHT) == [1, 1, 1, 1]
-    with pytest.raises(InputError, match="^not a problem of an embedded task"):
-        tasks.step_labels("What is 2 + 3?", ["5"])
+    assert (lucky.outcome, lucky.answer) == (1.0, "4") and tasks.lucky_share(chain, [lucky]) == 1
+    assert tasks.step_labels(chain, PROBLEM, RIGHT) == [1, 1, 1, 1]
+    with pytest.raises(InputError, match="^not a chain of arithmetic"):
+        tasks.step_labels(chain, "What is 2 + 3?", ["5"])
     pool = tasks.grade(
-        Problem("p", PROBLEM, None, (Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",))))
+        chain, Problem("p", PROBLEM, None, (Candidate(tuple(RIGHT)), Candidate(("4+5=2",)), Candidate(("no",))))
     )
     assert pool.answer == "4"
     assert [(c.answer, c.correct) for c in pool.candidates] == [("4", True), ("2", False), (None, False)]
@@ -89,7 +89,7 @@ def test_the_checker_agrees_with_an_independent_one():
     problems = tasks.make_problems(chain, cfg, 300, "train", 3)
     for p in tasks.solver_pool(chain, cfg, problems, 6, 3):
         for c in p.candidates:
-            assert tasks.step_labels(p.problem, c.steps) == independent_labels(p.problem, c.steps)
+            assert tasks.step_labels(chain, p.problem, c.steps) == independent_labels(p.problem, c.steps)
             assert c.correct == (c.answer == p.answer)
 
 
@@ -148,7 +148,7 @@ def test_rates_of_the_default():
     votes = lambda p: np.bincount([int(c.answer) for c in p.candidates]).argmax() == int(p.answer)
     assert abs(np.mean([votes(p) for p in pool]) - right_PN.mean()) < 0.06
     rows = [tasks.labelled(chain, CFG, p.problem, c.steps, "correctness", "") for p in pool[:100] for c in p.candidates]
-    assert 0.1 < tasks.lucky_share(rows) < 0.25
+    assert 0.1 < tasks.lucky_share(chain, rows) < 0.25
 
 
 def test_splits_share_no_problem_and_seeds_repeat():

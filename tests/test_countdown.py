@@ -179,7 +179,7 @@ def test_labels_of_both_kinds():
     assert (row.labels, row.ratings, row.outcome, row.answer) == ((1.0, 0.0, 0.0), None, 0.0, "18")
     row = tasks.labelled(countdown, CFG, PROBLEM, steps, "correctness", "x")
     assert (row.labels, row.outcome) == ((1.0, 1.0, 1.0), 0.0)
-    assert tasks.task_of(PROBLEM) is countdown and tasks.step_labels(PROBLEM, steps) == [1, 1, 1]
+    assert row.task == "countdown" and tasks.step_labels(countdown, PROBLEM, steps) == [1, 1, 1]
     assert values(CFG, PROBLEM, ["9+7=17", "16+5=21", "21+3=24"]) == [0, 0, 0]
 
 

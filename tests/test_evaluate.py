@@ -1,13 +1,12 @@
 """What evaluate.py's tasks share: which runs are one setting, scorers without a folder, names of files, folders that a kill leaves."""
 
-import dataclasses
 import json
 from types import SimpleNamespace
 
 import hydra
 import numpy as np
 import pytest
-from conftest import printed
+from conftest import call, printed
 from omegaconf import OmegaConf
 
 import evaluate
@@ -122,7 +121,10 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     ]
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = ("task=best_of_n", "pool=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
-    printed(evaluate.main, monkeypatch, *args, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (of rl"
+    assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(why)  # whose checker is not guessed
+    printed(evaluate.main, monkeypatch, *args, "data=chain", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     names = list(results["scorers"])
     assert [results["verifiers"][n]["verifier"] for n in names] == ["checker", "random"]
@@ -210,7 +212,7 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
         cfg = data_config(hydra.compose("train", given).data)
     train = load_splits(cfg, 3).splits["train"]
     written, _ = sources.load(tmp_path / "a/solutions.jsonl", "native")
-    assert [dataclasses.replace(s, ratings=None) for s in train] == written
+    assert train == written and {s.task for s in written} == {"chain"}
     printed(evaluate.main, monkeypatch, "task=solutions", *given, "data.label_kind=value",
             "data.after_first_error=keep", "hydra.run.dir=b", cwd=tmp_path)  # fmt: skip
     values = [json.loads(line) for line in (tmp_path / "b/solutions.jsonl").read_text().splitlines()]

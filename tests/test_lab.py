@@ -61,7 +61,7 @@ def test_samples_become_labelled_solutions(cache):
     rows = task_solutions(cfg, 20, "train", 0, lab.policy_pool)
     assert [s.id for s in rows[:2]] == ["chain/train/0/0", "chain/train/0/1"] and len(rows) == 20
     assert len({s.problem for s in rows}) == 3
-    assert all(list(s.labels) == tasks.step_labels(s.problem, s.steps) for s in rows)
+    assert all(list(s.labels) == tasks.step_labels(tasks.chain, s.problem, s.steps) for s in rows)
     values = task_solutions(dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool)
     assert [s.steps for s in values] == [s.steps for s in rows] and any(0 < y < 1 for s in values for y in s.labels)
 
@@ -96,7 +96,7 @@ def test_an_outcome_may_be_that_all_steps_are_right():
     cfg = dataclasses.replace(CFG, samples="solver", solutions=300, test_solutions=300)
     plain, strict = (load_splits(dataclasses.replace(cfg, outcome=x), 0) for x in ("answer", "steps"))
     for a, b in zip(plain.splits["train"], strict.splits["train"], strict=True):
-        assert b == dataclasses.replace(a, outcome=float(0 not in tasks.step_labels(a.problem, a.steps)))
+        assert b == dataclasses.replace(a, outcome=float(0 not in tasks.step_labels(tasks.chain, a.problem, a.steps)))
     lucky = [a.outcome - b.outcome for a, b in zip(plain.splits["test"], strict.splits["test"], strict=True)]
     right = sum(s.outcome for s in plain.splits["test"])
     assert set(lucky) == {0, 1} and plain.counts == strict.counts

@@ -1,5 +1,6 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
 
+import functools
 import json
 from math import comb
 
@@ -24,6 +25,7 @@ from prm_jax.sampling import Continuation, Sampling
 from prm_jax.tasks import chain
 
 CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.task")
+GRADE = functools.partial(tasks.grade, chain)
 
 
 class Solver:
@@ -75,7 +77,7 @@ class Oracle(Solver):
     """A completer that is right from any prefix without a wrong step, and never after one."""
 
     def go_on(self, problem, steps, seed):
-        good = all(tasks.step_labels(problem, steps)) if steps else True
+        good = all(tasks.step_labels(chain, problem, steps)) if steps else True
         text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if good else "0=9\n"
         return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "end")
 
@@ -116,7 +118,7 @@ PROBLEM, STEPS = "4 *5 -3 max2 +6 mod7?", ("4*5=6", "6-3=3", "3max2+6=2")
 def test_counts_agree_with_the_exact_values(noise):
     """A checker that errs counts v (1 - fn) + (1 - v) fp."""
     prefixes, k = [(PROBLEM, STEPS[:t]) for t in range(4)], 1500
-    found = roll_outs(Solver(), prefixes, {PROBLEM: None}, k, 0, noise, tasks.grade)
+    found = roll_outs(Solver(), prefixes, {PROBLEM: None}, k, 0, noise, GRADE)
     exact = chain.values(CFG, PROBLEM, ("4=4", *STEPS))  # the first line does nothing: the bare problem's value
     for own, v in zip(found, exact, strict=True):
         rate = v * (1 - noise.false_negative) + (1 - v) * noise.false_positive
@@ -135,7 +137,7 @@ def write(path, solutions, policy=None, label="soft", seed=0, **change):
     """Writes a file of labels; returns its rows and the policy that was asked."""
     path.parent.mkdir(exist_ok=True)
     golds, policy = {s.problem: None for s in solutions}, policy or Solver()
-    label_file(path, policy, solutions, golds, settings(label, **change), seed, tasks.grade)
+    label_file(path, policy, solutions, golds, settings(label, **change), seed, GRADE)
     return [json.loads(line) for line in path.read_text().splitlines()], policy
 
 
@@ -283,7 +285,7 @@ def test_the_command_labels_by_the_embedded_policy(monkeypatch, tmp_path, soluti
     assert len(rows) == 6 and {y for row in rows for y in row["labels"]} <= {0, 0.25, 0.5, 0.75, 1}
     # A finished solution is worth its outcome: its completion is the end alone.
     assert all(abs(row["labels"][-1] - row["outcome"]) < 0.5 for row in rows)
-    assert "policy_tokens" in out and "data.label_kind=value" in out
+    assert "policy_tokens" in out and "data.label_kind=value" in out and {row["task"] for row in rows} == {"chain"}
     before = (tmp_path / "a/labels.jsonl").read_bytes()
     printed(labeling.main, monkeypatch, f"resume={tmp_path}/a", cwd=tmp_path)
     assert (tmp_path / "a/labels.jsonl").read_bytes() == before

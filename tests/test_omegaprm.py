@@ -4,9 +4,8 @@ import json
 from math import ceil, log2, sqrt
 
 import pytest
-from test_labeling import EXACT, TREE, Oracle, Solver, solutions, write  # noqa: F401
+from test_labeling import EXACT, GRADE, TREE, Oracle, Solver, solutions, write  # noqa: F401
 
-from prm_jax import tasks
 from prm_jax.data import sources
 from prm_jax.labeling import roll_outs
 from prm_jax.omegaprm import MC, RollOut, Tree, bisect, grow, in_rounds
@@ -52,7 +51,7 @@ class ByHand:
             self.paths.append((start + r.steps, len(start), q, u, len(start) + high - 1))
 
     def complete(self, steps):
-        return roll_outs(Solver(), [(self.problem, steps)], {self.problem: None}, self.k, 0, EXACT, tasks.grade)[0]
+        return roll_outs(Solver(), [(self.problem, steps)], {self.problem: None}, self.k, 0, EXACT, GRADE)[0]
 
     def mc(self, state):
         return sum(r.right for r in self.rollouts[state]) / len(self.rollouts[state])

@@ -1,6 +1,7 @@
 """Labels from what exists: TD targets literally and by their definition, every source, resuming, consensus, bad input."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from omegaconf import OmegaConf
 
 from prm_jax import relabeling, tasks
 from prm_jax.data import sources
-from prm_jax.data.pools import read_pool, with_scores, write_pool
+from prm_jax.data.pools import Candidate, Problem, read_pool, with_scores, write_pool
+from prm_jax.data.solutions import native_row
 from prm_jax.data.units import probability
 from prm_jax.launch.config import CONF, parse
 from prm_jax.relabeling import consensus, td_targets
@@ -89,7 +91,9 @@ def test_scores_of_a_pool_become_labels_whatever_their_unit(monkeypatch, pool):
 
 def test_formal_labels_and_what_has_no_verdict(monkeypatch, pool):
     exact, about, _ = make(monkeypatch, pool, "a", "by=checker")
-    assert [row["labels"] for row in exact] == [tasks.step_labels(p.problem, c.steps) for p, c in candidates(pool)]
+    assert [row["labels"] for row in exact] == [
+        tasks.step_labels(chain, p.problem, c.steps) for p, c in candidates(pool)
+    ]
     assert about["label_kind"] == "correctness" and [row["outcome"] for row in exact] == [
         float(c.correct) for _, c in candidates(pool)
     ]
@@ -102,6 +106,62 @@ def test_formal_labels_and_what_has_no_verdict(monkeypatch, pool):
     found, about, _ = make(monkeypatch, text, "b", "by=equations")
     assert [row["labels"] for row in found] == [[1, None, 0], [None]]
     assert about["counts"]["steps_without_label"] == 2 and about["counts"]["solutions_without_label"] == 1
+
+
+@pytest.fixture
+def twin(monkeypatch):
+    """A task whose problems look like chain's; its right answer is the start value, whatever the operations."""
+    start = lambda problem: problem.split()[0]
+    verdict = lambda problem, step: "right" if chain.stated([step]) == start(problem) else "wrong"
+    verdicts = lambda problem, steps: [verdict(problem, step) for step in steps]
+    solved = lambda problem, steps: chain.stated(steps) == start(problem)
+    task = SimpleNamespace(answer=start, stated=chain.stated, solved=solved, verdicts=verdicts)
+    monkeypatch.setitem(tasks.TASKS, "twin", task)
+    return task
+
+
+PROBLEM = "4 +5 mod7?"
+
+
+def test_a_task_is_named_by_the_source_and_not_guessed_from_the_text(monkeypatch, tmp_path, twin):
+    """Its own labels were 1 and its outcome 1, and chain's checker, which reads its problems too, said 0 and False."""
+    row = {"prompt": PROBLEM, "completions": ["4+5=4"], "task": "twin"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    rows, *_ = make(monkeypatch, tmp_path / "rows.jsonl", "a", "by=checker")
+    assert [(row["labels"], row.get("task")) for row in rows] == [([1.0], "twin")]
+    own = tasks.labelled(twin, None, PROBLEM, ["4+5=4"], "correctness", "a")
+    assert (own.labels, own.outcome, native_row(own)["task"]) == ((1.0,), 1.0, "twin")
+    other, *_ = make(monkeypatch, tmp_path / "rows.jsonl", "b", "by=equations")
+    assert other[0]["task"] == "twin"  # kept by what does not ask it
+    write_pool(tmp_path / "pool.jsonl", [tasks.grade(twin, Problem("p", PROBLEM, None, (Candidate(("4+5=4",)),)))])
+    (problem,) = read_pool(tmp_path / "pool.jsonl")
+    assert (problem.task, problem.answer, problem.candidates[0].correct) == ("twin", "4", True)
+    rows, *_ = make(monkeypatch, tmp_path / "pool.jsonl", "c", "by=scorer", "checkpoint=checker", "threshold=0.5")
+    assert [(row["labels"], row["task"]) for row in rows] == [([1.0], "twin")]
+    found = tasks.step_labels(twin, PROBLEM, ["4+5=4"]), tasks.are_right(chain, PROBLEM, ["4+5=4"])
+    assert found == ([1.0], [0.0]) and tasks.of_files([tmp_path / "pool.jsonl", tmp_path / "rows.jsonl"]) is twin
+
+
+def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
+    row, path = {"prompt": PROBLEM, "completions": ["4+5=2"]}, tmp_path / "rows.jsonl"
+
+    def ask(rows, *given):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return call(relabeling.main, monkeypatch, "r", f"input={path}", "by=checker", "hydra.run.dir=x", *given)
+
+    monkeypatch.chdir(tmp_path)
+    expected = (
+        "expected one of chain, countdown in all rows, or checker=NAME (of rl questions.checker, of evaluate.py data)"
+    )
+    assert ask([row]) == f"error: {path}: task: found 'none', {expected}"
+    assert ask([row, row | {"task": "chain"}]) == f"error: {path}: task: found 'chain, none', {expected}"
+    assert ask([row | {"task": "sums"}]) == f"error: {path}: task: found 'sums', {expected}"
+    assert "found 'chain, countdown'" in ask([row | {"task": "chain"}], "checker=countdown")
+    path.write_text(json.dumps(row) + "\n")
+    found, *_ = make(monkeypatch, path, "a", "by=checker", "checker=chain")
+    assert [(row["labels"], row["task"]) for row in found] == [([1.0], "chain")]
+    noisy, *_ = make(monkeypatch, path, "b", "by=scorer", "checkpoint=checker-0-9", "checker=chain", "threshold=0.5")
+    assert noisy[0]["labels"] == [1.0]
 
 
 def test_td_spreads_outcomes_by_a_value_model(monkeypatch, pool):

@@ -47,7 +47,7 @@ class Real:
             free.bind(("localhost", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://localhost:{self.port}"
-        self.asked = [f"checkpoint={self.url}", f"server.model={BASE}", "server.retries=1", "checker=task"]
+        self.asked = [f"checkpoint={self.url}", f"server.model={BASE}", "server.retries=1", "checker=chain"]
         self.start()
 
     def start(self):

@@ -187,8 +187,8 @@ def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
 
 
 def make_rewards(policy, **changes):
-    right = lambda r: tasks.task_of(r.problem).solved(r.problem, r.steps)
-    return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.task_of(PROBLEMS[0]))
+    right = lambda r: tasks.chain.solved(r.problem, r.steps)
+    return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.chain)
 
 
 def test_the_readmes_own_reward_is_one(policy, rollouts, tmp_path):
@@ -367,7 +367,7 @@ def test_an_implicit_verifier_begins_as_the_policy_and_learns_from_outcomes(monk
 def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tmp_path):
     """The problems come from files here."""
     train, held_out = write_problems(tmp_path)
-    files = [f"questions.file={train}", f"questions.held_out={held_out}", "questions.checker=task"]
+    files = [f"questions.file={train}", f"questions.held_out={held_out}", "questions.checker=chain"]
     good, given = rl.update, []
 
     def broken_later(model, *rest):

@@ -296,20 +296,21 @@ def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp
     file.write_text(
         "".join(json.dumps({"problem": p}) + "\n" for p in ("4 +5 *3 max2 -2 mod7?", "1 max2 min3 max4 +1 mod7?"))
     )
-    asked = (f"problems={file}", "n=8", "checker=task", "sampling.max_tokens=60", "batch_rows=16", "hydra.run.dir=a")
+    asked = (f"problems={file}", "n=8", "checker=chain", "sampling.max_tokens=60", "batch_rows=16", "hydra.run.dir=a")
     out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
     assert [p.answer for p in pool] == ["4", "5"] and "of 16 right by the task's checker" in out
+    assert [p.task for p in pool] == ["chain", "chain"]
     right = [c.correct for p in pool for c in p.candidates]
     assert right == [c.answer == p.answer for p in pool for c in p.candidates] and any(right)
     file.write_text(json.dumps({"problem": "What is 2 + 3?"}) + "\n")
     message = call(sampling.main, monkeypatch, "sampling", *asked[:-1], "hydra.run.dir=b")
-    assert message.startswith("error: not a problem of an embedded task (chain, countdown): 'What is 2 + 3?'")
+    assert message.startswith("error: not a chain of arithmetic: 'What is 2 + 3?', expected such as")
 
 
 def test_the_rate_that_is_printed_is_the_mean_of_the_pool(monkeypatch, tmp_path):
     """12 tokens: of 8 samples 7 are cut, 4 of them right behind a right last line; only one that ended is right."""
-    (tmp_path / "q.jsonl").write_text(json.dumps({"problem": "4 +5 *3 mod7?"}) + "\n")
+    (tmp_path / "q.jsonl").write_text(json.dumps({"problem": "4 +5 *3 mod7?", "task": "chain"}) + "\n")
     asked = "problems=q.jsonl", "n=8", "checker=task", "sampling.max_tokens=12", "batch_rows=64", "hydra.run.dir=a"
     out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
     own = [c for p in iter_pool(tmp_path / "a/pool.jsonl") for c in p.candidates]

@@ -1,6 +1,7 @@
 """Search: methods on problems with known answers, against exact and ignorant verifiers, by hand and against mctx's own loop."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -133,7 +134,7 @@ def explore(scorer, problems, policy=None, how="prod"):
 def solved(explorer):
     """Of each problem, whether its best finished solution is right."""
     best = [max(explorer.finished(p), key=lambda x: x.value) for p in range(len(explorer.problems))]
-    return np.array([float(tasks.task_of(q).solved(q, x.steps)) for q, x in zip(explorer.problems, best, strict=True)])
+    return np.array([float(chain.solved(q, x.steps)) for q, x in zip(explorer.problems, best, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def run(scorer, alone, method, samples, stop_at=None, rule="puct"):
 
 @pytest.mark.parametrize("method", ["beam", "dvts", "lookahead", "vgs", "mcts"])
 def test_with_the_exact_checker_search_solves_what_64_samples_solve_within_the_tokens_of_8(alone, method):
-    explorer = run(CheckerScorer(tasks.step_labels), alone, method, 8, stop_at=0.99)
+    explorer = run(CheckerScorer(functools.partial(tasks.step_labels, chain)), alone, method, 8, stop_at=0.99)
     assert solved(explorer).mean() >= alone[1].max(1).mean() - 0.01
     assert explorer.tokens_P.mean() <= 8 * alone[2]
 
@@ -174,13 +175,13 @@ def test_a_random_scorer_changes_nothing(alone, method, rule):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_problem_is_searched_alike_alone_and_among_others_and_no_text_is_scored_twice(method):
     problems, arguments = problems_of(6), plan(method, 200, 40, OPTIONS)
-    scorer = Counting(CheckerScorer(tasks.step_labels))
+    scorer = Counting(CheckerScorer(functools.partial(tasks.step_labels, chain)))
     among = explore(scorer, problems)
     METHODS[method](among, range(6), **arguments)
     texts = [row for asked in scorer.asked for row in asked]
     assert len(texts) == len(set(texts)) > 15
     for p in (0, 5):
-        alone = explore(CheckerScorer(tasks.step_labels), problems)
+        alone = explore(CheckerScorer(functools.partial(tasks.step_labels, chain)), problems)
         METHODS[method](alone, [p], **arguments)
         assert [(x.steps, x.value) for x in alone.nodes[p]] == [(x.steps, x.value) for x in among.nodes[p]]
         assert alone.tokens_P[p] == among.tokens_P[p] == alone.tokens_P.sum()

@@ -4,7 +4,7 @@ import functools
 import re
 from typing import NamedTuple
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
@@ -12,7 +12,6 @@ from prm_jax.data.formats import Format, read_format
 from prm_jax.data.splits import data_config
 from prm_jax.launch.config import CONF
 from prm_jax.scoring import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
-from prm_jax.tasks import TASKS, are_right, step_labels
 
 # Scorers that need no folder: the embedded task's exact checker and exact values, these with faults (their share of missed
 # errors and d', as in checker-0.05-3), the equations of a text, and noise.
@@ -30,6 +29,8 @@ class Opening(NamedTuple):
     reference: str | None = None
     seed: int = 0  # of noise, and of which errors a checker with faults misses
     data: object = None  # a data section: the embedded task that values are of
+    task: str | None = None  # the embedded task whose checker is asked; None: the one that `files` name
+    files: tuple[str, ...] = ()
 
 
 def open_verifier(name: str, how: Opening):
@@ -79,11 +80,13 @@ def needs_folder(name: str) -> bool:
 def exact_scorer(name: str, kind: str, faults: list[float], how: Opening):
     """The exact checker or the exact values of the embedded task, with `faults` (missed, d') where there are two."""
     if kind == "checker":
-        return NoisyChecker(are_right, *faults, how.seed, name) if faults else CheckerScorer(step_labels)
-    if how.data is None or how.data.name not in TASKS:
+        task = tasks.of_files(how.files, how.task)
+        judge = functools.partial(tasks.are_right if faults else tasks.step_labels, task)
+        return NoisyChecker(judge, *faults, how.seed, name) if faults else CheckerScorer(judge)
+    if how.data is None or how.data.name not in tasks.TASKS:
         expected = "data=chain or data=countdown"
         raise InputError(f"checkpoint: {name} needs the embedded task that it knows the values of: {expected}")
     data = data_config(how.data)
-    values = functools.partial(TASKS[data.name].values, data.task)
+    values = functools.partial(tasks.TASKS[data.name].values, data.task)
     about = {"name": name, "label_kind": "value"}
     return NoisyChecker(values, *faults, how.seed, **about) if faults else CheckerScorer(values, **about)

@@ -48,13 +48,15 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its right answer where known, its candidates, and the unit of those step scores whose file says it."""
+    """A problem, its right answer where known, its candidates, the unit of those step scores whose file says it, and the
+    embedded task that it is of, if any."""
 
     id: str
     problem: str
     answer: str | None
     candidates: tuple[Candidate, ...]
     scores_unit: dict[str, str] = dataclasses.field(default_factory=dict)
+    task: str | None = None
 
     def __post_init__(self):
         if not self.candidates:
@@ -72,8 +74,8 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
     """Problems of a pool file, one after another, with all step scores or only those in `names` (each must be there).
 
-    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit;
-    answer, correct, finished (then true), step_scores and scores_unit ({name: unit}) may be left out. StrictPRMBench's
+    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task;
+    answer, correct, finished (then true), step_scores, scores_unit ({name: unit}) and task may be left out. StrictPRMBench's
     rows are read as they are; source_is_correct is not read, it was graded against wrong answers. Raises InputError
     naming file, line and field, also for a repeated id.
     """
@@ -111,8 +113,8 @@ def _problem(row, names):
         candidates.append(given)
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    right = right_answer(optional(row, gold, str))
-    return Problem(field(row, id_, str), field(row, problem, str), right, tuple(candidates), units)
+    right, task = right_answer(optional(row, gold, str)), optional(row, "task", str)
+    return Problem(field(row, id_, str), field(row, problem, str), right, tuple(candidates), units, task)
 
 
 def write_pool(path, problems: Iterable[Problem]):

@@ -14,7 +14,7 @@ class Solution:
     """One chain of reasoning and what is known of its steps; None in `labels` or `ratings` is a masked step.
 
     `labels` is P(step is good), `ratings` PRM800K's human -1, 0, 1 (for the ternary head), `outcome`
-    P(final answer is right). Raises InputError if lengths differ or a value is out of range.
+    P(final answer is right), `task` the embedded task whose checker knows the problem. Raises InputError if lengths differ or a value is out of range.
     """
 
     problem: str
@@ -24,6 +24,7 @@ class Solution:
     outcome: float | None = None
     answer: str | None = None
     id: str | None = None
+    task: str | None = dataclasses.field(default=None, repr=False)  # fingerprints of hub data are of repr
 
     def __post_init__(self):
         if not self.steps:
@@ -65,4 +66,5 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
     """The native row of a solution, which `sources.load` reads back as an equal one; new `labels` leave no ratings."""
     row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
-    return row | ({"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)})
+    row |= {"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)}
+    return row | ({} if s.task is None else {"task": s.task})

@@ -31,8 +31,8 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's columns prompt, completions, labels, null for a masked step; ratings, outcome, answer and id are optional, and
-    so is labels unless `labels_required`.
+    """TRL's columns prompt, completions, labels, null for a masked step; ratings, outcome, answer, id and task are optional,
+    and so is labels unless `labels_required`.
 
     TRL's PRM800K script writes rows without a step, which its training script drops: from the hub they are dropped too.
     """
@@ -42,8 +42,8 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     problem, steps, ratings = field(row, "prompt", str), texts(row, "completions"), optional(row, "ratings", list)
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
     labels, ratings = labels and tuple(map(_probability, labels)), ratings and tuple(ratings)
-    outcome, answer = _probability(row.get("outcome")), optional(row, "answer", str)
-    return [Solution(problem, steps, labels, ratings, outcome, answer, _own_id(row, row_id))]
+    outcome, answer, task = _probability(row.get("outcome")), optional(row, "answer", str), optional(row, "task", str)
+    return [Solution(problem, steps, labels, ratings, outcome, answer, _own_id(row, row_id), task)]
 
 
 def _probability(value):

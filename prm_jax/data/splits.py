@@ -187,13 +187,13 @@ def check_label_kind(paths: str | list, label_kind: str):
 
 def _load_task(cfg: TaskData, seed: int, draw: Draw) -> Data:
     """Training problems depend on the seed; validation and test are the same for every seed, so that runs compare."""
-    splits = {}
+    splits, task = {}, tasks.TASKS[cfg.name]
     for name in ("train", "validation", "test"):
         source = (cfg.solutions, cfg.train_split, seed) if name == "train" else (cfg.test_solutions, name, 0)
         rows = task_solutions(cfg, *source, draw)
-        lucky = tasks.lucky_share(rows)  # of the test split in the end
+        lucky = tasks.lucky_share(task, rows)  # of the test split in the end
         if cfg.outcome == "steps":
-            sound = lambda s: None if s.outcome is None else float(0 not in tasks.step_labels(s.problem, s.steps))
+            sound = lambda s: None if s.outcome is None else float(0 not in tasks.step_labels(task, s.problem, s.steps))
             rows = [dataclasses.replace(row, outcome=sound(row)) for row in rows]
         splits[name] = [relabel_after_error(row, cfg.after_first_error) for row in rows]
     return Data(splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}, {})

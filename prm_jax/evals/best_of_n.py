@@ -105,7 +105,7 @@ def fresh_pool(setup: Setup, cfg: Config):
     pool = task_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(pool)]
     rows = {(p.problem, c.steps) for p in problems for c in p.candidates}
-    return problems, {row: tasks.step_labels(*row) for row in rows}, data_cfg
+    return problems, {row: tasks.step_labels(tasks.TASKS[data_cfg.name], *row) for row in rows}, data_cfg
 
 
 def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):

@@ -53,6 +53,7 @@ class Setup:
     checkpoints: list[str]  # folders, hub names or BUILT_IN; empty where stored scores are enough
     data: DictConfig  # the data section as it was given
     folder: Path
+    files: tuple[str, ...] = ()  # that it reads
 
 
 def check_data(cfg: DictConfig):
@@ -62,8 +63,9 @@ def check_data(cfg: DictConfig):
         raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
 
 
-def check_inputs(path: Path, cfg: DictConfig):
-    """Writes the hashes of the files that an evaluation reads; InputError where one that is gone on with began with others."""
+def check_inputs(path: Path, cfg: DictConfig) -> tuple[str, ...]:
+    """Writes the hashes of the files that an evaluation reads, which it returns; InputError where one that is gone on with
+    began with others."""
     named = [cfg.get(key) for key in ("input", "pool", "questions", "scores_file")] + [cfg.data.get("path")]
     files = [str(x) for name in named for x in (name if OmegaConf.is_list(name) else [name]) if x is not None]
     found = {file: file_fingerprint(file) for file in files if Path(file).is_file()}
@@ -73,6 +75,7 @@ def check_inputs(path: Path, cfg: DictConfig):
             f"resume: {', '.join(changed)}: is not what the evaluation began with; start a new one instead"
         )
     run_folder.write_json(path, found)
+    return tuple(found)
 
 
 def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
@@ -105,8 +108,17 @@ def check_there(name: str, which: str):
 def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
-    how = Opening(cfg.which, cfg.format, cfg.dtype, *vars(cfg.batch).values(), cfg.reference, cfg.seed, setup.data)
-    return open_verifier(name, how)
+    how = cfg.which, cfg.format, cfg.dtype, *vars(cfg.batch).values(), cfg.reference, cfg.seed, setup.data
+    return open_verifier(name, Opening(*how, exact_task(setup), setup.files))
+
+
+def exact_task(setup: Setup) -> str | None:
+    """What `data`, or where no file is read the data of the first run, is called: an embedded task whose checker is asked."""
+    run = next(filter(is_run, setup.checkpoints), None)
+    own = setup.data.name == "of_run" and run and not setup.files
+    data = run_folder.run_config(Path(run)).data if own else setup.data
+    names = {part.name for part in (data.get("sources") or {"": data}).values()}
+    return names.pop() if len(names) == 1 else None
 
 
 def one_scorer(setup: Setup, task: str):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Config(search.Options):
     policy_format: Format
     samples: Count
     difficulties: Count
-    checker: Literal["task", "string", "number", "math"]
+    checker: Annotated[str, one_of(tasks.CHECKERS)]
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Literal["best", "vote"]
     max_steps: Count
@@ -69,7 +70,7 @@ class Arena:
 
 def run(setup: Setup, cfg: Config) -> dict:
     verifiers = []
-    with contextlib.closing(grading.Checker("string" if cfg.checker == "task" else cfg.checker)) as checker:
+    with contextlib.closing(grading.Checker(cfg.checker if cfg.checker in grading.RULES else "string")) as checker:
         for k, name in enumerate(setup.checkpoints):
             arena = open_arena(setup, cfg, name, checker)
             verifiers.append(search_all(setup, cfg, arena, open_scorer(setup, name), k))
@@ -77,7 +78,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 
 def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
-    by_task, data_cfg = cfg.checker == "task", None
+    by_task, data_cfg = cfg.checker not in grading.RULES, None
     if cfg.questions is None:
         own = next((x for x in (name, *setup.checkpoints) if is_run(x)), name)
         data_cfg, _ = data_of(setup, own)
@@ -85,7 +86,11 @@ def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
             raise InputError(
                 f"questions: the data {data_cfg.name} has no problems to draw; name a file, questions=FILE"
             )
-        texts = tasks.make_problems(tasks.TASKS[data_cfg.name], data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
+        task, checkers = tasks.TASKS[data_cfg.name], ("task", data_cfg.name, *grading.RULES)
+        expect(
+            cfg.checker in checkers, "checker", cfg.checker, f"{', '.join(checkers)} for problems of {data_cfg.name}"
+        )
+        texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
     else:
         expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of questions=FILE")
@@ -93,11 +98,12 @@ def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
         expect(questions, "questions", cfg.questions, "a file with problems")
         if not by_task and (lacking := next((q for q in questions if q.answer is None), None)):
             raise InputError(f"{cfg.questions}: problem {lacking.id}: has no right answer to check by")
+        task = tasks.of_files([cfg.questions], cfg.checker) if by_task else None
     law, path = cfg.sampling, cfg.policy
     if path is None:
         law, path = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens), data_cfg.policy
     policy = open_policy(path, "best", cfg.policy_format, "float32", law, cfg.batch_rows, cfg.server)
-    grade = tasks.grade if by_task else grader(checker)
+    grade = functools.partial(tasks.grade, task) if by_task else grader(checker)
     if cfg.policy is None:
         samples = list(policy_pool(data_cfg, [q.problem for q in questions], cfg.samples, setup.cfg.seed))
     else:

@@ -54,7 +54,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 def critiques(s: Solution, kind: str) -> Iterator[dict]:
     """A native row for each labelled step: what format=lab_critic asks of it, and the critique that is right; `hops`: its
     operations done one by one, then the verdict, `verdict`: that alone. For train.py objective=lm data=jsonl."""
-    task, fmt = tasks.task_of(s.problem), read_format("lab_critic")
+    task, fmt = tasks.TASKS.get(s.task), read_format("lab_critic")
     expect(hasattr(task, "written_out"), "critiques", kind, "null: only the steps of data=chain can be written out")
     for t, (label, hops) in enumerate(zip(s.labels, task.written_out(s.problem, s.steps), strict=True)):
         if label is not None:

@@ -129,7 +129,7 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
     rows = {"plain": [], "merged": []}
     for s, p_T in zip(test, p, strict=True):
         hidden = ["merged" if len(own) > 1 else "plain" for own in task.written_out(s.problem, s.steps)]
-        good = tasks.step_labels(s.problem, s.steps)
+        good = tasks.step_labels(task, s.problem, s.steps)
         for t in labelled_steps(good)[0]:
             rows[hidden[t]].append((s.problem, p_T[t], good[t] >= 0.5))
     found = {}
@@ -155,7 +155,7 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
     exact value (bias), the mean of its magnitude (error), and that of a constant, the mean value there (constant).
     """
     value, flat = [task.values(task_cfg, s.problem, s.steps) for s in test], lambda rows: np.concatenate(rows)
-    correct = [np.array(tasks.step_labels(s.problem, s.steps)) for s in test]
+    correct = [np.array(tasks.step_labels(task, s.problem, s.steps)) for s in test]
     kept = [labelled_steps(y_T.tolist())[0] for y_T in correct]
     counted = flat([np.isin(np.arange(len(y_T)), own) for y_T, own in zip(correct, kept, strict=True)])
     score, value, good = flat(p).astype(np.float64), flat(value), flat(correct)

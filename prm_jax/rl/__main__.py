@@ -147,7 +147,8 @@ def main(cfg):
     told = "time        {share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print((told + "{share_update:.0%} updates").format(**final))
     judge = f"python evaluate.py task=steps data={data_cfg.name} checkpoint={run} format={given.critic}"
-    sample = f"python -m prm_jax.sampling checkpoint={run} problems=FILE checker=task"
+    checked = tasks.name_of(problems.task) if problems.task else given.how
+    sample = f"python -m prm_jax.sampling checkpoint={run} problems=FILE checker={checked}"
     print(f"next        {judge if given.critic else sample}")
 
 
@@ -171,9 +172,9 @@ class Trainer:
         needed = longest + cfg.sampling.max_tokens + 1  # a verifier reads a cut step with its mark
         expect(needed <= cfg.batch.tokens, "batch.tokens", cfg.batch.tokens, f"at least {needed}, the longest row")
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
-        how = Opening(
-            dtype=dtype, rows=32, tokens=cfg.batch.tokens, seed=cfg.seed
-        )  # one width: a resumed run has it, too
+        task = problems.task and tasks.name_of(problems.task)
+        # One width: a resumed run has it, too.
+        how = Opening(dtype=dtype, rows=32, tokens=cfg.batch.tokens, seed=cfg.seed, task=task)
         prm, orm = cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint
         prm, orm = prm and open_prm(prm, how, cfg.online), orm and open_verifier(orm, how)
         self.rewards = Rewards(cfg.reward, self.policy, problems.is_right, problems.task, prm, orm)

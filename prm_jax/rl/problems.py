@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from prm_jax import InputError, tasks
 from prm_jax.data.answers import extract
 from prm_jax.data.critiques import prompt_text, verdict_at
 from prm_jax.data.formats import read_format
-from prm_jax.data.grading import Checker
+from prm_jax.data.grading import RULES, Checker
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_splits
 from prm_jax.lab import policy_pool
-from prm_jax.launch.config import expect
+from prm_jax.launch.config import expect, one_of
 from prm_jax.rl.rollouts import Rollout
 
 DISTINCT = 4096  # of an embedded task's to learn from; then in another order again
@@ -28,13 +28,13 @@ class QuestionsConfig:
 
     file: str | None
     held_out: str | None
-    checker: Literal["task", "string", "number", "math"] | None
+    checker: Annotated[str, one_of(tasks.CHECKERS)] | None
     critic: str | None = None
 
     @property
     def how(self) -> str:
         """How answers are compared where the task's own checker does not."""
-        return "number" if self.checker in (None, "task") else self.checker
+        return self.checker if self.checker in RULES else "number"
 
     def __post_init__(self):
         both = (self.file is None) == (self.held_out is None)
@@ -63,11 +63,11 @@ def of_task(data: TaskData, n_held_out: int, seed: int) -> Problems:
 
 def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problems:
     """All problems of one file, and the first of the other. InputError for one without an answer, in both, or with two answers."""
-    answers, splits = {}, []
+    answers, splits, by_exact = {}, [], cfg.checker in ("task", *tasks.TASKS)
     for path in (cfg.file, cfg.held_out):
         splits.append(own := {})
         for q in read_questions(path):
-            expect(cfg.checker == "task" or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")
+            expect(by_exact or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")
             expect(
                 q.problem not in answers or q.problem in own, f"{path}: {q.id}", q.problem[:60], "one not learned from"
             )
@@ -76,8 +76,8 @@ def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problem
             own[q.problem] = None
         expect(bool(own), path, "no problem", "at least one")
     train, held_out = map(list, splits)
-    if cfg.checker == "task":
-        task = tasks.task_of(train[0])
+    if by_exact:
+        task = tasks.of_files((cfg.file, cfg.held_out), cfg.checker)
         return Problems(train, held_out[:n_held_out], by_task(task), task)
     is_right = lambda r: checker.verdict(answers[r.problem], extract("\n".join(r.steps))) == "same"
     return Problems(train, held_out[:n_held_out], is_right, None)

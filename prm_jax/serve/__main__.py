@@ -19,6 +19,7 @@ from prm_jax.model import choose_dtype
 from prm_jax.rerank import AGGREGATORS
 from prm_jax.scoring import ModelScorer, solution_scores
 from prm_jax.serve.worker import ServedScorer
+from prm_jax.tasks import TASKS
 
 PAGE = Path(__file__).parents[1] / "assets" / "serve.html"
 
@@ -48,6 +49,7 @@ class ServeConfig:
     dtype: str
     seed: Seed
     format: Format
+    checker: Annotated[str, one_of(TASKS)] | None
     aggregator: Annotated[str, one_of(AGGREGATORS)]
     batch: ServeBatch
     host: str
@@ -62,7 +64,7 @@ def open_served(cfg: ServeConfig):
     if needs_folder(name):
         check_there(name, cfg.which)
     how = (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
-    scorer = open_verifier(name, Opening(*how))
+    scorer = open_verifier(name, Opening(*how, task=cfg.checker))
     if isinstance(scorer, ModelScorer):
         longest = min(cfg.limits.tokens, scorer.model.cfg.positions)
         scorer = ServedScorer(**vars(scorer), longest=longest)

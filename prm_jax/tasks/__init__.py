@@ -12,7 +12,8 @@ A task is a module of this folder; TASKS names it for data.name=NAME and conf/da
     solved(problem, steps)            whether that answer counts as right
 
 All but make_problem, solve and values read texts alone, so they check anybody's solutions; InputError where a text is no
-problem of the task. The rest of the code calls the functions below, which are the same for every task.
+problem of the task. The rest of the code calls the functions below, which are the same for every task. Which task a problem is
+of is said by its source, data.name or the key `task` of a file's rows, never guessed: problems of two tasks may look alike.
 """
 
 import dataclasses
@@ -23,11 +24,15 @@ from types import ModuleType
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Candidate, Problem
+from prm_jax.data.rows import field_error, read_rows
 from prm_jax.data.solutions import Solution
 from prm_jax.tasks import chain, countdown
 
 TASKS = {"chain": chain, "countdown": countdown}
+# What the key `checker` may be: the exact checker of the task that a file's rows name, or of this one, or a rule for answers.
+CHECKERS = ("task", *TASKS, *RULES)
 # Hundredths of all problems. A problem's split is a hash of its text, so no two splits share one.
 SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (60, 100)}
 RATINGS = {"right": 1, "neutral": 0}  # PRM800K's, of the verdicts that are no error; an error has -1
@@ -52,7 +57,7 @@ def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: in
     rng = np.random.default_rng([seed, 1])
     for i, problem in enumerate(problems):
         candidates = tuple(Candidate(task.solve(cfg, problem, rng)) for _ in range(n))
-        yield grade(Problem(str(i), problem, None, candidates))
+        yield grade(task, Problem(str(i), problem, None, candidates))
 
 
 def labelled(
@@ -64,7 +69,7 @@ def labelled(
     cut off, not `finished`, has no outcome.
     """
     outcome = float(task.solved(problem, steps)) if finished else None
-    about = {"outcome": outcome, "answer": task.stated(steps), "id": id}
+    about = {"outcome": outcome, "answer": task.stated(steps), "id": id, "task": name_of(task)}
     if label_kind == "value":
         return Solution(problem, tuple(steps), tuple(task.values(cfg, problem, steps)), **about)
     verdict_T = task.verdicts(problem, steps)
@@ -77,35 +82,45 @@ def correctness(verdicts: Sequence[str]) -> list[float]:
     return np.cumprod([float(verdict in RATINGS) for verdict in verdicts]).tolist()
 
 
-def task_of(problem: str) -> ModuleType:
-    """The task that a problem's text belongs to; InputError if none."""
-    for task in TASKS.values():
-        try:
-            task.answer(problem)
-            return task
-        except InputError:
-            pass
-    raise InputError(f"not a problem of an embedded task ({', '.join(TASKS)}): {problem[:80]!r}")
+def name_of(task: ModuleType) -> str:
+    """The name of a task in TASKS."""
+    return next(name for name, module in TASKS.items() if module is task)
 
 
-def step_labels(problem: str, steps: Sequence[str]) -> list[float]:
-    """Correctness labels of anybody's solution of a problem of any task."""
-    return correctness(task_of(problem).verdicts(problem, steps))
+def of_files(paths: Sequence[str], checker: str | None = None) -> ModuleType:
+    """The task of the problems of files: the one that all rows name, or `checker` where that is a task's name and they name
+    none or the same."""
+    named = {str(row.get("task") or "none") for path in paths for _, row in read_rows(path)}
+    if checker in TASKS:
+        named = named - {"none"} | {checker}
+    if len(named) != 1 or not named <= TASKS.keys():
+        where, found = f"{', '.join(map(str, paths))}: " * bool(paths), ", ".join(sorted(named)) or "none"
+        expected = (
+            f"one of {', '.join(TASKS)} in all rows, or checker=NAME (of rl questions.checker, of evaluate.py data)"
+        )
+        raise InputError(f"{where}{field_error('task', found, expected)}")
+    return TASKS[named.pop()]
 
 
-def are_right(problem: str, steps: Sequence[str]) -> list[float]:
+def step_labels(task: ModuleType, problem: str, steps: Sequence[str]) -> list[float]:
+    """Correctness labels of anybody's solution."""
+    return correctness(task.verdicts(problem, steps))
+
+
+def are_right(task: ModuleType, problem: str, steps: Sequence[str]) -> list[float]:
     """1 for each step that is no error by itself, 0 for the others."""
-    return [float(verdict in RATINGS) for verdict in task_of(problem).verdicts(problem, steps)]
+    return [float(verdict in RATINGS) for verdict in task.verdicts(problem, steps)]
 
 
-def grade(problem: Problem) -> Problem:
-    """The problem of a pool, of any task, with its right answer, and each candidate's answer and whether it is right."""
-    task, text = task_of(problem.problem), problem.problem
+def grade(task: ModuleType, problem: Problem) -> Problem:
+    """The problem of a pool with its task and right answer, and each candidate's answer and whether it is right."""
+    text = problem.problem
     mark = lambda c: dataclasses.replace(c, answer=task.stated(c.steps), correct=task.solved(text, c.steps))
-    return dataclasses.replace(problem, answer=task.answer(text), candidates=tuple(map(mark, problem.candidates)))
+    graded = {"answer": task.answer(text), "candidates": tuple(map(mark, problem.candidates)), "task": name_of(task)}
+    return dataclasses.replace(problem, **graded)
 
 
-def lucky_share(solutions: Iterable[Solution]) -> float:
+def lucky_share(task: ModuleType, solutions: Iterable[Solution]) -> float:
     """Share of the right answers that rest on a wrong step."""
-    lucky = [0 in step_labels(s.problem, s.steps) for s in solutions if s.outcome == 1]
+    lucky = [0 in step_labels(task, s.problem, s.steps) for s in solutions if s.outcome == 1]
     return sum(lucky) / max(len(lucky), 1)
