@@ -27,7 +27,7 @@ from prm_jax.generate import samples as lab
 from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.remote import RemotePolicy, Served, Server, seeds
-from prm_jax.generate.search import Node, SearchState
+from prm_jax.generate.search_state import Node, SearchState
 
 openai = pytest.importorskip("openai", reason="openai absent: pip install -r tests/requirements.txt")
 

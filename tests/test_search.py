@@ -22,8 +22,10 @@ from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.evals import search as evals_search
 from prm_jax.evals.search import search_all, solved_by
 from prm_jax.generate import search
+from prm_jax.generate.mcts import mcts, mctx_step
 from prm_jax.generate.sampling import Sampling
-from prm_jax.generate.search import METHODS, Options, SearchState, beam, mcts, mctx_step, plan
+from prm_jax.generate.search import METHODS, Options, beam, plan
+from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import CONF, parse
 from prm_jax.protocols import Continuation
 from prm_jax.scorers import CheckerScorer, NoisyChecker

@@ -16,6 +16,7 @@ from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config
 from prm_jax.generate import search
 from prm_jax.generate.samples import open_lab_policy
+from prm_jax.generate.search_state import SearchState
 from prm_jax.launch.config import CONF
 
 
@@ -38,7 +39,7 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
 
         def seconds(batch, key=key, method=method, arguments=arguments):
             start, texts = time.perf_counter(), [problems[p] for p in batch]
-            state = search.SearchState(policy, verifier, texts, "last", 40, jax.random.key(next(key)))
+            state = SearchState(policy, verifier, texts, "last", 40, jax.random.key(next(key)))
             search.METHODS[method].run(state, range(len(texts)), branch=4, **arguments)
             return time.perf_counter() - start
 

@@ -11,6 +11,7 @@ from prm_jax.data.formats import Format
 from prm_jax.data.grading import Checker
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.rows import field_error, read_rows, row_place
+from prm_jax.data.steps import steps_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +39,6 @@ def read_questions(path: str | Path) -> Iterator[Question]:
             raise InputError(f"{place}: {field_error('id', name, f'an id not seen before, {place_of[name]} has it')}")
         place_of[name] = place
         yield Question(name, problem, answer)
-
-
-def steps_of(fmt: Format, text: str) -> tuple[str, ...]:
-    """A solution's steps; pieces that are blank are none."""
-    pieces = text.split(fmt.separator)
-    return tuple(piece.strip() if fmt.strip else piece for piece in pieces if piece.strip())
 
 
 def as_candidate(fmt: Format, text: str, is_whole: bool) -> Candidate:

@@ -105,3 +105,9 @@ SPLITS = {
     "numbered": at_numbers,
     "code": around_code,
 }
+
+
+def steps_of(fmt, text: str) -> tuple[str, ...]:
+    """The steps of a text in a Format's own convention; blank pieces are none."""
+    pieces = text.split(fmt.separator)
+    return tuple(piece.strip() if fmt.strip else piece for piece in pieces if piece.strip())

@@ -24,6 +24,7 @@ from prm_jax.generate import search
 from prm_jax.generate.remote import Server
 from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
+from prm_jax.generate.search_state import SearchState
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Rule, expect, one_of
 
@@ -176,7 +177,7 @@ def search_once(
         return run_folder.read_json(done), read_pool(file)
     questions, start = arena.questions, time.perf_counter()
     before = getattr(scorer, "stats", None) and scorer.stats.computed
-    state = search.SearchState(
+    state = SearchState(
         arena.policy, scorer, [q.problem for q in questions], how, cfg.max_steps, jax.random.key(setup.cfg.seed)
     )
     search.search(state, method, budget, per_solution, cfg)

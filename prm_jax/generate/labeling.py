@@ -30,9 +30,10 @@ from prm_jax.data import sources
 from prm_jax.data.answers import extract
 from prm_jax.data.grading import RULES, Checker
 from prm_jax.data.pools import Candidate, Problem, read_pool
-from prm_jax.data.questions import grader, steps_of
+from prm_jax.data.questions import grader
 from prm_jax.data.rows import append_rows, field_error, read_rows, write_rows
 from prm_jax.data.solutions import Solution, native_row
+from prm_jax.data.steps import steps_of
 from prm_jax.generate.omegaprm import MC, Prefix, RollOut, Tree, estimate, find_first_error, grow, in_rounds
 from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, open_policy
 from prm_jax.launch import cli, run_folder

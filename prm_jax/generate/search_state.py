@@ -1,0 +1,166 @@
+"""What a search grows: nodes, the first steps of a solution with a verifier's scores, and what they cost.
+
+Dimension key: P problems, T steps.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from prm_jax import rerank
+from prm_jax.data.answers import extract
+from prm_jax.data.pools import Candidate, Problem
+from prm_jax.data.steps import steps_of
+from prm_jax.data.units import UNITS, probability
+from prm_jax.protocols import Policy, Prefix, Scorer
+
+NO_STEPS = np.zeros(0, np.float32)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """The first steps of a solution, and the verifier's scores of them."""
+
+    problem: int  # its number
+    steps: tuple[str, ...] = ()
+    logit_T: np.ndarray = dataclasses.field(default_factory=lambda: NO_STEPS)  # log-odds of each step
+    value: float = 0.0  # their aggregate; of a bare problem the log of 1
+    ended: str = "step"  # step: can go on | end: finished | length: cut in a step, a dead end
+    tokens: int = 0  # of all its steps, as the policy wrote them
+
+    @property
+    def is_open(self) -> bool:
+        return self.ended == "step"
+
+
+class SearchState:
+    """The problems, all nodes so far, and their cost. Methods grow nodes here.
+
+    Each prefix that is continued draws with a number of its own problem, so that a problem's draws do not depend on the others.
+    """
+
+    def __init__(self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key):
+        self.policy, self.scorer, self.problems, self.aggregator, self.key = policy, scorer, problems, aggregator, key
+        self.greedy = dataclasses.replace(policy, sampling=dataclasses.replace(policy.sampling, temperature=0))
+        self.max_steps, self.budget, self.per_solution, self.stop_at = max_steps, np.inf, 0.0, None  # see `search`
+        self.nodes: list[list[Node]] = [[] for _ in problems]  # all that were scored
+        self.tokens_P = np.zeros(len(problems), int)  # of the policy, lookahead included
+        self.prefixes_P = np.zeros(len(problems), int)  # how many were continued
+        self.steps, self.step_tokens = 0, 0  # continuations to the end of a step, and their tokens
+        self.has_finished_P = np.zeros(len(problems), bool)
+        self.best_P = np.zeros(len(problems))  # P(good) of the best finished solution
+        self.known: dict[Prefix, np.ndarray] = {}  # log-odds: no text is scored twice
+
+    def row(self, node: Node) -> Prefix:
+        return self.problems[node.problem], node.steps
+
+    def write(
+        self, nodes: Sequence[Node], n: int, stop: str = "step", policy: Policy | None = None
+    ) -> list[list[Node]]:
+        """n continuations of each node, not scored."""
+        policy, numbers, written = policy or self.policy, [], []
+        for node in nodes:
+            numbers.append(node.problem << 16 | self.prefixes_P[node.problem])
+            self.prefixes_P[node.problem] += 1
+        continuations = policy.extend([self.row(node) for node in nodes], n, stop, self.key, numbers)
+        for node, samples in zip(nodes, continuations, strict=True):
+            children = []
+            for sample in samples:
+                steps = *node.steps, *steps_of(policy.format, sample.text)
+                tokens = node.tokens + len(sample.ids_L)
+                children.append(Node(node.problem, steps, ended=sample.ended, tokens=tokens))
+            tokens = sum(child.tokens - node.tokens for child in children)
+            self.tokens_P[node.problem] += tokens
+            if stop == "step":
+                self.steps, self.step_tokens = self.steps + n, self.step_tokens + tokens
+            written.append(children)
+        return written
+
+    def score(self, nodes: Sequence[Node]) -> list[Node]:
+        """The same nodes with the verifier's log-odds and value."""
+        unknown = [i for i, node in enumerate(nodes) if node.steps and self.row(node) not in self.known]
+        scores = self.scorer.score([self.row(nodes[i]) for i in unknown])
+        to_log_odds = UNITS[self.scorer.unit].log_odds
+        new = {i: np.asarray(to_log_odds(score_T), np.float32) for i, score_T in zip(unknown, scores, strict=True)}
+        self.known |= {self.row(nodes[i]): logit_T for i, logit_T in new.items()}
+        logits = [new.get(i, self.known.get(self.row(node), NO_STEPS)) for i, node in enumerate(nodes)]
+        values = rerank.solution_scores(logits, self.aggregator).tolist()
+        scored = zip(nodes, logits, values, strict=True)
+        return [dataclasses.replace(node, logit_T=logit_T, value=value) for node, logit_T, value in scored]
+
+    def grow(self, nodes: Sequence[Node], n: int, stop: str = "step", block: int = 1) -> list[list[Node]]:
+        """n scored children of each node, each at least `block` tokens longer, rounded up to the end of a step."""
+        if not nodes:
+            return []
+        children = [child for siblings in self.write(nodes, n, stop) for child in siblings]
+        enough = [node.tokens + block for node in nodes for _ in range(n)]
+        while short := [i for i, child in enumerate(children) if child.is_open and child.tokens < enough[i]]:
+            for i, (child,) in zip(short, self.write([children[i] for i in short], 1), strict=True):
+                children[i] = child
+        children = self.score(children)
+        for child in children:
+            p = child.problem
+            self.nodes[p].append(child)
+            if child.ended == "end" and child.steps:
+                self.has_finished_P[p] = True
+                self.best_P[p] = max(self.best_P[p], self.probability(child))
+        return [children[i : i + n] for i in range(0, len(children), n)]
+
+    def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
+        """The nodes with the value of the node that `steps` more greedy steps reach; equal nodes are played once."""
+        reached = {self.row(node): node for node in nodes}
+        for _ in range(steps):
+            rows = [row for row, node in reached.items() if node.is_open]
+            played = self.write([reached[row] for row in rows], 1, policy=self.greedy)
+            reached |= {row: node for row, (node,) in zip(rows, played, strict=True)}
+        values = {row: node.value for row, node in zip(reached, self.score(list(reached.values())), strict=True)}
+        return [dataclasses.replace(node, value=values[self.row(node)]) for node in nodes]
+
+    def finished(self, p: int) -> list[Node]:
+        return [node for node in self.nodes[p] if node.ended == "end" and node.steps]
+
+    def goes_on(self, p: int, samples: int = 0) -> bool:
+        """Whether to search the problem further: no solution has the probability `stop_at`, and the budget is not spent.
+
+        Without `stop_at` a problem has a budget of its own, which must pay for `samples` next steps and, where no solution is
+        finished, for the end of one. With it all budgets are one.
+        """
+        if self.stop_at is not None:
+            return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
+        cost = samples * self.step_tokens / max(self.steps, 1)
+        if not self.has_finished_P[p]:
+            cost += max(0.0, self.per_solution - self.deepest(p).tokens)
+        return self.tokens_P[p] + cost <= self.budget
+
+    def deepest(self, p: int) -> Node:
+        """The open node of the most steps, of equals the best; the bare problem where there is none.
+
+        Not the one of the highest value, which is a short one: a product of step scores falls with every step.
+        """
+        open_nodes = (node for node in self.nodes[p] if node.is_open)
+        return max(open_nodes, key=lambda node: (len(node.steps), node.value), default=Node(p))
+
+    def finish_unsolved(self, problems: Iterable[int]):
+        """Continues the deepest node of each given problem that has no finished solution to its end."""
+        self.grow([self.deepest(p) for p in problems if not self.has_finished_P[p]], 1, "end")
+
+    def probability(self, node: Node) -> float:
+        """The value as a probability."""
+        is_log = rerank.AGGREGATORS[self.aggregator].is_log_probability
+        return float(np.exp(node.value) if is_log else probability(node.value))
+
+    def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
+        """The finished solutions of each problem; where there is none a cut or an empty one, as unfinished."""
+        empty = Candidate(("",), finished=False, step_scores={name: (0.0,)})
+
+        def candidate(node: Node) -> Candidate:
+            scores = {name: tuple(map(float, node.logit_T))}
+            return Candidate(node.steps, extract("\n".join(node.steps)), None, node.ended == "end", scores)
+
+        problems = []
+        for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
+            nodes = self.finished(p) or [node for node in self.nodes[p] if node.ended == "length"][-1:]
+            candidates = tuple(candidate(node) for node in nodes if node.steps) or (empty,)
+            problems.append(Problem(id_, self.problems[p], answer, candidates, {name: "logit"}))
+        return problems
