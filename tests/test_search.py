@@ -316,13 +316,13 @@ def test_a_budget_becomes_widths_and_simulations():
 
 
 def test_what_a_search_leaves_is_spent_by_another_and_by_whole_solutions():
-    """A beam of 2 takes 6 tokens here, a whole solution 2 or 3 (whose mean is called 2.5)."""
+    """A whole solution is 2 or 3 tokens here (whose mean is called 2.5): 13 pay for 5.2."""
     state, options = (
-        explore(Table(LOGITS), ["?", "?"], Scripted(SCRIPT), "last"),
+        explore(Table(LOGITS), ["?"] * 20, Scripted(SCRIPT), "last"),
         dataclasses.replace(OPTIONS, branch=2),
     )
     search.search(state, "beam", 13.0, 2.5, options)
-    assert 12 <= state.tokens_P.mean() <= 13
+    assert 12.5 <= state.tokens_P.mean() <= 13.5 and len(set(state.tokens_P.tolist())) > 1
     state = explore(Table({k: v - 9 * (k > "b") for k, v in LOGITS.items()}), ["?", "?"], Scripted(SCRIPT), "last")
     search.search(state, "beam", 13.0, 2.5, dataclasses.replace(options, stop_at=0.9))
     assert state.tokens_P.tolist() == [12, 12]  # neither is solved surely, and four searches are paid for
