@@ -59,6 +59,13 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_one_file():
+    """Lets go of a file's compiled programs: each takes maps of memory, and Linux ends a process at its 65,531st."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def tiny_model():
     return PRM(TINY, rngs=nnx.Rngs(0))

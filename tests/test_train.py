@@ -170,6 +170,11 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert right == [c.correct for p in pool for c in p.candidates] and np.mean(right) == pytest.approx(results["mean"])
 
 
+def test_a_machine_without_git_knows_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert run_folder.versions()["commit"] == "unknown"
+
+
 def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
     small = (*SMALL, *THIN, "log_every=1")
     printed(train.main, monkeypatch, *small, "hydra.run.dir=r", cwd=tmp_path)

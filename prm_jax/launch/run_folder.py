@@ -250,8 +250,11 @@ def versions() -> dict[str, str]:
     """What produced a result: package versions and the commit of this repository (`+` = with uncommitted changes)."""
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
 
-    def git(*args):  # an archive without .git has no commit, which is no error
-        return subprocess.run(["git", *args], cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
+    def git(*args):  # an archive without .git has no commit, nor a machine without git, which is no error
+        try:
+            return subprocess.run(["git", *args], cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
+        except FileNotFoundError:
+            return ""
 
     commit = git("rev-parse", "HEAD")
     dirty = "+" if commit and git("status", "--porcelain", "--untracked-files=no") else ""
