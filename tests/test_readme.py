@@ -42,8 +42,8 @@ def test_every_file_of_the_house_is_on_its_plan():
     plan = README[README.index("## The way through the house") :]
     flat = [path.name for path in ROOT.glob("prm_jax/*.py") if path.name != "__init__.py"]
     folders = [path.name for path in ROOT.glob("prm_jax/*/") if path.name != "__pycache__"]
-    assert [x for x in flat if f"prm_jax/{x}" not in plan] == []
-    assert [x for x in folders if f"prm_jax/{x}/" not in plan] == []
+    assert [x for x in flat if x not in plan] == []
+    assert [x for x in folders if f"{x}/" not in plan] == []
 
 
 def test_the_python_example_runs(capsys):
