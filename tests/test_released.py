@@ -576,7 +576,8 @@ def test_ids_and_scores_equal_the_authors(tmp_path, request, name):
         ids, marks = reference(tokenizer, *row)
         assert e.ids_L.tolist() == ids
         assert e.step_end_T.tolist() == marks and len(marks) == len(row[1])
-        np.testing.assert_allclose(score_T, score(logits(ids, marks)), atol=1e-4)
+        # 40 roundings of a log-odds of 42, of which another processor makes more than 1e-4
+        np.testing.assert_allclose(score_T, score(logits(ids, marks)), atol=1e-4, rtol=5e-6)
         assert (low <= score_T).all() and (score_T <= high).all()
     assert np.ptp(np.concatenate(found)) > 0.2
 
