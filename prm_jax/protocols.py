@@ -34,7 +34,7 @@ class Continuation:
     ids_L: np.ndarray  # generated ids, the one that stopped it included
     logp_L: np.ndarray  # log p of each in nats, float32, by the model itself: temperature 1, nothing left out
     text: str  # without the end-of-sequence token
-    ended: Literal["end", "step", "length"]  # end of sequence, end of a step, or cut by max_tokens
+    finish_reason: Literal["eos", "stop", "length"]  # end of sequence, end of a step, or cut by max_tokens
 
 
 class Policy(Protocol):

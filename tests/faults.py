@@ -36,7 +36,7 @@ TINY = "cpu_devices=1 steps=12 log_every=1 checkpoint_every=3 eval.every=6 data.
 TINY += " batch.rows=4 batch.tokens=128"
 LAB = "data=chain data.samples=solver"
 # stage: (command, its words, whether resume= goes on with it, the file that shows its progress, what it ends with)
-STAGES = {
+CACHE_GROWTH = {
     "train": ("train", TINY, True, "metrics.jsonl", "metrics.jsonl"),
     "resume": ("train", TINY, True, "metrics.jsonl", "metrics.jsonl"),  # of a run that was stopped at half its length
     "score": ("evaluate", "task=score input=many.jsonl checkpoint=prm figures=0", True, "scores.jsonl", "scores.jsonl"),
@@ -60,7 +60,7 @@ class Cell:
 
     def __init__(self, stage: str, inputs: Path, folder: Path):
         self.stage, self.at, self.out, self.said = stage, folder, folder / "out", folder.with_suffix(".log")
-        self.name, self.words, self.resumes, self.progress, self.ends_with = STAGES[stage]
+        self.name, self.words, self.resumes, self.progress, self.ends_with = CACHE_GROWTH[stage]
         shutil.copytree(inputs, folder)
         if stage == "resume":
             self.at.joinpath("stopped").rename(self.out)
@@ -350,7 +350,7 @@ def make_inputs(folder: Path, with_runs: bool):
         resumes=True,
         progress="checkpoints/latest/6",
     )
-    cell.name, cell.words, *_ = STAGES["train"]
+    cell.name, cell.words, *_ = CACHE_GROWTH["train"]
     assert cell.run() == 0, cell.log
     (folder / "out").rename(folder / "prm")
     cell.interrupted(signal.SIGTERM)
@@ -361,13 +361,13 @@ def main(words: list[str]) -> bool:
     """Runs the cells whose fault and stage are named (all: none is named); whether all are well."""
     faults, stages = (
         [x for x in FAULTS if x in words] or list(FAULTS),
-        [x for x in STAGES if x in words] or list(STAGES),
+        [x for x in CACHE_GROWTH if x in words] or list(CACHE_GROWTH),
     )
     failed = 0
     with tempfile.TemporaryDirectory() as root:
         root = Path(root)
         (root / "inputs").mkdir()
-        make_inputs(root / "inputs", any("prm" in STAGES[stage][1] or stage == "resume" for stage in stages))
+        make_inputs(root / "inputs", any("prm" in CACHE_GROWTH[stage][1] or stage == "resume" for stage in stages))
         for stage in stages:
             undisturbed = Cell(stage, root / "inputs", root / stage)
             assert undisturbed.run(resume=stage == "resume") == 0, undisturbed.log

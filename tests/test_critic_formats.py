@@ -135,11 +135,11 @@ def loaded(critic_folder):
     return open_checkpoint(critic_folder, "best", None, "float32")
 
 
-def saying(writer, texts, ended="end"):
+def saying(writer, texts, reason="eos"):
     """The writer made to say the texts one after another, each ended by the end of the text, or cut; the prompts it is given."""
-    last = [writer.policy.ends[0]] * (ended == "end")
+    last = [writer.policy.eos_ids[0]] * (reason == "eos")
     ids = lambda text: np.array(writer.tokenizer.encode(text) + last, np.int32)
-    said, given = iter([Continuation(ids(text), np.zeros(0), text, ended) for text in texts]), []
+    said, given = iter([Continuation(ids(text), np.zeros(0), text, reason) for text in texts]), []
     writer.write = lambda prompts, numbers, key: given.extend(prompts) or [next(said) for _ in prompts]
     return given
 
@@ -192,11 +192,11 @@ IN_VAIN = {
 
 
 @pytest.mark.parametrize("name", IN_VAIN)
-@pytest.mark.parametrize("ended", ["end", "length"])
-def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(critic_folder, loaded, name, ended, capsys):
+@pytest.mark.parametrize("reason", ["eos", "length"])
+def test_a_critique_without_a_verdict_is_asked_for_it_as_the_authors_do(critic_folder, loaded, name, reason, capsys):
     said, read = IN_VAIN[name]
     critic = critic_of(loaded, critic_folder, name)
-    given = saying(critic.writer, [said] * 2, ended)
+    given = saying(critic.writer, [said] * 2, reason)
     (logit_T,) = critic.score([(PROBLEM, STEPS[:2])])
     assert abs(1 / (1 + np.exp(-logit_T[1])) - p_after(critic_folder, name, given[1] + read)) < 1e-4
     limit = f"{critic.format.critic.max_tokens:,}"

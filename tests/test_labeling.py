@@ -53,7 +53,7 @@ class Solver:
         asked = "".join(f" {name}{operand}" for name, operand in left)
         new = chain.solve(CFG, f"{value}{asked} mod7?", np.random.default_rng(seed)) if left else ()
         text = "".join(f"{step}\n" for step in new)
-        return Continuation(np.zeros(len(text), np.int32), np.zeros(len(text)), text, "end")
+        return Continuation(np.zeros(len(text), np.int32), np.zeros(len(text)), text, "eos")
 
 
 TREE = Tree(searches=100, alpha=0.5, beta=0.9, length=500.0, c_puct=0.125)
@@ -81,7 +81,7 @@ class Oracle(Solver):
     def go_on(self, problem, steps, seed):
         good = all(tasks.step_labels(chain, problem, steps)) if steps else True
         text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if good else "0=9\n"
-        return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "end")
+        return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "eos")
 
 
 def test_labels_of_counts_and_their_expectations():
@@ -266,9 +266,9 @@ def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, la
 def test_completions_without_an_answer_are_counted(tmp_path, solutions):
     class Silent(Solver):
         def go_on(self, problem, steps, seed):
-            ended = "end" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
-            text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if ended == "length" else "who knows\n"
-            return Continuation(np.zeros(3, np.int32), np.zeros(3), text, ended)
+            reason = "eos" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
+            text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if reason == "length" else "who knows\n"
+            return Continuation(np.zeros(3, np.int32), np.zeros(3), text, reason)
 
     rows, policy = write(tmp_path / "labels.jsonl", solutions[:6], Silent())
     about = json.loads((tmp_path / "about.json").read_text())

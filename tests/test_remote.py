@@ -101,10 +101,10 @@ def test_greedy_texts_and_their_ends_are_our_own_policys(real, ours, law, stop):
     assert remote.model.server == "transformers" and remote.name == f"{BASE} at {real.url}"
     found = remote.extend(PREFIXES, 1, stop, KEY)
     expected = dataclasses.replace(ours, sampling=law).extend(PREFIXES, 1, stop, KEY)
-    told = lambda samples: [(c.text, c.ended, len(c.ids_L)) for own in samples for c in own]
+    told = lambda samples: [(c.text, c.finish_reason, len(c.ids_L)) for own in samples for c in own]
     assert told(found) == told(expected)
-    ends = {"step": {"step"}, "end": {"end"} if law.max_tokens == 60 else {"length"}}[stop]
-    assert {c.ended for own in found for c in own} == ends
+    ends = {"step": {"stop"}, "end": {"eos"} if law.max_tokens == 60 else {"length"}}[stop]
+    assert {c.finish_reason for own in found for c in own} == ends
     for own in found:  # what this server does not say is not made up
         assert (own[0].ids_L == -1).all() and np.isnan(own[0].logp_L).all()
     assert remote.stats.tokens == sum(len(own[0].ids_L) for own in expected) and remote.stats.prompts == 5
@@ -313,9 +313,9 @@ def test_vllm_is_told_the_whole_law_and_tells_ids_and_what_stopped_it(stub):
     stub.script += [(200, answer("7", stop_reason=151645)), (200, answer("1+2", "length", stop_reason=None))]
     policy = stub.policy(dataclasses.replace(ANY, top_k=20, top_p=0.9), concurrency=1)
     (step, *rest), = policy.extend([("1 +2?", ("0+1=1",))], 4, "step", KEY)  # fmt: skip
-    assert (step.text, step.ended) == ("1+2=3\n", "step")
+    assert (step.text, step.finish_reason) == ("1+2=3\n", "stop")
     assert step.ids_L.tolist() == [5, 6] and step.logp_L.tolist() == [-0.5, -0.25] and step.logp_L.dtype == np.float32
-    assert [(c.text, c.ended) for c in rest] == [("7", "end"), ("7", "end"), ("1+2", "length")]
+    assert [(c.text, c.finish_reason) for c in rest] == [("7", "eos"), ("7", "eos"), ("1+2", "length")]
     assert stub.bodies[0] | {"seed": 0} == {
         "model": "m", "prompt": "1 +2?0+1=1\n", "seed": 0, "stop": ["\n"], "max_tokens": 60, "temperature": 1.0,
         "top_p": 0.9, "top_k": 20, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 0, "return_token_ids": True,
@@ -326,7 +326,7 @@ def test_sglang_names_what_stopped_it_and_gives_log_probabilities_of_the_tempere
     stub.models = [{"id": "m", "owned_by": "sglang"}]
     stub.script = [(200, answer("1+2=3", matched_stop="\n")), (200, answer("7", matched_stop=151645))]
     found = stub.policy(dataclasses.replace(ANY, temperature=0.5), concurrency=1).extend([("1?", ())], 2, "step", KEY)
-    assert [(c.text, c.ended) for c in found[0]] == [("1+2=3\n", "step"), ("7", "end")]
+    assert [(c.text, c.finish_reason) for c in found[0]] == [("1+2=3\n", "stop"), ("7", "eos")]
     assert stub.bodies[0]["top_k"] == -1 and "logprobs" not in stub.bodies[0]
     stub.policy().extend([("1?", ())], 1, "end", KEY)
     assert stub.bodies[-1]["logprobs"] == 0 and "stop" not in stub.bodies[-1]
@@ -336,11 +336,11 @@ def test_a_server_that_does_not_say_what_stopped_it_is_refused_steps(stub):
     stub.models = [{"id": "m", "owned_by": "someone"}]
     stub.script = [(200, answer("1+2=3\n\nmore", tokens=9)), (200, answer("1+2", "length"))]
     found = stub.policy(concurrency=1).extend([("1?", ())], 2, "step", KEY)[0]
-    assert [(c.text, c.ended, len(c.ids_L)) for c in found] == [("1+2=3\n", "step", 9), ("1+2", "length", 3)]
+    assert [(c.text, c.finish_reason, len(c.ids_L)) for c in found] == [("1+2=3\n", "stop", 9), ("1+2", "length", 3)]
     stub.script = [(200, answer("1+2=3"))]
     with pytest.raises(InputError, match="does not say whether the step or the text ended"):
         stub.policy().extend([("1?", ())], 1, "step", KEY)
-    assert stub.policy().extend([("1?", ())], 1, "end", KEY)[0][0].ended == "end"
+    assert stub.policy().extend([("1?", ())], 1, "end", KEY)[0][0].finish_reason == "eos"
     with pytest.raises(InputError, match="sampling.top_k: got 9, expected null"):
         stub.policy(dataclasses.replace(ANY, top_k=9))
 

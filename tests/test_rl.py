@@ -168,11 +168,11 @@ def test_no_advantage_no_update(policy, rollouts):
 def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
     assert {r.group for r in rollouts} == {0, 1} and len(rollouts) == 6
     for r in rollouts:
-        text = policy.tokenizer.decode([i for i in r.ids_L if i not in policy.ends])
+        text = policy.tokenizer.decode([i for i in r.ids_L if i not in policy.eos_ids])
         assert r.steps == tuple(line for line in text.split("\n") if line.strip())
         assert r.step_L[0] == 0 and r.step_L[-1] == len(r.steps) - 1 and set(np.diff(r.step_L)) <= {0, 1}
     encode = lambda text: np.array(policy.tokenizer.encode(text, add_special_tokens=False), np.int32)
-    end = np.array(policy.ends, np.int32)
+    end = np.array(policy.eos_ids, np.int32)
     assert cut(policy, end) == (("",), pytest.approx([0]))
     steps, step_L = cut(policy, np.concatenate([encode("3+2=5"), encode("\n"), encode("\n"), encode("5*4=6"), end]))
     assert steps == ("3+2=5", "5*4=6") and (np.diff(step_L) >= 0).all() and step_L[-1] == 1
@@ -185,7 +185,7 @@ def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
         assert a_T == pytest.approx(b_T, abs=1e-4)
     short = dataclasses.replace(rollouts[0], ids_L=rollouts[0].ids_L[:-2], step_L=rollouts[0].step_L[:-2])
     ids_L = as_scored(policy, short).ids_L
-    assert policy.stops["step"][ids_L[-1]] and ids_L[-1] not in policy.ends  # a cut step gets its mark
+    assert policy.stop_masks["step"][ids_L[-1]] and ids_L[-1] not in policy.eos_ids  # a cut step gets its mark
 
 
 def make_rewards(policy, **changes):

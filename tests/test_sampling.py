@@ -47,7 +47,7 @@ def random_model():
 
 @pytest.fixture(scope="module")
 def policy(tokenizer):
-    return Policy(random_model(), tokenizer, PLAIN, "tiny", ANY, batch_rows=64, ends=(tokenizer.eos_token_id,))
+    return Policy(random_model(), tokenizer, PLAIN, "tiny", ANY, batch_rows=64, eos_ids=(tokenizer.eos_token_id,))
 
 
 def sampled(policy, batch_rows=64, n=5, stop="end", problems=PROBLEMS, **law):
@@ -74,16 +74,16 @@ def test_greedy_decoding_is_pytorchs_token_for_token(tmp_path, rng, tokenizer, f
     model = hf.load(tmp_path, hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True))
     problems = ["".join(chr(c) for c in rng.integers(33, 126, n)) for n in (5, 17, 9, 30)]
     greedy = Sampling(0.0, None, 1.0, 40)
-    free = Policy(model, tokenizer, PLAIN, family, greedy, batch_rows=4, ends=(279,))
+    free = Policy(model, tokenizer, PLAIN, family, greedy, batch_rows=4, eos_ids=(279,))
     end = int(free.extend([(problems[1], ())], 1, "end", jax.random.key(0))[0][0].ids_L[20])
-    ours = dataclasses.replace(free, ends=(end,)).extend([(p, ()) for p in problems], 1, "end", jax.random.key(0))
+    ours = dataclasses.replace(free, eos_ids=(end,)).extend([(p, ()) for p in problems], 1, "end", jax.random.key(0))
     for problem, (found,) in zip(problems, ours, strict=True):
         ids = torch.tensor([tokenizer.encode(problem)])
         with torch.no_grad():
             whole = theirs.generate(ids, do_sample=False, max_new_tokens=40, eos_token_id=end, pad_token_id=0)
         assert found.ids_L.tolist() == whole[0, ids.shape[1] :].tolist()
-        assert found.ended == ("end" if end in found.ids_L else "length")
-    assert ours[1][0].ended == "end"
+        assert found.finish_reason == ("eos" if end in found.ids_L else "length")
+    assert ours[1][0].finish_reason == "eos"
 
 
 def expected_law(logit_V, temperature, top_k, top_p):
@@ -146,7 +146,7 @@ def test_log_probabilities_are_those_of_the_whole_forward_pass_whatever_the_law(
 
 
 def texts(found):
-    return [[(c.ids_L.tolist(), c.ended) for c in own] for own in found]
+    return [[(c.ids_L.tolist(), c.finish_reason) for c in own] for own in found]
 
 
 def test_samples_depend_on_neither_batch_nor_neighbours(policy):
@@ -187,17 +187,17 @@ def print_samples_on_two_devices():
 def test_a_step_ends_with_any_token_that_holds_the_separator(policy, tokenizer):
     """The sign in two tokens of the vocabulary, alone and with text before it; what was cut by length has none."""
     line_ends = [i for i in range(len(tokenizer)) if "\n" in tokenizer.decode([i])]
-    assert policy.stops["step"].nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
+    assert policy.stop_masks["step"].nonzero()[0].tolist() == sorted([*line_ends, tokenizer.eos_token_id])
     comma = dataclasses.replace(
         policy, format=Format("plain", separator="5"), sampling=dataclasses.replace(ANY, max_tokens=60)
     )
     found = [c for own in comma.extend([(p, ()) for p in PROBLEMS], 20, "step", jax.random.key(0)) for c in own]
-    assert {c.ended for c in found} == {"end", "step", "length"}
+    assert {c.finish_reason for c in found} == {"eos", "stop", "length"}
     for c in found:
         n = c.text.count("5")
-        assert (c.ended == "step") == (n == 1) == c.text.endswith("5") and len(c.ids_L) <= 60
-        assert (c.ended == "length") == (len(c.ids_L) == 60 and n == 0 and c.ids_L[-1] not in policy.ends)
-        assert (c.ended == "end") == (c.ids_L[-1] in policy.ends) and tokenizer.eos_token not in c.text
+        assert (c.finish_reason == "stop") == (n == 1) == c.text.endswith("5") and len(c.ids_L) <= 60
+        assert (c.finish_reason == "length") == (len(c.ids_L) == 60 and n == 0 and c.ids_L[-1] not in policy.eos_ids)
+        assert (c.finish_reason == "eos") == (c.ids_L[-1] in policy.eos_ids) and tokenizer.eos_token not in c.text
     with pytest.raises(
         InputError, match="format.separator: got '\\\\n=\\\\n', expected a text within one token of tiny"
     ):
@@ -232,7 +232,7 @@ def test_few_shapes_serve_all_lengths(policy):
 def test_weights_that_are_no_numbers_are_refused(tokenizer):
     broken = random_model()
     broken.embed[...] *= np.nan
-    policy = Policy(broken, tokenizer, PLAIN, "tiny", ANY, batch_rows=4, ends=(tokenizer.eos_token_id,))
+    policy = Policy(broken, tokenizer, PLAIN, "tiny", ANY, batch_rows=4, eos_ids=(tokenizer.eos_token_id,))
     with pytest.raises(InputError, match="tiny: gives nan as the log-probability of a token, expected numbers"):
         policy.extend([("4?", ())], 2, "end", jax.random.key(0))
 
@@ -401,4 +401,4 @@ def test_the_ends_of_a_text_are_what_the_folder_says(policy, tmp_path):
     hf.save(tmp_path, policy.model, policy.tokenizer)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
     opened = sampling.open_policy(tmp_path, "best", PLAIN, "float32", ANY, 4)
-    assert opened.ends == (policy.tokenizer.eos_token_id, 5, 7) and opened.format == PLAIN
+    assert opened.eos_ids == (policy.tokenizer.eos_token_id, 5, 7) and opened.format == PLAIN

@@ -61,8 +61,8 @@ class Solver:
         asked = "".join(f" {name}{operand}" for name, operand in left)
         new = chain.solve(CFG, f"{value}{asked} mod7?", rng) if left else ()
         new = new[:1] if stop == "step" else new
-        text, ended = "".join(f"{step}\n" for step in new), "step" if stop == "step" and left else "end"
-        return Continuation(np.zeros(len(text) + (ended == "end"), np.int32), np.zeros(len(text)), text, ended)
+        text, reason = "".join(f"{step}\n" for step in new), "stop" if stop == "step" and left else "eos"
+        return Continuation(np.zeros(len(text) + (reason == "eos"), np.int32), np.zeros(len(text)), text, reason)
 
 
 @dataclasses.dataclass
@@ -83,9 +83,9 @@ class Scripted:
             texts = self.script["".join(steps)]
             written.append(texts[0 if self.sampling.temperature == 0 else j % len(texts)])
             steps = (*steps, written[-1])
-        ended = "end" if steps[-1].isupper() else "step"
+        reason = "eos" if steps[-1].isupper() else "stop"
         return Continuation(
-            np.zeros(len(written) or 1, np.int32), np.zeros(1), "".join(f"{x}\n" for x in written), ended
+            np.zeros(len(written) or 1, np.int32), np.zeros(1), "".join(f"{x}\n" for x in written), reason
         )
 
 
@@ -332,7 +332,11 @@ def test_what_is_cut_never_wins_and_what_is_open_is_completed():
     class Cut(Scripted):
         def go_on(self, steps, j, stop):
             ended = super().go_on(steps, j, stop)
-            return dataclasses.replace(ended, ended="length") if steps[:1] == ("b",) or j == 1 and not steps else ended
+            return (
+                dataclasses.replace(ended, finish_reason="length")
+                if steps[:1] == ("b",) or j == 1 and not steps
+                else ended
+            )
 
     state = explore(Table(LOGITS), ["?", "?"], Cut(SCRIPT), "last")
     state.max_steps = 1

@@ -169,7 +169,7 @@ class Critic:
     def has_ended(self, draft: Draft) -> bool:
         """Whether a critique that is asked for its verdict came to a text of `cut`, or without these to its end."""
         if draft.last is None or not self.format.critic.cut:
-            return draft.last is None or draft.last.ended == "end"
+            return draft.last is None or draft.last.finish_reason == "eos"
         return cut_at(self.format, draft.text, draft.step) is not None
 
     def ask(self, asked: Sequence[tuple[str, Draft, str]]) -> np.ndarray:

@@ -129,7 +129,7 @@ def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: i
         candidates = []
         for more, c in zip(new, own, strict=True):
             whole = (*steps, *more) or ("",)
-            candidates.append(Candidate(whole, extract("\n".join(whole)), finished=c.ended == "end"))
+            candidates.append(Candidate(whole, extract("\n".join(whole)), finished=c.finish_reason == "eos"))
         graded = grade(Problem("", problem, golds[problem], tuple(candidates))).candidates
         errs = np.random.default_rng([seed, int.from_bytes(digest, "big")]).random(k)
         made = []

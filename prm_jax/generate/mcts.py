@@ -61,7 +61,7 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
             prior_PK[p] = prior_K(trees[p][-1])
             if leaf.node.is_open:
                 discount_P[p], value_P[p] = 1.0, leaf.probability
-            elif leaf.node.ended == "end":
+            elif leaf.node.finish_reason == "eos":
                 reward_P[p] = leaf.probability
         tree = mctx_step(root, tree, i, new_node, state.key, rule=rule, simulations=simulations)
         if not any(idle_P[p] < MAX_IDLE and state.goes_on(p, branch) for p in problems):
@@ -81,8 +81,10 @@ def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Chi
         probabilities = [state.probability(node) for node in siblings]
         count, distinct = collections.Counter(), {}
         for node, p_good in zip(siblings, probabilities, strict=True):
-            count[node.steps, node.ended] += 1
-            distinct[node.steps, node.ended] = Child(node, p_good, p_good * count[node.steps, node.ended])
+            count[node.steps, node.finish_reason] += 1
+            distinct[node.steps, node.finish_reason] = Child(
+                node, p_good, p_good * count[node.steps, node.finish_reason]
+            )
         again = float(np.mean([leaf.probability, *probabilities]))
         expanded.append([*distinct.values(), Child(leaf.node, again, again - max(probabilities))])
     return expanded

@@ -215,21 +215,21 @@ class RemotePolicy:
         return Continuation(np.array(ids, np.int32), logp_L, *self.ending(choice, text, finish, stop))
 
     def ending(self, choice: dict, text: str, finish: str, stop: str) -> tuple[str, str]:
-        """(text, how it ended); the separator ends a step's text whether or not the server left it there."""
+        """(text, finish_reason); the separator ends a step's text whether or not the server left it there."""
         separator = self.format.separator
         # What the same token wrote after it goes, and what a server did that does not stop: paid for, but not of this step.
         if stop == "step" and separator in text:
-            return text[: text.index(separator) + len(separator)], "step"
+            return text[: text.index(separator) + len(separator)], "stop"
         if finish == "length":
             return text, "length"
         if stop == "step":
             told = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
             if separator in told:
-                return text + separator, "step"
+                return text + separator, "stop"
             if not told and self.model.server != "transformers":
                 expected = "stop_reason (vLLM), matched_stop (SGLang) or the separator in the text (transformers)"
                 raise ValueError(f"does not say whether the step or the text ended, expected {expected}")
-        return text, "end"
+        return text, "eos"
 
 
 def reason(error: Exception) -> str:

@@ -37,7 +37,7 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     """
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     code = run_folder.code_fingerprint(Path(__file__).parents[1] / file for file in CODE)
-    model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.ends
+    model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.eos_ids
     asked = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
     depends = json.dumps([code, model, asked], sort_keys=True)
     name = f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"

@@ -45,7 +45,7 @@ from prm_jax.protocols import Continuation, Prefix
 SHORTEST = 16  # tokens that prompts are padded to at least, else to a power of two: a few shapes serve all
 # Tokens after which the loop first stops for more slots; then twice as many, and so on: attention reads all slots there are,
 # and a step seldom has many tokens.
-STAGES = {"end": 64, "step": 16}
+CACHE_GROWTH = {"end": 64, "step": 16}
 
 
 def draw(logit_BV, uniform_B, sampling: Sampling):
@@ -66,7 +66,7 @@ def uniforms(key_B, t, n: int):
     return jax.vmap(jax.vmap(one, (None, 0)), (0, None))(t + jnp.arange(n), key_B)
 
 
-def choose(model: PRM, x_BD, uniform_B, sampling: Sampling):
+def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
     """The next tokens and their log-probabilities, (id_B, logp_B), from the hidden states of those before."""
     logit_BV = model.vocab_logits(x_BD)
     id_B = draw(logit_BV, uniform_B, sampling)
@@ -85,15 +85,15 @@ def prefill(model: PRM, ids_PL, first_P):
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
-def begin(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
+def first_token(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
     """The first tokens of rows that go on with their prompts: (cache, id_B, done_B), (id_B, logp_B)."""
-    id_B, logp_B = choose(model, x_PD[rows["prompt"]], uniforms(rows["key"], 0, 1)[0], sampling)
+    id_B, logp_B = sample_token(model, x_PD[rows["prompt"]], uniforms(rows["key"], 0, 1)[0], sampling)
     state = cache.take(rows["prompt"]), id_B, ~rows["is_real"] | stop_V[id_B]
     return state, replicate((id_B, logp_B))
 
 
 @functools.partial(jax.jit, static_argnames=("slots", "sampling"))
-def go_on(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
+def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
     """Up to `slots` more tokens of each row, from position t on: the state, (id_tB, logp_tB), whether all are done."""
     model, (cache, id_B, done_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
@@ -104,7 +104,7 @@ def go_on(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
         at, cache, id_B, done_B, out = carry
         pos_B1 = cache.length - rows["first"][:, None]
         x_B1D, cache = model(id_B[:, None], pos_B1, place_B, cache=cache)
-        new = choose(model, x_B1D[:, 0], uniform_tB[at], sampling)
+        new = sample_token(model, x_B1D[:, 0], uniform_tB[at], sampling)
         out = tuple(x_tB.at[at].set(x_B) for x_tB, x_B in zip(out, new, strict=True))
         return at + 1, cache, new[0], done_B | stop_V[new[0]], out
 
@@ -127,12 +127,12 @@ class Policy:
     name: str  # folder and step
     sampling: Sampling
     batch_rows: int = 64
-    ends: tuple[int, ...] = ()  # ids that end a text; empty: the tokenizer's
+    eos_ids: tuple[int, ...] = ()  # ids that end a text; empty: the tokenizer's
     stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
 
     def __post_init__(self):
-        self.ends = self.ends or tuple({self.tokenizer.eos_token_id} - {None})
-        expect(self.ends, f"{self.name}: tokenizer", None, "an end-of-sequence token")
+        self.eos_ids = self.eos_ids or tuple({self.tokenizer.eos_token_id} - {None})
+        expect(self.eos_ids, f"{self.name}: tokenizer", None, "an end-of-sequence token")
         check_format(self.format)
 
     @property
@@ -140,9 +140,9 @@ class Policy:
         return self.model.cfg.dtype
 
     @functools.cached_property
-    def stops(self) -> dict[str, np.ndarray]:
+    def stop_masks(self) -> dict[str, np.ndarray]:
         """{stop: the ids that stop a continuation, a boolean each}."""
-        end_V = np.isin(np.arange(self.model.cfg.vocab), self.ends)
+        end_V = np.isin(np.arange(self.model.cfg.vocab), self.eos_ids)
         texts = self.tokenizer.batch_decode([[i] for i in range(min(len(self.tokenizer), len(end_V)))])
         step_V = np.array([self.format.separator in text for text in texts] + [False] * (len(end_V) - len(texts)))
         return {"end": end_V, "step": end_V | step_V if step_V.any() else None}
@@ -160,7 +160,7 @@ class Policy:
         self, prefixes: Sequence[Prefix], n: int, stop: Literal["step", "end"], key, first: int | Sequence[int] = 0
     ) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, its number): first + i, or first[i]."""
-        stop_V, start = self.stops[stop], time.perf_counter()
+        stop_V, start = self.stop_masks[stop], time.perf_counter()
         number = first + np.arange(len(prefixes)) if np.ndim(first) == 0 else np.asarray(first)
         expect(stop_V is not None, "format.separator", self.format.separator, f"a text within one token of {self.name}")
         check_divides(self.model.cfg, self.batch_rows, "batch_rows")
@@ -172,7 +172,7 @@ class Policy:
         for L, prompts in itertools.groupby(sorted(requests, key=width), width):  # sorted keeps the order
             for group in self.groups(prompts, lambda ids: n * len(requests[ids])):
                 rows = [(p, i, j) for p, ids in enumerate(group) for i in requests[ids] for j in range(n)]
-                samples = self.decode(group, rows, L, stop_V, key, number, STAGES[stop])
+                samples = self.decode(group, rows, L, stop_V, key, number, CACHE_GROWTH[stop])
                 for (_, i, j), sample in zip(rows, samples, strict=True):
                     found[i][j] = self.continuation(*sample, stop_V)
         self.stats.seconds += time.perf_counter() - start
@@ -191,7 +191,7 @@ class Policy:
         if group:
             yield group
 
-    def few(self, n: int, tokens: int) -> int:
+    def bucket_rows(self, n: int, tokens: int) -> int:
         """At least n rows of so many tokens each, of a few sizes, so that a few shapes serve all; none is beyond a batch.
 
         Few rows of few tokens take as long as 512 tokens; a single token of a row is padded to 32 rows, four times as many, ...
@@ -201,9 +201,11 @@ class Policy:
             rows *= more
         return min(self.batch_rows, -(-rows // row_shards()) * row_shards())
 
-    def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number, stage: int = STAGES["end"]):
+    def decode(
+        self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number, stage: int = CACHE_GROWTH["end"]
+    ):
         """(ids, log-probabilities) of each of the rows (prompt, prefix, sample), cut where it stopped."""
-        P = self.few(len(group), L)
+        P = self.bucket_rows(len(group), L)
         ids_PL, first_P = np.zeros((P, L), np.int32), np.full(P, L, np.int32)
         for p, ids in enumerate(group):
             first_P[p] = L - len(ids)
@@ -213,7 +215,7 @@ class Policy:
         self.stats.shapes.add(("prompts", P, L))
         for at in range(0, len(rows), self.batch_rows):
             here = np.array(rows[at : at + self.batch_rows])
-            B = self.few(len(here), 1)
+            B = self.bucket_rows(len(here), 1)
             filled = np.pad(here, ((0, B - len(here)), (0, 0)), mode="edge")
             batch = {"prompt": filled[:, 0], "first": first_P[filled[:, 0]], "is_real": np.arange(B) < len(here)}
             batch["key"] = np.asarray(jax.random.key_data(sample_keys(key, number[filled[:, 1]], filled[:, 2])))
@@ -223,13 +225,13 @@ class Policy:
 
     def decode_rows(self, x_PD, cache, batch, n_rows: int, L: int, stop_V, stage: int):
         s, B = self.sampling, len(batch["first"])
-        state, (id_B, logp_B) = begin(self.model, x_PD, cache, batch, stop_V, s)
+        state, (id_B, logp_B) = first_token(self.model, x_PD, cache, batch, stop_V, s)
         ids, logps, t, all_done = [id_B[None]], [logp_B[None]], 1, False
         self.stats.shapes.add(("first", len(x_PD), B, L))
         while t < s.max_tokens and not all_done:
             slots = min(max(t, stage - 1), s.max_tokens - t)
             self.stats.shapes.add(("next", B, L + t, slots))
-            state, (id_tB, logp_tB, all_done) = go_on(self.model, state, batch, t, stop_V, slots, s)
+            state, (id_tB, logp_tB, all_done) = decode_loop(self.model, state, batch, t, stop_V, slots, s)
             ids.append(id_tB), logps.append(logp_tB)
             t += slots
         id_Bt, logp_Bt = (np.concatenate(x).T[:n_rows] for x in (ids, logps))
@@ -243,9 +245,9 @@ class Policy:
         return [(id_t[:n], logp_t[:n]) for id_t, logp_t, n in zip(id_Bt, logp_Bt, n_B, strict=True)]
 
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
-        is_end = ids_L[-1] in self.ends
+        is_end = ids_L[-1] in self.eos_ids
         text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end], clean_up_tokenization_spaces=False)
-        return Continuation(ids_L, logp_L, text, "end" if is_end else "step" if stop_V[ids_L[-1]] else "length")
+        return Continuation(ids_L, logp_L, text, "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length")
 
 
 def open_policy(
@@ -306,7 +308,7 @@ def draw_pool(
 
     def draw_rows(asked, first: int) -> list[dict]:
         samples = policy.extend([(q.problem, ()) for q in asked], n, "end", key, first)
-        pools = [tuple(as_candidate(policy.format, c.text, c.ended == "end") for c in own) for own in samples]
+        pools = [tuple(as_candidate(policy.format, c.text, c.finish_reason == "eos") for c in own) for own in samples]
         graded = [grade(Problem(q.id, q.problem, q.answer, pool)) for q, pool in zip(asked, pools, strict=True)]
         tokens = [{"policy_tokens": sum(len(c.ids_L) for c in own)} for own in samples]
         return [dataclasses.asdict(p) | spent for p, spent in zip(graded, tokens, strict=True)]

@@ -26,12 +26,12 @@ class Node:
     steps: tuple[str, ...] = ()
     logit_T: np.ndarray = dataclasses.field(default_factory=lambda: NO_STEPS)  # log-odds of each step
     value: float = 0.0  # their aggregate; of a bare problem the log of 1
-    ended: str = "step"  # step: can go on | end: finished | length: cut in a step, a dead end
+    finish_reason: str = "stop"  # as a Continuation's. stop: can go on | eos: finished | length: cut, a dead end
     tokens: int = 0  # of all its steps, as the policy wrote them
 
     @property
     def is_open(self) -> bool:
-        return self.ended == "step"
+        return self.finish_reason == "stop"
 
 
 class SearchState:
@@ -69,7 +69,7 @@ class SearchState:
             for sample in samples:
                 steps = *node.steps, *steps_of(policy.format, sample.text)
                 tokens = node.tokens + len(sample.ids_L)
-                children.append(Node(node.problem, steps, ended=sample.ended, tokens=tokens))
+                children.append(Node(node.problem, steps, finish_reason=sample.finish_reason, tokens=tokens))
             tokens = sum(child.tokens - node.tokens for child in children)
             self.tokens_P[node.problem] += tokens
             if stop == "step":
@@ -102,7 +102,7 @@ class SearchState:
         for child in children:
             p = child.problem
             self.nodes[p].append(child)
-            if child.ended == "end" and child.steps:
+            if child.finish_reason == "eos" and child.steps:
                 self.has_finished_P[p] = True
                 self.best_P[p] = max(self.best_P[p], self.probability(child))
         return [children[i : i + n] for i in range(0, len(children), n)]
@@ -118,7 +118,7 @@ class SearchState:
         return [dataclasses.replace(node, value=values[self.row(node)]) for node in nodes]
 
     def finished(self, p: int) -> list[Node]:
-        return [node for node in self.nodes[p] if node.ended == "end" and node.steps]
+        return [node for node in self.nodes[p] if node.finish_reason == "eos" and node.steps]
 
     def goes_on(self, p: int, samples: int = 0) -> bool:
         """Whether to search the problem further: no solution has the probability `stop_at`, and the budget is not spent.
@@ -156,11 +156,11 @@ class SearchState:
 
         def candidate(node: Node) -> Candidate:
             scores = {name: tuple(map(float, node.logit_T))}
-            return Candidate(node.steps, extract("\n".join(node.steps)), None, node.ended == "end", scores)
+            return Candidate(node.steps, extract("\n".join(node.steps)), None, node.finish_reason == "eos", scores)
 
         problems = []
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
-            nodes = self.finished(p) or [node for node in self.nodes[p] if node.ended == "length"][-1:]
+            nodes = self.finished(p) or [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
             candidates = tuple(candidate(node) for node in nodes if node.steps) or (empty,)
             problems.append(Problem(id_, self.problems[p], answer, candidates, {name: "logit"}))
         return problems

@@ -161,9 +161,9 @@ def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarra
 def as_scored(policy: Policy, r: Rollout) -> Encoded:
     """A roll-out with its separators as marks: without what ends the text, and with the separator that a cut last step lacks."""
     separator = policy.tokenizer.encode(policy.format.separator, add_special_tokens=False)
-    n = len(r.ids_L) - int(r.ids_L[-1] in policy.ends)
+    n = len(r.ids_L) - int(r.ids_L[-1] in policy.eos_ids)
     ids, step_n = r.ids_L[:n].tolist(), r.step_L[:n].tolist()
-    if not ids or not policy.stops["step"][ids[-1]]:
+    if not ids or not policy.stop_masks["step"][ids[-1]]:
         ids, step_n = [*ids, *separator], [*step_n, *[len(r.steps) - 1] * len(separator)]
     last = {t: at for at, t in enumerate(step_n)}
     start = len(r.prompt_L)

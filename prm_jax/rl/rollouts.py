@@ -37,7 +37,7 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key, first: int = 
     for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, found, strict=True)):
         for sample in samples:
             steps, step_L = cut(policy, sample.ids_L)
-            finished = sample.ended == "end" and bool(steps[0].strip())
+            finished = sample.finish_reason == "eos" and bool(steps[0].strip())
             rollouts.append(Rollout(problem, group, steps, finished, prompt_L, sample.ids_L, sample.logp_L, step_L))
     return rollouts
 
@@ -45,10 +45,10 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key, first: int = 
 def cut(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     """(steps, step_L): a step ends with the token whose text holds the separator; blank pieces belong to the step before."""
     separator, steps, step_L = policy.format.separator, [], np.zeros(len(ids_L), int)
-    ends = np.flatnonzero(policy.stops["step"][ids_L]) + 1
+    ends = np.flatnonzero(policy.stop_masks["step"][ids_L]) + 1
     starts = [0, *ends.tolist()]
     for start, end in zip(starts, [*ends.tolist(), len(ids_L)], strict=True):
-        own = [i for i in ids_L[start:end].tolist() if i not in policy.ends]
+        own = [i for i in ids_L[start:end].tolist() if i not in policy.eos_ids]
         text = policy.tokenizer.decode(own, clean_up_tokenization_spaces=False).removesuffix(separator)
         if text.strip():
             steps.append(text.strip() if policy.format.strip else text)
