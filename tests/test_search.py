@@ -308,7 +308,11 @@ def test_a_budget_becomes_widths_and_simulations():
     assert of("best_of_n", 240) == {"width": 8} and of("best_of_n", 10) == {"width": 1}
     flat = {"groups": 1, "ahead": 0, "block": 1}
     assert of("beam", 240) == {"width": 8, "branch": 4, **flat} and of("beam", 60) == {"width": 2, "branch": 2, **flat}
-    assert of("beam", 210) == {"width": 6, "branch": 3, **flat} and of("beam", 150) == {"width": 5, "branch": 5, **flat}
+    assert of("beam", 210) == {"width": 4, "branch": 4, **flat} and of("beam", 390) == {
+        "width": 12,
+        "branch": 4,
+        **flat,
+    }
     assert of("dvts", 270) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 1}
     assert of("lookahead", 240) == {"width": 4, "branch": 4, **flat, "ahead": 1}
     assert of("vgs", 240) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 12}

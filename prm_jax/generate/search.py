@@ -76,27 +76,37 @@ class Method:
     run: Callable  # run(state, problems, **arguments)
     plan: Callable  # plan(width, options) -> arguments
     cost: Callable = lambda options: 1  # whole solutions that a unit of width costs, before this is measured
+    step: Callable = lambda options: 1  # by how much the widths that `plan` tells apart differ
 
 
 def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1, ahead: int = 0) -> dict:
-    """`width` samples a step are split into `branch` of each of the nodes kept, as near to options.branch as it goes; `apart`:
-    each node kept is a group of its own."""
-    keep = max(1, round(width / options.branch))
+    """`width` samples a step, `branch` of each node kept: a multiple of options.branch, or fewer than it of one node.
+
+    `apart`: each node kept is a group of its own.
+    """
+    branch = min(width, options.branch)
+    keep = width // branch
     groups = keep if apart else 1
-    return {"width": width - width % keep, "branch": width // keep, "groups": groups, "ahead": ahead, "block": block}
+    return {"width": keep * branch, "branch": branch, "groups": groups, "ahead": ahead, "block": block}
 
 
 def plan_mcts(width: int, options: Options) -> dict:
     return {"simulations": options.simulations, "branch": min(options.branch, width), "rule": options.rule}
 
 
+def branch_of(options: Options) -> int:
+    return options.branch
+
+
 METHODS = {
     "best_of_n": Method(best_of_n, lambda width, options: {"width": width}),
-    "beam": Method(beam, plan_beam),
-    "dvts": Method(beam, lambda n, options: plan_beam(n, options, apart=True)),
-    "lookahead": Method(beam, lambda n, options: plan_beam(n, options, ahead=options.ahead), lambda o: 1 + o.ahead),
-    "vgs": Method(beam, lambda n, options: plan_beam(n, options, apart=True, block=options.block)),
-    "mcts": Method(mcts, plan_mcts),  # mcts.py
+    "beam": Method(beam, plan_beam, step=branch_of),
+    "dvts": Method(beam, lambda n, options: plan_beam(n, options, apart=True), step=branch_of),
+    "lookahead": Method(
+        beam, lambda n, options: plan_beam(n, options, ahead=options.ahead), lambda o: 1 + o.ahead, branch_of
+    ),
+    "vgs": Method(beam, lambda n, options: plan_beam(n, options, apart=True, block=options.block), step=branch_of),
+    "mcts": Method(mcts, plan_mcts),
 }
 
 
@@ -150,9 +160,10 @@ def search_by_width(state: SearchState, method: str, problems: list[int], width:
 
     Returns the mean tokens spent.
     """
-    before, low = state.tokens_P.sum(), int(width)
-    n_more = round((width - low) * len(problems))
-    for n, part in ((low + 1, problems[:n_more]), (low, problems[n_more:])):
+    step = METHODS[method].step(options) if width >= METHODS[method].step(options) else 1
+    before, low = state.tokens_P.sum(), int(width / step) * step
+    n_more = round((width - low) / step * len(problems))
+    for n, part in ((low + step, problems[:n_more]), (low, problems[n_more:])):
         if part:
             METHODS[method].run(state, part, **METHODS[method].plan(n, options))
             state.finish_unsolved(part)
