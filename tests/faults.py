@@ -41,7 +41,7 @@ CACHE_GROWTH = {
     "resume": ("train", TINY, True, "metrics.jsonl", "metrics.jsonl"),  # of a run that was stopped at half its length
     "score": ("evaluate", "task=score input=many.jsonl checkpoint=prm figures=0", True, "scores.jsonl", "scores.jsonl"),
     "sample": ("sampling", "problems=questions.jsonl n=4 batch_rows=8", True, "pool.jsonl", "pool.jsonl"),
-    "label": ("labeling", "input=rows.jsonl k=2 batch_rows=8", True, "labels.jsonl", "labels.jsonl"),
+    "label": ("labeling", "input=rows.jsonl checker=chain k=2 batch_rows=8", True, "labels.jsonl", "labels.jsonl"),
     "search": ("evaluate", f"task=search {LAB} checkpoint=prm problems=4 samples=2 methods=[best_of_n,beam] budgets=[30,60]",
                True, "searches/*.json", "searches/*.jsonl.gz"),
     "best_of_n": ("evaluate", "task=best_of_n pool=pool.jsonl checkpoint=prm", True, "pool_scores_prm.jsonl", "results.json"),

@@ -206,7 +206,14 @@ def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_pat
         ("embedded_orm", "last", ["right", "wrong"]),
         ("checker", "min", ["right", "wrong"]),
     ):
-        asked = "task=score", f"checkpoint={checkpoint}", "input=mine.jsonl", "figures=0", f"hydra.run.dir={how}"
+        asked = (
+            "task=score",
+            f"checkpoint={checkpoint}",
+            "input=mine.jsonl",
+            "data=chain",
+            "figures=0",
+            f"hydra.run.dir={how}",
+        )
         out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
         results = json.loads((tmp_path / how / "results.json").read_text())
         assert [r["id"] for r in results["ranking"]] == order and results["aggregator"] == how

@@ -66,7 +66,7 @@ def search_of(seed):
     share = {"share": 0.5 + seed / 10, "interval": [0.4, 0.6]}
     best = share | {"by_difficulty": [share] * 3}
     minus = {"difference": 0.1, "interval": [0.0, 0.2]}
-    rows = [{"method": m, "budget": b, "policy_tokens": b - 1, "best": best, "minus_best_of_n": minus}
+    rows = [{"method": m, "budget": b, "policy_tokens": b - 1, "best": best, "vote": best, "minus_best_of_n": minus}
             for b in (60, 120) for m in ("best_of_n", "beam")]  # fmt: skip
     about = {"problems": 9, "pass_at_1": 0.4, "difficulty_pass_at_1": [0.8, 0.4, 0.1], "searches": rows}
     return {"choice": "best", "verifiers": [about]}
