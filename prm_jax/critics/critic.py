@@ -43,10 +43,8 @@ class CriticStats:
     failed: int = 0  # of these
 
     def summary(self) -> str:
-        mean, code = (
-            self.tokens / max(self.critiques, 1),
-            f", {self.blocks:,} blocks of code run, {self.failed:,} failed",
-        )
+        mean = self.tokens / max(self.critiques, 1)
+        code = f", {self.blocks:,} blocks of code run, {self.failed:,} failed"
         return (
             f"criticised  {self.solutions:,} solutions by {self.critiques:,} critiques of {mean:.1f} tokens, {self.no_verdict:,} "
             f"without a verdict, {self.forced:,} of them forced; {self.unscored:,} steps unscored"

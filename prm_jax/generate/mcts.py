@@ -14,7 +14,7 @@ import numpy as np
 
 from prm_jax.generate.search_state import Node, SearchState
 
-MAX_IDLE = 2
+MAX_IDLE = 2  # descents in a row that end at a finished child: the tree has settled
 
 
 def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):

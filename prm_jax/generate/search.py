@@ -130,14 +130,15 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
     """Spends `budget` policy tokens a problem, in the mean of all problems, by a method of METHODS.
 
     Every second problem is searched first, by the width that per_solution pays for. What a unit of width cost them sets the
-    width of the others. Problems that left more than such a unit are searched again; the last tokens pay for one whole
-    solution each of the problems that took least.
+    width of the others. Problems that left more than a unit costs at most are searched again; the last tokens pay for one
+    whole solution each of the problems that took least. With options.stop_at `search_unsolved` spends the budgets.
     """
     state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
-    P, unit = len(state.problems), per_solution * METHODS[method].cost(options)
-    measured = unit
     if options.stop_at is not None:
         return search_unsolved(state, method, budget, options)
+    P = len(state.problems)
+    # Tokens of a unit of width: at most, as far as is known before a search, and as the first half of the problems had it.
+    unit = measured = per_solution * METHODS[method].cost(options)
     for problems in filter(None, (list(range(0, P, 2)), list(range(1, P, 2)))):
         left = budget * P - state.tokens_P.sum()
         width = max(1.0, min(budget, left / len(problems)) / measured)

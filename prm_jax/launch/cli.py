@@ -83,9 +83,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
             use_compilation_cache()
-            if (
-                "execution_whitelist" in inspect.signature(hydra.main).parameters
-            ):  # Hydra 1.4: what conf/runs.yaml may name
+            if "execution_whitelist" in inspect.signature(hydra.main).parameters:  # Hydra 1.4
                 of_hydra = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
             else:
                 of_hydra = {"version_base": "1.3"}
