@@ -1,4 +1,4 @@
-"""What every policy shares, our own (sampling.py) and one behind a server (remote.py): the distribution that is drawn from, the keys of a draw, its cost."""
+"""What every policy shares, ours (sampling.py) and one behind a server (remote.py): its distribution, keys and cost."""
 
 import dataclasses
 
