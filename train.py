@@ -107,25 +107,23 @@ class TrainConfig:
         if is_implicit:
             expected = "a language model with objective=implicit, which measures what trains against it"
             expect(self.init != "random", "init", self.init, expected)
-        asks_once = is_implicit or STEP_LOSSES[self.loss.step].ranks  # which compare steps or solutions, not tokens
-        asked = f"last with objective={self.objective}, loss.step={self.loss.step}"
-        expect(self.outcome_at == "last" or not asks_once, "outcome_at", self.outcome_at, asked)
+        needs_last = is_implicit or STEP_LOSSES[self.loss.step].ranks  # these compare steps or solutions, not tokens
+        expected = f"last with objective={self.objective}, loss.step={self.loss.step}"
+        expect(self.outcome_at == "last" or not needs_last, "outcome_at", self.outcome_at, expected)
         measured = {"lm": ("loss", "accuracy"), "prm": (self.eval.best_by,)}
         measured = measured.get(self.objective, ("loss", "accuracy", "step_auroc"))
         expected = f"what objective={self.objective} measures: {', '.join(measured)}"
         expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, expected)
         if self.batch.share_prefixes and (is_lm or self.loss.lm_weight > 0):
-            raise InputError("batch.share_prefixes: a shared token has no one next token, as language models need")
+            raise InputError("batch.share_prefixes: a shared token has several next tokens; a language model needs one")
         if fmt.score == "log_ratio" and not is_implicit:
             raise InputError(f"format: {fmt.name!r} has no step head to train; it scores by two language models")
         if fmt.head not in (None, head) and not is_lm:
-            raise InputError(
-                f"model.head: got {head!r}, but format={fmt.name} belongs to a head of its own: {fmt.head}"
-            )
+            raise InputError(f"model.head: got {head!r}, but format={fmt.name} has its own head: {fmt.head}")
 
 
 def end_of_sweep(folder: Path):
-    """The table and the figure of a sweep, and what to do next."""
+    """Prints and draws the sweep's table, and says what to do next."""
     from prm_jax.figures.sweeps import show_sweep  # imports matplotlib
 
     show_sweep(folder)
@@ -153,25 +151,26 @@ def main(cfg):
 
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
-    """Data, model and optimiser from the configuration, the loop, and what the run folder says of them in `texts`."""
+    """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`."""
     data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     record_data(texts / "data.json", data)
     splits, counts = data.splits, data.counts
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
-    asked = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
+    targets = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
     rows, examples, parts = iter(splits["train"]), {"train": [], "validation": []}, {}
     training = [("train", name, list(itertools.islice(rows, n))) for name, n in data.parts.items()]
     training = training or [("train", "", splits["train"])]
     for split, source, solutions in (*training, ("validation", "", splits["validation"])):
         limits = cfg.batch.tokens, cfg.batch.too_long
-        found, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *asked[split])
+        made, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split])
         counts |= {f"{split}_{name}": n + counts.get(f"{split}_{name}", 0) for name, n in dropped.items()}
-        if not found:
+        if not made:
             where = f"the {split} split" + f" of {source}" * bool(source)
             raise InputError(f"data: {where} has no solution with a target for objective={cfg.objective}")
-        examples[split] += found
-        parts |= {source: (len(found), (data_cfg.weights or {}).get(source, len(found)))} if source else {}
+        examples[split] += made
+        if source:
+            parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
     print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
     cli.print_counts(counts)
     if cfg.batch.tokens is None:
@@ -183,10 +182,12 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
         raise InputError(f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}")
     if cfg.objective == "implicit":
-        batch = cfg.batch.tokens, cfg.batch.rows
-        examples = {split: with_reference(rows, model, *batch) for split, rows in examples.items()}
+        size = cfg.batch.tokens, cfg.batch.rows
+        examples = {split: with_reference(rows, model, *size) for split, rows in examples.items()}
     opt = make_optimizer(model, cfg.optimizer, cfg.steps)
-    n_parameters, n_trained = (sum(x.size for x in jax.tree.leaves(nnx.state(model, of))) for of in (..., opt.wrt))
+    n_parameters, n_trained = (
+        sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt)
+    )
     print(f"model       {n_parameters:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {jax.process_count()} processes")
     save_description(texts / "model", model.cfg, tokenizer)
@@ -195,11 +196,20 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     source = TrainingRows(examples["train"], plan, cfg.seed, parts)
     print(source.summary())
     final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind)
-    about = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
-    sizes = {"parameters": n_parameters, "trained_parameters": n_trained}
-    made = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
     drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
-    summary = about | final | sizes | {"counts": counts} | drawn | made
+    summary = {
+        "finished": True,
+        "objective": cfg.objective,
+        "label_kind": data_cfg.label_kind,
+        "seed": cfg.seed,
+        **final,
+        "parameters": n_parameters,
+        "trained_parameters": n_trained,
+        "counts": counts,
+        **drawn,
+        "overrides": run_folder.overrides_of(run),
+        "versions": run_folder.versions(),
+    }
     run_folder.write_json(texts / "summary.json", summary)
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} problems=FILE"
@@ -207,15 +217,15 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
 
 
 def draw_samples(*args):
-    """`policy_pool`, which loads what a policy needs: no training on files does."""
+    """Samples of an embedded task's policy; imported here, because training on files needs no policy code."""
     from prm_jax.generate.samples import policy_pool
 
     return policy_pool(*args)
 
 
 def record_data(path: Path, data: Data):
-    """What a run learns from: its files' hashes, which a resumed run must find again, and hashes of its problems, by which
-    an evaluation tells which of its own the run has seen."""
+    """Writes hashes of the run's files, which a resumed run must have again, and of its problems, so that an evaluation can
+    tell which of its problems the run has seen."""
     if path.exists() and (old := run_folder.read_json(path)["files"]) != data.fingerprints:
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
         raise InputError(f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead")
@@ -225,7 +235,7 @@ def record_data(path: Path, data: Data):
 def fit(
     cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, source, validation, label_kind
 ) -> dict:
-    """The loop: from step 1, or the newest checkpoint, to cfg.steps. Returns the numbers of the best evaluation."""
+    """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best evaluation."""
     b, checkpoints = cfg.batch, Checkpoints(run)
     first, best = 0, {}
     if cfg.resume is not None:
@@ -237,7 +247,10 @@ def fit(
     schedule, k_dropout = make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
     if cfg.lengthened and first < cfg.steps:
         print(lengthened(cfg, first))
-    position = lambda step: {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
+
+    def position(step):
+        return {"lr": float(schedule(step - 1)), "epoch": source.epoch(step * b.rows * b.accumulate)}
+
     logs = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
     log = MetricsLog(texts, first, *logs, every=cfg.log_every)
 
@@ -246,7 +259,7 @@ def fit(
         reader = StepReader(log, bar, cfg.log_every, seconds_before, position)
         for step in range(first + 1, cfg.steps + 1):
             model, opt, metrics = train_step(model, opt, next(batches), cfg.loss, k_dropout)
-            # The signal is read with the numbers, so that all processes stop at the same step.
+            # The stop signal is read with the numbers, so that all processes stop at the same step.
             reader.add(step, metrics | {"stop": max_over_processes(stop.received or 0)})
             last = step == cfg.steps
             evaluates = step % cfg.eval.every == 0 or last
@@ -254,7 +267,7 @@ def fit(
             if not (evaluates or saves):
                 continue
             record, is_best = reader.read(), False
-            # Before every save too: the step's own loss was finite before its update, not necessarily after.
+            # Checked before every save too: the step's loss was finite before its update, not necessarily after.
             scores = require_finite(
                 step, evaluate(model, held_out if evaluates else held_out[:1], cfg.loss, label_kind)
             )
@@ -272,13 +285,13 @@ def fit(
                 checkpoints.save(step, model, opt, best | {"seconds": reader.seconds}, is_best)
             if stopping:
                 name = signal.Signals(reader.stop).name
-                print(f"stopped     by {name} after step {step}; go on with: python train.py resume={run}")
+                print(f"stopped     by {name} after step {step}; continue with: python train.py resume={run}")
                 sys.exit(128 + reader.stop)
     return best | {"steps": cfg.steps, "seconds": reader.seconds}
 
 
 def lengthened(cfg: TrainConfig, first: int) -> str:
-    """What a longer run makes of the learning rate from step `first` + 1 on: it is no longer the run that it was."""
+    """A line that says how the longer run's learning rate differs from step `first` + 1 on."""
     before, after = (make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps))
     rates = f"step {first + 1} has {float(after(first)):.3g} in place of {float(before(first)):.3g}"
     text = f"longer      {cfg.lengthened[-1]} -> {cfg.steps} steps; the learning rate's cosine is stretched with them: {rates},"
@@ -286,16 +299,16 @@ def lengthened(cfg: TrainConfig, first: int) -> str:
 
 
 def micro_batches(source: TrainingRows, cfg: BatchConfig, first: int, steps: int):
-    """The batches of the steps from `first` on, [A, B, ...] on the mesh: of each this process reads its own rows alone."""
+    """The batches after step `first`, arrays [A, B, ...] on the mesh; this process reads only its own rows."""
     n_rows = cfg.rows * cfg.accumulate
-    own_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
-    for batch in train_batches(source, steps, n_rows, own_AB.ravel(), first):
-        batch = {name: x.reshape(*own_AB.shape, *x.shape[1:]) for name, x in batch.items()}
+    local_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
+    for batch in train_batches(source, steps, n_rows, local_AB.ravel(), first):
+        batch = {name: x.reshape(*local_AB.shape, *x.shape[1:]) for name, x in batch.items()}
         yield shard_batch(batch, cfg.rows, axis=1)
 
 
 def is_better(scores: dict, best: dict, by: str) -> bool:
-    """Is this evaluation above the best so far (none: no `best_step`)? The loss is best where it is lowest."""
+    """Whether this evaluation beats the best so far, or is the first; a lower loss is better."""
     name, sign = f"eval_{by}", -1 if by == "loss" else 1
     if name not in scores:
         raise InputError(f"eval.best_by: {by} is undefined on the validation split: it needs right and wrong ones")
@@ -303,25 +316,25 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
 
 
 def evaluate(model: PRM, batches, cfg: LossConfig, label_kind: str) -> dict[str, float]:
-    """Mean loss and accuracy over the held-out batches, and where they are defined two metrics of `step_metrics`."""
-    totals, found = collections.Counter(), []
+    """Mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined."""
+    totals, scored = collections.Counter(), []
     for batch in batches:
         sums = eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
         if "logit" in sums:
-            found += unpack_steps(batch, np.asarray(sums.pop("logit")))
+            scored += unpack_steps(batch, np.asarray(sums.pop("logit")))
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
         return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
     loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
     if not math.isfinite(loss):
-        return {"eval_loss": loss}  # of scores that are no numbers nothing else is defined
-    labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in found]
-    p = [probability(logit_T) for logit_T, _ in found]
-    metrics = step_metrics(p, labels, range(len(found)), label_kind=label_kind)
+        return {"eval_loss": loss}  # NaN scores have no metrics
+    labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in scored]
+    p = [probability(logit_T) for logit_T, _ in scored]
+    metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
-    more = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
-    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps} | more
+    defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
+    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
 
 
 def make_tokenizer(cfg: TrainConfig, solutions):
@@ -332,7 +345,7 @@ def make_tokenizer(cfg: TrainConfig, solutions):
 
 
 def make_model(cfg: TrainConfig, tokenizer) -> PRM:
-    """The checkpoint named by `init`, or random weights of the asked shape."""
+    """The model of the checkpoint that `init` names, or one with random weights."""
     folder = hf.locate("embedded" if cfg.init == "random" else cfg.init)
     config, where = hf_config.read_config(folder), str(folder / "config.json")
     is_lm = cfg.objective in ("lm", "implicit")
@@ -344,14 +357,14 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         model_cfg, _ = hf_config.resolve_model(cfg.model, config, "model", **uses)
     else:
         model_cfg, changed = hf_config.resolve_model(cfg.model, config, where, **uses)
-        for key, (asked, found) in changed.items():
-            raise InputError(f"model.{key}: got {asked}, but {cfg.init} has {found}; init=random starts fresh weights")
+        for key, (wanted, has) in changed.items():
+            raise InputError(f"model.{key}: got {wanted}, but {cfg.init} has {has}; init=random starts fresh weights")
     vocab, n = model_cfg.vocab, len(tokenizer)
     expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
     frozen = cfg.optimizer.trainable != "all"
     if cfg.init == "random":
-        make = lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))
-        model = make_sharded((lambda: cast_backbone(make())) if frozen else make)
+        model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
+        model = make_sharded(cast_backbone, model, donate=0) if frozen else model
     else:
         model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, "thin" if frozen else np.float32)
     if cfg.optimizer.trainable == "lora":

@@ -1,10 +1,10 @@
 """Who sees whom, and which kernel computes it.
 
-One integer a key says who sees it: key j of a row is visible to the query in place i where j <= i <= visible_until_BS[b, j],
-that is causality and the last place that may see the key. With S keys in a row this one array says causal (S - 1 for all),
-packed (last token of the key's own solution), sliding window (j + window - 1), prefix tree (tokens in depth-first order:
-last token of the subtree below the key), not yet filled (-1), padding after all tokens (S or more) and before them (j: seen
-by itself alone).
+One integer a key says who sees it: the query in place i sees key j of row b where j <= i <= visible_until_BS[b, j]. The first
+part is causality, the second the last place that may see the key. With S keys in a row this one array describes a causal mask
+(S - 1 for all), packing (the last token of the key's own solution), a sliding window (j + window - 1), a prefix tree with tokens
+in depth-first order (the last token of the subtree below the key), a slot that is not filled yet (-1), padding after all tokens
+(S or more) and padding before them (j: only the key itself sees it).
 
 The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not run on a chip.
 On a mesh each device attends to its own rows and heads (`shard_heads` of launch/mesh.py).
@@ -24,10 +24,10 @@ QUERIES = 256  # whose scores against all keys `dense` holds at once
 
 
 def attend(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
-    """Softmax attention, o_BLHK. `slot_BL`: each query's place among the keys, for queries that go on with a cache.
+    """Softmax attention, o_BLHK. `slot_BL` is each query's place among the keys of a cache.
 
-    Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap`: the scores'
-    (`soft_cap` of kernels/mask.py), which cuDNN does not know.
+    Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap` bounds the
+    scores (`soft_cap` of kernels/mask.py); cuDNN has no such bound.
     """
     arrays, is_short = (q_BLHK, k_BSGK, v_BSGK, visible_until_BS), q_BLHK.shape[1] <= SHORT
     if slot_BL is None:
@@ -42,9 +42,9 @@ def attend(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
 
 
 def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
-    """The definition, for any platform: every query against every key.
+    """Attention as it is defined, on any platform: every query against every key, o_BLHK.
 
-    A block of queries at a time, which the backward pass computes again, so that memory grows with S and not with L x S.
+    It takes a block of queries at a time, which the backward pass computes again, so memory grows with S, not with L x S.
     """
     B, L, H, K = q_BLHK.shape
     G, n = k_BSGK.shape[2], -(-L // QUERIES)
@@ -64,7 +64,10 @@ def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
 
     if n == 1:
         return block((q_BLHK, slot_BL))
-    pad = lambda x_BLx: jnp.pad(x_BLx, [(0, 0), (0, n * QUERIES - L)] + [(0, 0)] * (x_BLx.ndim - 2))
-    cut = lambda x_BLx: pad(x_BLx).reshape(B, n, QUERIES, *x_BLx.shape[2:]).swapaxes(0, 1)
-    o_nBLHK = jax.lax.map(jax.checkpoint(block), (cut(q_BLHK), cut(slot_BL)))
+
+    def in_blocks(x_BLx):
+        x_BLx = jnp.pad(x_BLx, [(0, 0), (0, n * QUERIES - L)] + [(0, 0)] * (x_BLx.ndim - 2))
+        return x_BLx.reshape(B, n, QUERIES, *x_BLx.shape[2:]).swapaxes(0, 1)
+
+    o_nBLHK = jax.lax.map(jax.checkpoint(block), (in_blocks(q_BLHK), in_blocks(slot_BL)))
     return o_nBLHK.swapaxes(0, 1).reshape(B, n * QUERIES, H, K)[:, :L]

@@ -11,9 +11,9 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A step head: a Linear layer of C outputs, after a Linear layer of D outputs and a ReLU where it is `hidden`."""
+    """A step head: a linear layer of C outputs; with `hidden` after a linear layer of D outputs and a ReLU."""
 
-    labels: tuple[str, ...]  # what each of the C logits is of, as in `id2label` of a config.json
+    labels: tuple[str, ...]  # the class of each of the C logits, as in `id2label` of a config.json
     log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good
     hidden: bool = False
     rates: bool = False  # its classes are the human ratings -1, 0, +1

@@ -26,27 +26,28 @@ class LoraConfig:
 
 
 class LowRank(nnx.Module):
-    """Stands in a block where the matrix `base` stood; `linear` in model.py calls it."""
+    """Replaces the matrix `base` of a block; `linear` in model.py calls it."""
 
     def __init__(self, base: nnx.Param, a_Dr, b_rF, scale: float):
         self.base, self.scale = base, scale
-        self.a = nnx.LoRAParam(a_Dr)
-        self.b = nnx.LoRAParam(b_rF)
+        rows, columns = base.mesh_axes or (None, None)
+        self.a = nnx.LoRAParam(a_Dr, decays=True, mesh_axes=(rows, None))
+        self.b = nnx.LoRAParam(b_rF, decays=True, mesh_axes=(None, columns))
 
     def __call__(self, x_nD):
         base_DF, a_Dr, b_rF = (w[...].astype(x_nD.dtype) for w in (self.base, self.a, self.b))
         return matmul(x_nD, base_DF) + matmul(self.scale * matmul(x_nD, a_Dr), b_rF)
 
     def merged(self):
-        """The one matrix that does the same, in the dtype of the base."""
+        """The parameter base + scale A B, in the dtype of the base."""
         update_DF = self.scale * (self.a[...] @ self.b[...])
-        return (self.base[...].astype(jnp.float32) + update_DF).astype(self.base.dtype)
+        return self.base.replace((self.base[...].astype(jnp.float32) + update_DF).astype(self.base.dtype))
 
 
 def attach(model, cfg: LoraConfig, seed: int):
-    """The model with low-rank updates of its blocks' `cfg.targets`: A normal with variance 1 / D and B zero, so nothing changes yet."""
+    """The model with low-rank updates of its blocks' `cfg.targets`, which change nothing yet: A ~ N(0, 1 / D), B = 0."""
     weights = vars(model.blocks).items()  # [layers, D, F]; experts have one axis more, and no updates of their own
-    matrices = [name for name, w in weights if name.startswith("w_") and w is not None and w[...].ndim == 3]
+    matrices = [name for name, w in weights if isinstance(w, nnx.Param) and w[...].ndim == 3]
     for name in cfg.targets:
         if name not in matrices:
             raise InputError(f"lora.targets: got {name!r}, expected names among {', '.join(matrices)}")
@@ -59,9 +60,9 @@ def attach(model, cfg: LoraConfig, seed: int):
 
 
 def merge(model):
-    """The model with plain matrices in place of the low-rank updates, for export; a model without them stays as it is."""
-    updated = {name: w for name, w in vars(model.blocks).items() if isinstance(w, LowRank)}
-    merged = make_sharded(lambda updated: {name: w.merged() for name, w in updated.items()}, updated)
+    """The model with its low-rank updates added to their matrices, for export; a model without updates stays as it is."""
+    low_rank = {name: w for name, w in vars(model.blocks).items() if isinstance(w, LowRank)}
+    merged = make_sharded(lambda low_rank: {name: w.merged() for name, w in low_rank.items()}, low_rank)
     for name, w_DF in merged.items():
-        setattr(model.blocks, name, nnx.Param(w_DF))
+        setattr(model.blocks, name, w_DF)
     return model

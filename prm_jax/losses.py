@@ -1,10 +1,10 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
-A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are log-odds that each step is good and `cfg` is
-the section `loss` of the config. `batch` has the arrays of data/packing.py and, under "logits", all outputs of the head, logit_BTC.
-label and rating are NaN where there is none, weight is 0 where there is no label, and steps that share `solution` or `problem` in
-a row belong to one. The trainer sums loss times weight, ignores what stands where that is 0, and divides by the number of
-labelled steps.
+A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is good and
+`cfg` is the section `loss` of the config. `batch` holds the arrays of data/packing.py and, under "logits", all outputs of the
+head, logit_BTC. label and rating are NaN where there is none; weight is 0 where there is no label; steps of a row with equal
+`solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled steps and divides by their
+number; a loss may be anything where the weight is 0.
 
 Dimension key: B rows, L tokens, T step ends (TT: a step and one that it is compared with), C head outputs, V vocabulary.
 """
@@ -31,7 +31,7 @@ def bce_loss(z_BT, batch, cfg):
 
 
 def focal_loss(z_BT, batch, cfg):
-    """`bce` whose terms are weighted by (1 - p_t)^gamma, p_t the probability of what the label says (Lin et al. 2017, eq. 4)."""
+    """`bce` with each term times (1 - p)^gamma, p the probability of that term's class (Lin et al. 2017, eq. 4)."""
     label_BT = jnp.nan_to_num(batch["label"])
     good_BT, bad_BT = jax.nn.log_sigmoid(z_BT), jax.nn.log_sigmoid(-z_BT)  # log p, log (1 - p)
     of_good_BT = cfg.pos_weight * label_BT * jnp.exp(cfg.gamma * bad_BT) * good_BT
@@ -39,43 +39,46 @@ def focal_loss(z_BT, batch, cfg):
 
 
 def mse_loss(z_BT, batch, cfg):
-    """(P(good) - y)^2, the Brier score, for a soft label y; w times where y = 1. Qwen's loss of soft Monte-Carlo labels."""
+    """Brier score (P(good) - y)^2 for a soft label y, times w where y = 1: Qwen's loss for soft Monte-Carlo labels."""
     label_BT = jnp.nan_to_num(batch["label"])
     error_BT = jax.nn.sigmoid(z_BT) - label_BT
     return (1 + (cfg.pos_weight - 1) * label_BT) * error_BT**2
 
 
 def pairwise_loss(z_BT, batch, cfg):
-    """-log sigmoid(z_good - z_bad) (Bradley and Terry), of each step the mean over its partners, 0 if it has none.
+    """-log sigmoid(z_good - z_bad) (Bradley and Terry): a step's mean over its partners, 0 if it has none.
 
-    Partners: a good and a bad step (label below 1/2) as deep in solutions of one problem, as rStar-Math's siblings
-    (arXiv 2501.04519); that a step comes late says nothing then. Of outcomes, a right and a wrong solution of one problem. The
-    rows are planned so that solutions of one problem share them. Only differences within a problem are learned, no probability.
+    Partners are a good and a bad step (label below 1/2) at the same depth in two solutions of one problem, as rStar-Math's
+    siblings (arXiv 2501.04519), so that a step's depth predicts nothing; of outcomes, a right and a wrong solution of one
+    problem. Solutions of a problem share a row. The loss teaches differences within a problem, and no probability.
     """
+
+    def pairs(f, x_BT):
+        return f(x_BT[:, :, None], x_BT[:, None, :])
+
     good_BT = batch["label"] >= 0.5
-    both = lambda f, x_BT: f(x_BT[:, :, None], x_BT[:, None, :])
-    is_pair_BTT = both(jnp.equal, batch["problem"]) & both(jnp.equal, batch["depth"])
-    is_pair_BTT &= both(jnp.logical_and, batch["weight"] > 0) & both(jnp.not_equal, good_BT)
-    margin_BTT = jnp.where(good_BT, 1, -1)[:, :, None] * both(jnp.subtract, z_BT)
+    is_pair_BTT = pairs(jnp.equal, batch["problem"]) & pairs(jnp.equal, batch["depth"])
+    is_pair_BTT &= pairs(jnp.logical_and, batch["weight"] > 0) & pairs(jnp.not_equal, good_BT)
+    margin_BTT = jnp.where(good_BT, 1, -1)[:, :, None] * pairs(jnp.subtract, z_BT)
     loss_BTT = jnp.where(is_pair_BTT, -jax.nn.log_sigmoid(margin_BTT), 0.0)
     return loss_BTT.sum(-1) / jnp.maximum(is_pair_BTT.sum(-1), 1)
 
 
 def pqm_loss(z_BT, batch, cfg):
-    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): 0 < Q of good steps, rising, and Q + zeta of bad steps < 0.
+    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): Q rises over good steps from 0; Q of bad steps < -zeta.
 
-    Of a good step t of a solution: log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Of the start, whose z
-    is 0, where there is a bad step: log(1 + sum_{bad w} exp(z_w + zeta)), an equal part at each bad step. So the steps of a
-    solution sum to the terms that the authors average, of which there are as many as steps up to the first error.
+    The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where there is a bad
+    step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at the bad steps. So the losses of
+    a solution sum to the terms that the authors average: one a step up to the first error.
     """
     is_labelled_BT = batch["weight"] > 0
     good_BT, bad_BT = is_labelled_BT & (batch["label"] >= 0.5), is_labelled_BT & (batch["label"] < 0.5)
-    own_BTT = batch["solution"][:, :, None] == batch["solution"][:, None, :]
+    same_BTT = batch["solution"][:, :, None] == batch["solution"][:, None, :]
     is_past_BTT = good_BT[:, :, None] & good_BT[:, None, :] & jnp.tri(z_BT.shape[1], dtype=bool)
-    is_rival_BTT = own_BTT & (is_past_BTT | bad_BT[:, None, :])
+    is_rival_BTT = same_BTT & (is_past_BTT | bad_BT[:, None, :])
     rival_BTT = jnp.where(is_rival_BTT, (z_BT + cfg.zeta * bad_BT)[:, None, :], -jnp.inf)
     lse_BT = jax.nn.logsumexp(jnp.pad(rival_BTT, ((0, 0), (0, 0), (1, 0))), axis=-1)  # the start's z of 0 among them
-    n_bad_BT = (own_BTT & bad_BT[:, None, :]).sum(-1)
+    n_bad_BT = (same_BTT & bad_BT[:, None, :]).sum(-1)
     return jnp.where(good_BT, lse_BT - z_BT, lse_BT / jnp.maximum(n_bad_BT, 1))
 
 
@@ -90,12 +93,11 @@ def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
 class Loss:
     """A step loss and what training has to know of it."""
 
-    f: Callable
+    f: Callable  # f(z_BT, batch, cfg) -> loss_BT
     together: bool = False  # it compares solutions of a problem, so these share a row
-    ranks: bool = False  # it learns differences and no probability: no class has a weight, and an outcome is asked once
-    ratings: Callable | None = (
-        None  # f(logit_BTC, rating_BT, pos_weight): the loss of a human rating under a head that rates
-    )
+    ranks: bool = False  # it learns differences, no probability: no class weight, and one target for an outcome
+    # f(logit_BTC, rating_BT, pos_weight) -> loss_BT of human ratings, under a head that has a class for each
+    ratings: Callable | None = None
 
 
 STEP_LOSSES = {
@@ -108,24 +110,23 @@ STEP_LOSSES = {
 
 
 def implicit_logit(logit_BLV, batch, beta: float):
-    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log policy / reference of its tokens up to each
-    step end (Yuan et al. 2024, arXiv 2412.01981). With loss.step=bce its CE form, with pairwise its DPO form.
+    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference) summed over its tokens
+    up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its CE form, pairwise its DPO form.
 
-    The policy's logits are logit_BLV; the reference's log p are batch["reference"]. Rows without shared prefixes.
+    logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows must not share prefixes.
     """
-    is_asked_BL = (batch["token_weight"] != 0).astype(jnp.float32)
-    logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_asked_BL), 1, axis=1)
-    # The sums hold the solutions before it in the row, too.
-    sum_BL = jnp.cumsum(logp_BL - is_asked_BL * batch["reference"], axis=1)
-    at = lambda x_BL, place_BT: jnp.take_along_axis(x_BL, place_BT, axis=1)
+    is_target_BL = (batch["token_weight"] != 0).astype(jnp.float32)
+    logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_target_BL), 1, axis=1)
+    sum_BL = jnp.cumsum(logp_BL - is_target_BL * batch["reference"], axis=1)
     end_BT = batch["step_end"]
-    return beta * (at(sum_BL, end_BT) - at(sum_BL, end_BT - at(batch["pos"], end_BT)))
+    start_BT = end_BT - jnp.take_along_axis(batch["pos"], end_BT, axis=1)  # other solutions may stand before this one
+    return beta * (jnp.take_along_axis(sum_BL, end_BT, axis=1) - jnp.take_along_axis(sum_BL, start_BT, axis=1))
 
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):
-    """Weighted cross-entropy in nats at each token of predicting the next one, loss_BL.
+    """Cross-entropy in nats of predicting the next token, at each token, loss_BL.
 
-    token_weight_BL is of the tokens to predict: 0 for the problem, padding and the first token of a row.
+    token_weight_BL weights the tokens to predict: 0 for the problem, padding and the first token of a row.
     """
     target_BL, weight_BL = (jnp.roll(x_BL, -1, axis=1) for x_BL in (ids_BL, token_weight_BL))
     loss_BL = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, target_BL)

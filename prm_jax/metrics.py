@@ -1,8 +1,8 @@
 """How good are step scores? Step metrics, calibration, first errors, within-problem ranking. Intervals: stats.py.
 
-Pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they carry no shape
-suffix); ragged step scores are lists of such arrays. A score is P(step good), a NaN score a ValueError. What no data defines
-is nan.
+These are pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they carry no
+shape suffix); ragged step scores are lists of such arrays. A score is P(step good); a NaN score raises ValueError. A number that
+the data do not define is nan.
 """
 
 import functools
@@ -56,10 +56,10 @@ def auroc(score, is_positive) -> float:
 
 
 def soft_auroc(score, p) -> float:
-    """P(a prefix that a completion brings to a right answer scores above one that a completion brings to a wrong one).
+    """AUROC of scores against probabilities: P(a prefix whose completion is right scores above one whose completion is wrong).
 
-    p: the chance of a right answer from each, so that it counts p times as a positive and 1 - p times as a negative; of p in
-    {0, 1} this is `auroc`, of others its largest value, which score = p has, is below 1. Ties count 1/2.
+    p is each prefix's chance of a right completion: it counts p times as a positive and 1 - p times as a negative. With p in
+    {0, 1} this is `auroc`; otherwise even score = p stays below 1. Ties count 1/2.
     """
     score, p = _checked(score, np.asarray(p, np.float64))
     _, block = np.unique(score, return_inverse=True)
@@ -158,8 +158,8 @@ def first_error_accuracy(predicted, label) -> float:
 def first_error_f1(predicted, label) -> dict[str, float]:
     """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean, f1.
 
-    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. A split without erroneous (or without
-    clean) solutions has nan for that accuracy and for f1: a number there would reward the verifier that always says the same.
+    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. In a split without erroneous (or without
+    clean) solutions that accuracy and f1 are nan, because a number would reward a verifier that always says the same.
     """
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
@@ -186,9 +186,9 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
 def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "correctness") -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
-    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out: correctness labels are
-    not defined there, and each convention fills them differently. Value labels, a solver's chances of success, and advantages,
-    (1 + their change) / 2, know no first error: all of them count.
+    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out, because correctness
+    labels are not defined there and each data set fills them in its own way. Value labels (a solver's chances of success) and
+    advantages ((1 + their change) / 2) have no first error, so all of them count.
     """
     indices = []
     for index, label in enumerate(() if labels is None else labels):
@@ -209,21 +209,21 @@ def step_metrics(
     threshold: float = 0.5,
     label_kind: str = "correctness",
 ) -> dict:
-    """Every number about step scores in [0, 1] of solutions, from one list of scores and labels a solution.
+    """Every number about step scores in [0, 1], from one list of scores and one of labels for each solution.
 
-    Population of step numbers: the labelled steps up to and including the first error of each solution; step_auroc has the
-    good steps (label >= 0.5) as positives, average_precision_bad the bad ones; Brier and ECE use the soft label. First-error
-    numbers follow ProcessBench: the prediction is the first step below `threshold` among *all* the solution's steps, so one at
-    an unlabelled step of a solution without labelled error is wrong. Within-problem AUROC ranks solutions by their lowest step
-    score; a solution is sound if no labelled step is bad. tail_miss_rate is the share of first wrong steps scored above 0.9.
-    Solutions without a labelled step count in n_unlabelled_solutions only. Of value and advantage labels all steps count, and
-    numbers about first errors and sound solutions are nan.
+    Step numbers are over each solution's labelled steps up to and including its first error: step_auroc takes good steps
+    (label >= 0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and tail_miss_rate is the
+    share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the first step below
+    `threshold` among *all* steps, so a prediction at an unlabelled step of a solution without labelled error is wrong.
+    Within-problem AUROC ranks solutions by their lowest step score; a solution is sound if no labelled step is bad. Solutions
+    without a labelled step count in n_unlabelled_solutions only. With value and advantage labels all steps count, and numbers
+    about first errors and sound solutions are nan.
     """
     if not len(scores) == len(labels) == len(problem_ids):
         sizes = len(scores), len(labels), len(problem_ids)
         raise ValueError(f"scores, labels and problem_ids have lengths {sizes}, expected one length")
     p, y, position, of_solution, n_solutions = [], [], [], [], 0
-    for row, (score, label) in enumerate(zip(scores, labels)):
+    for row, (score, label) in enumerate(zip(scores, labels, strict=True)):
         if label is not None and len(score) != len(label):
             raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
         indices, error_index = labelled_steps(label, label_kind)
@@ -247,13 +247,13 @@ def step_metrics(
     processbench = first_error_f1(predicted, first_error)
     by_position = {
         str(t + 1): {
-            "n": int(here.sum()),
-            "base_rate_bad": _mean(~is_good[here]),
-            "auroc": auroc(p[here], is_good[here]),
-            "accuracy": _mean(is_hit[here]),
+            "n": int(is_at.sum()),
+            "base_rate_bad": _mean(~is_good[is_at]),
+            "auroc": auroc(p[is_at], is_good[is_at]),
+            "accuracy": _mean(is_hit[is_at]),
         }
         for t in np.unique(position)
-        for here in [position == t]
+        for is_at in [position == t]
     }
     return {
         "step_auroc": auroc(p, is_good),

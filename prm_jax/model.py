@@ -2,7 +2,7 @@
 
 Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V vocabulary,
 T step ends, C head outputs, E experts; I layers, the leading axis of all parameters of the blocks; S keys that a query may
-see: the row's own L tokens, or the slots of a cache; n tokens of all rows together.
+see (the row's own L tokens, or the slots of a cache); n tokens of all rows together.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul
 from prm_jax.kernels.experts import mixture
 from prm_jax.kernels.mask import soft_cap
 from prm_jax.kernels.remat import remat, save_for_backward
-from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, path_names, shard_heads
+from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, shard_heads
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
 # model_type of a config.json
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
-ALWAYS = 1 << 30  # last place that sees a token of a cache, where all that follow do
+ALWAYS = 1 << 30  # visible_until of a cached token that all later ones see
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,7 @@ class ModelConfig:
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
     family: str = "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
-    max_positions: int = (
-        32_768  # longest row that the model was made for (max_position_embeddings); only exports say it
-    )
+    max_positions: int = 32_768  # longest row the model was made for (max_position_embeddings); exports alone use it
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3: queries and keys are normed, head by head, before the rotation
@@ -56,34 +54,36 @@ class ModelConfig:
     sliding: tuple[bool, ...] | None = None  # the layers that the window holds for; None: all
     rope_scaling: RopeScaling | None = None
     activation: Literal["silu", "gelu"] = "silu"  # of the gate; gelu: its tanh form (Gemma)
-    post_norms: bool = False  # Gemma: what attention and the gated layer give is normed before it is added
-    embed_scale: float = 1.0  # Gemma multiplies embeddings and queries, Granite also what a block adds and logits
+    post_norms: bool = False  # Gemma: the outputs of attention and of the gated layer are normed before they are added
+    embed_scale: float = 1.0  # Gemma scales embeddings and queries; Granite also each block's output and the logits
     residual_scale: float = 1.0
     query_scale: float = 1.0  # beside K^-1/2
     logit_scale: float = 1.0  # of the vocabulary logits
     attn_logit_softcap: float | None = None  # Gemma 2: attention scores s are cap tanh(s / cap),
     final_logit_softcap: float | None = None  # and so are the vocabulary logits
-    local_rope_theta: float | None = None  # Gemma 3: rope_theta of the layers that slide, unscaled; None: that of all
-    experts: int = 0  # Qwen3-MoE: E gated layers in place of one (kernels/experts.py),
-    experts_per_token: int = 0  # of which each token takes so many
-    norm_topk_prob: bool = False  # the taken experts' weights sum to 1
+    local_rope_theta: float | None = None  # Gemma 3: rope_theta of the sliding layers, unscaled; None: the same for all
+    experts: int = 0  # Qwen3-MoE: E gated layers in place of one (kernels/experts.py)
+    experts_per_token: int = 0  # how many of them compute each token
+    norm_topk_prob: bool = False  # the weights of a token's experts sum to 1
     lm_head: bool = False  # keep the vocabulary projection of an untied model (language-model loss)
     head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
-    remat: str = "none"  # what the backward pass computes again: none, dots (all but linear layers, attention), full (each block)
+    remat: str = (
+        "none"  # the backward pass recomputes: none, dots (all but linear layers and attention), full (each block)
+    )
 
     def __post_init__(self):
         assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
         assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
         for name in ("window", "attn_logit_softcap", "final_logit_softcap"):
-            found = getattr(self, name)
-            assert found is None or found > 0, f"{name}: got {found}, expected above 0"
+            value = getattr(self, name)
+            assert value is None or value > 0, f"{name}: got {value}, expected above 0"
         layers = len(self.sliding or range(self.layers))
         assert layers == self.layers, f"layer_types: has {layers} layers, expected {self.layers}"
-        E, taken = self.experts, self.experts_per_token
-        assert min(1, E) <= taken <= E, f"num_experts_per_tok: got {taken}, expected 1 to {E}"
+        E, per_token = self.experts, self.experts_per_token
+        assert min(1, E) <= per_token <= E, f"num_experts_per_tok: got {per_token}, expected 1 to {E}"
         assert not (E and self.mlp_bias), "mlp_bias: experts have none"
         assert self.head_dim % 2 == 0, f"head_dim: {self.head_dim} is odd; rotary embeddings need pairs"
 
@@ -99,7 +99,7 @@ def linear(x_nD, w_DF, b_F=None, dtype=None):
 
 @flatten_tokens
 def exact_linear(x_nD, w_DF, b_F):
-    """x @ w + b in float32, on an accelerator too, which else rounds the factors."""
+    """x @ w + b in full float32; accelerators round the factors by default."""
     return jnp.matmul(x_nD, w_DF[...], precision=jax.lax.Precision.HIGHEST) + b_F[...]
 
 
@@ -112,7 +112,7 @@ def rms_norm(x_nD, gain_D, eps):
 
 
 def norm(x, gain, cfg: ModelConfig):
-    """x normed as every block and the output do, over its last axis; x itself where there is no gain."""
+    """x normed over its last axis, the one norm of blocks and output; x itself where there is no gain."""
     return x if gain is None else rms_norm(x, gain, cfg.norm_eps)
 
 
@@ -129,49 +129,59 @@ def at_step_ends(x_BLD, step_end_BT):
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far, for calls that go on with them. All rows take the same slots, one after another:
-    a token is written to one place of memory in all of them, and what is shorter has its padding before its first token.
+    """Keys and values of the tokens so far, for the calls that continue them.
+
+    All rows fill the same slots one after another, so a token is written to one place of memory in all rows; a shorter row
+    has its padding before its first token.
     """
 
-    # (k_BGKS, v_BGSK) of each layer: an array a layer is written in place, a slice of all is copied. On CPU the products of one
-    # query with many keys are twice as fast so.
+    # (k_BGKS, v_BGSK) of each layer. Separate arrays are written in place, where slices of one array would be copied; in
+    # these layouts the products of one query with many keys are twice as fast on CPU.
     layers: tuple
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
-    length: jax.Array  # slots that are filled
+    length: jax.Array  # number of filled slots
 
     def take(self, row_b):
-        """The cache of the rows numbered in row_b, copied: a prompt for each of its samples, the beams that survive."""
+        """A copy of the rows numbered in row_b: a prompt once for each of its samples, or the beams that survive."""
         layers = jax.tree.map(lambda x_BGxx: x_BGxx[row_b], self.layers)
         return Cache(layers, self.visible_until_BS[row_b], self.length)
 
     def grow(self, slots: int):
-        """The cache with so many empty slots more."""
-        pad = lambda x, axis: jnp.pad(x, [(0, slots * (i == axis)) for i in range(x.ndim)])
-        layers = tuple((pad(k_BGKS, 3), pad(v_BGSK, 2)) for k_BGKS, v_BGSK in self.layers)
-        visible_until_BS = jnp.pad(self.visible_until_BS, ((0, 0), (0, slots)), constant_values=-1)
+        """The cache with `slots` more empty slots."""
+        more, none = (0, slots), (0, 0)
+        layers = tuple(
+            (jnp.pad(k_BGKS, (none, none, none, more)), jnp.pad(v_BGSK, (none, none, more, none)))
+            for k_BGKS, v_BGSK in self.layers
+        )
+        visible_until_BS = jnp.pad(self.visible_until_BS, (none, more), constant_values=-1)
         return Cache(layers, visible_until_BS, self.length)
 
 
 def write_slots(old_BSx, new_BLx, slot, axis: int):
-    """The old entries with the new ones from this slot of `axis` on."""
+    """old_BSx with new_BLx written along `axis`, from `slot` on."""
     return jax.lax.dynamic_update_slice_in_dim(old_BSx, new_BLx, slot, axis)
 
 
 def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
-    """An empty one; memory is 2 I B S G K numbers of the compute dtype."""
+    """An empty cache of 2 I B S G K numbers of the compute dtype."""
     zeros_BGSK = jnp.zeros((rows, cfg.kv_heads, slots, cfg.head_dim), cfg.dtype)
     return Cache(
         ((zeros_BGSK.swapaxes(2, 3), zeros_BGSK),) * cfg.layers, jnp.full((rows, slots), -1), jnp.zeros((), jnp.int32)
     )
 
 
-def init_normal(rngs, shape, scale):
-    """A parameter drawn from a normal distribution of standard deviation `scale`."""
-    return nnx.Param(rngs.params.normal(shape) * scale)
+def matrix(rngs, shape, scale, mesh_axes=(), **metadata):
+    """A matrix drawn from a normal distribution of standard deviation `scale`, with what other modules must know of it.
+
+    `mesh_axes`: how a mesh splits its last two axes, OUT_SPLIT or IN_SPLIT (launch/mesh.py); such a matrix is stored in the
+    compute dtype where it does not train. Weight decay applies to matrices alone (`decays`). `in_head=True` marks what trains
+    with optimizer.trainable=head or lora.
+    """
+    return nnx.Param(rngs.params.normal(shape) * scale, decays=True, mesh_axes=mesh_axes, **metadata)
 
 
 def head_scale(key: str, dim: int) -> float:
-    """Standard deviation that a matrix of the step head starts with."""
+    """Standard deviation of a step head's matrix at its start."""
     return dim**-0.5 if key == "w_mlp_head" else 0.02
 
 
@@ -183,49 +193,48 @@ class Block(nnx.Module):
         each = (cfg.experts,) if cfg.experts else ()
         self.cfg = cfg
         self.norm_attn = nnx.Param(jnp.ones(D))
-        self.w_q = init_normal(rngs, (D, H * K), D**-0.5)
-        self.w_k = init_normal(rngs, (D, G * K), D**-0.5)
-        self.w_v = init_normal(rngs, (D, G * K), D**-0.5)
+        self.w_q = matrix(rngs, (D, H * K), D**-0.5, OUT_SPLIT)
+        self.w_k = matrix(rngs, (D, G * K), D**-0.5, OUT_SPLIT)
+        self.w_v = matrix(rngs, (D, G * K), D**-0.5, OUT_SPLIT)
         self.b_q = nnx.Param(jnp.zeros(H * K)) if cfg.qkv_bias else None
         self.b_k = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
         self.b_v = nnx.Param(jnp.zeros(G * K)) if cfg.qkv_bias else None
         self.norm_q = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
         self.norm_k = nnx.Param(jnp.ones(K)) if cfg.qk_norm else None
-        self.w_o = init_normal(rngs, (H * K, D), (H * K) ** -0.5)
+        self.w_o = matrix(rngs, (H * K, D), (H * K) ** -0.5, IN_SPLIT)
         self.b_o = nnx.Param(jnp.zeros(D)) if cfg.o_bias else None
         self.norm_attn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
         self.norm_ffn = nnx.Param(jnp.ones(D))
-        self.w_router = init_normal(rngs, (D, cfg.experts), D**-0.5) if cfg.experts else None
-        self.w_gate = init_normal(rngs, (*each, D, F), D**-0.5)
-        self.w_up = init_normal(rngs, (*each, D, F), D**-0.5)
-        self.w_down = init_normal(rngs, (*each, F, D), F**-0.5)
+        self.w_router = matrix(rngs, (D, cfg.experts), D**-0.5) if cfg.experts else None
+        self.w_gate = matrix(rngs, (*each, D, F), D**-0.5, OUT_SPLIT)
+        self.w_up = matrix(rngs, (*each, D, F), D**-0.5, OUT_SPLIT)
+        self.w_down = matrix(rngs, (*each, F, D), F**-0.5, IN_SPLIT)
         self.b_gate = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_up = nnx.Param(jnp.zeros(F)) if cfg.mlp_bias else None
         self.b_down = nnx.Param(jnp.zeros(D)) if cfg.mlp_bias else None
         self.norm_ffn_out = nnx.Param(jnp.ones(D)) if cfg.post_norms else None
 
     def __call__(self, x_BLD, rope, visible_until_BS, slot_BL=None, past=None):
-        """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens.
+        """The residual stream after this block, x_BLD, and `past` with the keys and values of its tokens added.
 
-        `past`: those of the tokens before (k_BGKS, v_BGSK), among which the new ones take the slots slot_BL.
+        `past`: keys and values (k_BGKS, v_BGSK) of the tokens before; the new ones take the slots slot_BL.
         """
-        cfg = self.cfg
-        heads = lambda y_BLx: y_BLx.reshape(*y_BLx.shape[:2], -1, cfg.head_dim)
+        cfg, (B, L, _) = self.cfg, x_BLD.shape
         h_BLD = norm(x_BLD, self.norm_attn, cfg)
-        q_BLHK = norm(heads(linear(h_BLD, self.w_q, self.b_q)), self.norm_q, cfg)
-        k_BLGK = norm(heads(linear(h_BLD, self.w_k, self.b_k)), self.norm_k, cfg)
-        v_BLGK = heads(linear(h_BLD, self.w_v, self.b_v))
+        q_BLHK = norm(linear(h_BLD, self.w_q, self.b_q).reshape(B, L, -1, cfg.head_dim), self.norm_q, cfg)
+        k_BLGK = norm(linear(h_BLD, self.w_k, self.b_k).reshape(B, L, -1, cfg.head_dim), self.norm_k, cfg)
+        v_BLGK = linear(h_BLD, self.w_v, self.b_v).reshape(B, L, -1, cfg.head_dim)
         q_BLHK, k_BLGK = rotate(q_BLHK, *rope), rotate(k_BLGK, *rope)
-        if not cfg.qk_norm:  # whose backward pass needs them as they came, so that these would be kept besides
+        if not cfg.qk_norm:  # the norm's backward pass keeps its own inputs, and these would be kept besides
             q_BLHK, k_BLGK = save_for_backward(q_BLHK, "attention"), save_for_backward(k_BLGK, "attention")
         k_BSGK, v_BSGK = k_BLGK, v_BLGK
         if past is not None:
             k_BGKS = write_slots(past[0], k_BLGK.transpose(0, 2, 3, 1), slot_BL[0, 0], axis=3)
             v_BGSK = write_slots(past[1], v_BLGK.swapaxes(1, 2), slot_BL[0, 0], axis=2)
             past, k_BSGK, v_BSGK = (k_BGKS, v_BGSK), k_BGKS.transpose(0, 3, 1, 2), v_BGSK.swapaxes(1, 2)
-        own_attend = partial(attend, cap=cfg.attn_logit_softcap)
-        o_BLHK = shard_heads(own_attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
-        h_BLD = linear(o_BLHK.reshape(*x_BLD.shape[:2], -1), self.w_o, self.b_o)
+        capped_attend = partial(attend, cap=cfg.attn_logit_softcap)
+        o_BLHK = shard_heads(capped_attend, cfg.query_scale * q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL)
+        h_BLD = linear(o_BLHK.reshape(B, L, -1), self.w_o, self.b_o)
         x_BLD += cfg.residual_scale * norm(h_BLD, self.norm_attn_out, cfg)
 
         def ffn(h_nD, dot):
@@ -246,29 +255,31 @@ class PRM(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
         self.cfg = cfg
-        self.embed = init_normal(rngs, (cfg.vocab, cfg.dim), 0.02)
+        self.embed = matrix(rngs, (cfg.vocab, cfg.dim), 0.02, IN_SPLIT)
         self.blocks = jax.vmap(lambda r: Block(cfg, rngs=r))(rngs.split(cfg.layers))
         self.norm_out = nnx.Param(jnp.ones(cfg.dim))
-        self.unembed = init_normal(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5) if cfg.lm_head and not cfg.tied else None
-        head, scale = HEADS.get(cfg.head), lambda key: head_scale(key, cfg.dim)
-        self.w_mlp_head = init_normal(rngs, (cfg.dim, cfg.dim), scale("w_mlp_head")) if head and head.hidden else None
-        self.b_mlp_head = nnx.Param(jnp.zeros(cfg.dim)) if head and head.hidden else None
-        self.w_head = init_normal(rngs, (cfg.dim, head.outputs), scale("w_head")) if head else None
-        self.b_head = nnx.Param(jnp.zeros(head.outputs)) if head else None
+        has_unembed = cfg.lm_head and not cfg.tied
+        self.unembed = matrix(rngs, (cfg.dim, cfg.vocab), cfg.dim**-0.5, OUT_SPLIT) if has_unembed else None
+        head, D = HEADS.get(cfg.head), cfg.dim
+        has_hidden = head is not None and head.hidden
+        self.w_mlp_head = matrix(rngs, (D, D), head_scale("w_mlp_head", D), in_head=True) if has_hidden else None
+        self.b_mlp_head = nnx.Param(jnp.zeros(D), in_head=True) if has_hidden else None
+        self.w_head = matrix(rngs, (D, head.outputs), head_scale("w_head", D), in_head=True) if head else None
+        self.b_head = nnx.Param(jnp.zeros(head.outputs), in_head=True) if head else None
 
     def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None):
         """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
 
-        `visible_until_BL`: last place in its row that sees each token (attention.py). With a `cache`, whose rows these tokens
-        go on, places are slots: ALWAYS is seen by all that follows, and padding, before a row's first token, by its own alone.
-        Returns (x, cache) then; tokens for which no slots are left give NaN, they and all that follow.
+        `visible_until_BL`: the last place of its row that sees each token (attention.py). With a `cache`, whose rows these
+        tokens continue, places are slots: a token with ALWAYS is seen by all that follow, padding before a row's first token
+        only by itself. The result is then (x, cache); tokens beyond the last slot, and all after them, are NaN.
         """
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
         if cache is not None:
-            L, at = ids_BL.shape[1], cache.length
-            end, slot_BL = at + L, jnp.broadcast_to(at + jnp.arange(L), ids_BL.shape)
-            visible_until_BS = write_slots(cache.visible_until_BS, visible_until_BL, at, axis=1)
+            L, start = ids_BL.shape[1], cache.length
+            end, slot_BL = start + L, jnp.broadcast_to(start + jnp.arange(L), ids_BL.shape)
+            visible_until_BS = write_slots(cache.visible_until_BS, visible_until_BL, start, axis=1)
             x_BLD = jnp.where(end <= visible_until_BS.shape[1], x_BLD, jnp.nan)  # no slots are left
         local_BS = visible_until_BS
         if cfg.window is not None:
@@ -280,9 +291,10 @@ class PRM(nnx.Module):
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
-            # What is the same for both kinds is not selected: a selection is kept for the backward pass once a layer.
-            choose = lambda x, y: x if x is y else jnp.where(is_sliding, x, y)
-            layer_rope, layer_visible_BS = jax.tree.map(choose, sees_window, sees_all)
+            # Arrays that both kinds of layers share are not selected: the backward pass would keep a selection of each layer.
+            layer_rope, layer_visible_BS = jax.tree.map(
+                lambda x, y: x if x is y else jnp.where(is_sliding, x, y), sees_window, sees_all
+            )
             x_BLD, past = block(x_BLD, layer_rope, layer_visible_BS, slot_BL, past)
             return constrain_rows(x_BLD), past
 
@@ -302,8 +314,9 @@ class PRM(nnx.Module):
 
     def layers(self) -> list[Block]:
         """The blocks, one by one."""
-        one = lambda i: jax.tree.map(lambda w: w[i], self.blocks)
-        return self.blocks if isinstance(self.blocks, list | nnx.List) else [one(i) for i in range(self.cfg.layers)]
+        if isinstance(self.blocks, list | nnx.List):
+            return self.blocks
+        return [jax.tree.map(lambda w, i=i: w[i], self.blocks) for i in range(self.cfg.layers)]
 
     def step_logits(self, x_BTD, k_dropout=None):
         """Logits of the step head from hidden states at step ends, float32 logit_BTC."""
@@ -316,15 +329,15 @@ class PRM(nnx.Module):
         return exact_linear(x_BTD, self.w_head, self.b_head)
 
     def vocab_logits(self, x_BLD):
-        """Next-token logits, float32 logit_BLV: products of the compute dtype, summed in float32 and not rounded."""
+        """Next-token logits, float32 logit_BLV: factors in the compute dtype, sums in float32."""
         w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
         return soft_cap(self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.final_logit_softcap)
 
     def next_logprobs(self, x_BLD, ids_BL):
-        """log p of each following token in nats, logp_BL; the last of a row has none and is meaningless.
+        """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing.
 
-        A few places of all rows at a time, because logits of a whole batch over a large vocabulary do not fit; of all rows,
-        so that each device of a mesh has some of its own.
+        It takes a few places at a time, because a batch's logits over a large vocabulary do not fit in memory, and all rows of
+        them, so that every device of a mesh has work.
         """
         B, L = ids_BL.shape
 
@@ -338,8 +351,8 @@ class PRM(nnx.Module):
 
 
 def choose_dtype(name: str) -> str:
-    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU, and float32 on CPU, where bfloat16 is faster only on
-    processors with instructions for it (AVX512-BF16, AMX), and short rows gain nothing."""
+    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU and float32 on CPU, where bfloat16 is faster only with
+    long rows on processors that have instructions for it (AVX512-BF16, AMX)."""
     if name == "auto":
         return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
     if name not in ("float32", "bfloat16"):
@@ -348,22 +361,21 @@ def choose_dtype(name: str) -> str:
 
 
 def cast_backbone(model: PRM) -> PRM:
-    """The model with the backbone's matrices stored in the compute dtype: every use casts them to it, so no score changes.
+    """The model with the backbone's matrices stored in the compute dtype. Every use casts them to it, so no score changes.
 
-    For matrices that do not train; one that does stays float32, where small updates add up.
+    A backbone that trains stays float32, where small updates add up; low-rank factors always do.
     """
 
-    def store(path, x):
-        *_, last = on_way = path_names(path)
-        is_matrix = not {*OUT_SPLIT, *IN_SPLIT}.isdisjoint(on_way) and last not in ("a", "b")
-        return x.astype(model.cfg.dtype) if is_matrix else x
+    def cast(x):
+        in_backbone = isinstance(x, nnx.Param) and x.get_metadata("mesh_axes", ()) in (IN_SPLIT, OUT_SPLIT)
+        return jax.tree.map(lambda w: w.astype(model.cfg.dtype), x) if in_backbone else x
 
-    return jax.tree.map_with_path(store, model)
+    return jax.tree.map(cast, model, is_leaf=lambda x: isinstance(x, nnx.Variable))
 
 
 def for_decoding(model: PRM) -> PRM:
-    """Under jit, before a loop of calls with a cache: matrices in the compute dtype and each layer's on their own. In the loop
-    every step would copy them once more to cast them and to take them out of their stacks."""
+    """The model for a loop of calls with a cache, under jit: matrices cast, and each layer's parameters apart. Otherwise every
+    step of the loop would copy them again, to cast them and to slice them out of their stacks."""
     model = cast_backbone(jax.tree.map(lambda x: x, model))
     model.blocks = nnx.List(model.layers())
     return model

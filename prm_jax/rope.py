@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """`slow` and `fast` count turns that a pair of features makes over the first length: below `slow` its frequency is
-    divided by `factor`, above `fast` it is kept, and between the two it is blended."""
+    """How frequencies shrink, by the turns that a pair of features makes over the first length: below `slow` turns its
+    frequency is divided by `factor`, above `fast` it is kept, and between the two it is blended."""
 
     kind: Literal["linear", "llama3", "yarn"]  # rope_type of a config.json; linear: all are divided
     factor: float
@@ -30,20 +30,21 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
     Llama 3.1 blends by the number of turns a pair makes over the first length, YaRN (Peng et al. 2023, section 3.2) by the
     number of the pair, between those that make `fast` and `slow` turns.
     """
-    freq_k, how = theta ** (-jnp.arange(0, head_dim, 2) / head_dim), scaling
-    if how is None:
+    freq_k = theta ** (-jnp.arange(0, head_dim, 2) / head_dim)
+    if scaling is None:
         return freq_k
     keep_k = 0.0
-    if how.kind == "llama3":
-        keep_k = jnp.clip((how.length * freq_k / (2 * jnp.pi) - how.slow) / (how.fast - how.slow), 0, 1)
-    if how.kind == "yarn":
+    if scaling.kind == "llama3":
+        turns_k = scaling.length * freq_k / (2 * jnp.pi)
+        keep_k = jnp.clip((turns_k - scaling.slow) / (scaling.fast - scaling.slow), 0, 1)
+    if scaling.kind == "yarn":
         pairs = head_dim / 2 / math.log(theta)
-        low, high = (pairs * math.log(how.length / (2 * math.pi * turns)) for turns in (how.fast, how.slow))
-        if how.truncate:
+        low, high = (pairs * math.log(scaling.length / (2 * math.pi * turns)) for turns in (scaling.fast, scaling.slow))
+        if scaling.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
         keep_k = 1 - jnp.clip((jnp.arange(len(freq_k)) - low) / max(high - low, 0.001), 0, 1)
-    return freq_k * (keep_k + (1 - keep_k) / how.factor)
+    return freq_k * (keep_k + (1 - keep_k) / scaling.factor)
 
 
 def rotations(pos_BL, head_dim: int, theta: float, scaling: RopeScaling | None):

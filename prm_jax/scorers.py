@@ -14,13 +14,13 @@ from prm_jax.data.equations import verdict
 from prm_jax.data.units import UNITS
 from prm_jax.protocols import Rows
 
-CERTAIN = 20.0  # log-odds of what is known: P(good) is 1 - 2e-9
-LIKELY = 1.8  # log-odds of a step whose equations hold: P(good) = .86 as people judge such steps; .87 of all steps
+CERTAIN = 20.0  # log-odds of an exact verdict: P(good) is 1 - 2e-9
+LIKELY = 1.8  # log-odds of a step whose equations hold: people call .86 of such steps good, and .87 of all steps
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckerScorer:
-    """An exact checker as a verifier: `step_labels(problem, steps)` gives P(good) of each step; 1 and 0: +-CERTAIN."""
+    """An exact checker as a verifier: log-odds of step_labels(problem, steps), each step's P(good), within +-CERTAIN."""
 
     step_labels: Callable
     name: str = "checker"
@@ -38,9 +38,9 @@ class CheckerScorer:
 class NoisyChecker:
     """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always judged alike.
 
-    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value). The share
-    `missed` of the wrong steps passes for right: blind spots, which more samples find. A correct step has only such before it.
-    What is left is seen as a Gaussian observer with distance d' does: log-odds d' x, where x is normal with mean +-d'/2, variance 1.
+    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value). A share
+    `missed` of the wrong steps passes for right: blind spots, which more samples find. Correctness labels are cumulative. All
+    steps are then scored by a Gaussian observer of sensitivity d': log-odds d' x, x normal with mean +-d'/2 and variance 1.
     """
 
     judge: Callable
@@ -67,7 +67,7 @@ class NoisyChecker:
 
 @dataclasses.dataclass(frozen=True)
 class EquationScorer:
-    """The equations of a text as a verifier, each step by itself: wrong -CERTAIN, right LIKELY, no verdict 0 (P = .5)."""
+    """The equations of a text as a verifier, step by step: wrong -CERTAIN, right LIKELY, no verdict 0 (P = .5)."""
 
     name: str = "equations"
     unit: str = "logit"
@@ -76,15 +76,15 @@ class EquationScorer:
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         log_odds = {True: LIKELY, False: -CERTAIN, None: 0.0}
-        return [np.array([log_odds[verdict(step, of)] for step in steps], np.float32) for of, steps in rows]
+        return [np.array([log_odds[verdict(s, problem)] for s in steps], np.float32) for problem, steps in rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomScorer:
     """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far.
 
-    Equal texts get equal scores, so the best of n is one of the different texts, each as likely: below the mean where right
-    solutions are alike and wrong ones differ.
+    Equal texts get equal scores, so best of n picks each distinct text with equal chance. That is below the mean accuracy
+    where right solutions repeat and wrong ones differ.
     """
 
     seed: int
@@ -94,12 +94,12 @@ class RandomScorer:
     objective: str = "prm"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
-        draw = lambda row: [rng.standard_normal() for rng in prefix_rngs(self.seed, *row)]
-        return [np.array(draw(row), np.float32) for row in rows]
+        draws = ([rng.standard_normal() for rng in prefix_rngs(self.seed, *row)] for row in rows)
+        return [np.array(draw_T, np.float32) for draw_T in draws]
 
 
 def prefix_rngs(seed: int, problem: str, steps: Sequence[str]) -> Iterator[np.random.Generator]:
-    """A generator for each step, a pure function of seed, problem and steps so far."""
+    """Yields a random generator for each step, a pure function of seed, problem and steps so far."""
     text = hashlib.sha256(json.dumps([seed, problem]).encode())
     for step in steps:
         text.update(json.dumps(step).encode())

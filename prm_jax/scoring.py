@@ -40,8 +40,10 @@ def step_log_odds(model: PRM, batch):
 @jax.jit
 def log_ratio(policy: PRM, reference: PRM, batch):
     """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024)."""
-    hidden = lambda model: model(batch["ids"], batch["pos"], batch["visible_until"])
-    logp_BL, reference_BL = (model.next_logprobs(hidden(model), batch["ids"]) for model in (policy, reference))
+    logp_BL, reference_BL = (
+        model.next_logprobs(model(batch["ids"], batch["pos"], batch["visible_until"]), batch["ids"])
+        for model in (policy, reference)
+    )
     return replicate(logp_BL - reference_BL)
 
 
@@ -73,12 +75,12 @@ class ScoringStats:
 
 @dataclasses.dataclass
 class ModelScorer:
-    """A model that scores steps: by its step head or, with a reference model, by beta times the log-ratio (log_ratio).
+    """Scores steps by a model's step head or, with a reference model, by beta times the log-ratio (`log_ratio`).
 
-    A row that repeats is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A
-    score depends on its own solution alone: in float32 up to rounding (2e-7 of P(good)), in bfloat16 what shares the
-    row moves P(good) by up to .0016. `row_tokens` of None is chosen from the lengths in the first call; a solution that
-    is longer doubles the rows from then on.
+    A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A score
+    depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16 its neighbours in the packed
+    row move P(good) by up to .0016. `row_tokens=None` is chosen from the lengths in the first call; a longer solution
+    doubles the rows from then on.
     """
 
     model: PRM
@@ -108,17 +110,20 @@ class ModelScorer:
         return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]
 
     def may_share(self, row_tokens: int) -> bool:
-        """Whether a row can be a prefix tree: in one the next token is not the next place, as a log-ratio has it."""
+        """Whether a row may be a prefix tree; a log-ratio reads the next place as the next token, which a tree breaks."""
         return self.reference is None and fits_window(self.model.cfg, row_tokens)
 
     def fit_width(self, encoded: list[Encoded]):
-        """Sets the tokens of a row so that it takes each solution: doubled as needed, or chosen where it is None."""
+        """Sets row_tokens so that every solution fits: doubled as needed, or chosen where it is None."""
         sequences = [e.ids_L for e in encoded]
-        longest, plan = max(map(len, sequences)), lambda width: plan_rows(sequences, width, self.may_share(width))[0]
-        self.row_tokens = doubled(self.row_tokens, longest) if self.row_tokens else choose_width(longest, plan)
+        longest = max(map(len, sequences))
+        if self.row_tokens:
+            self.row_tokens = doubled(self.row_tokens, longest)
+        else:
+            self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.may_share(L))[0])
 
     def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
-        """Packed rows, few shapes: slots of step ends and rows are powers of two, rows a multiple of their parts."""
+        """Scores packed rows in few shapes: step slots and rows are powers of two, rows a multiple of the mesh's."""
         check_divides(self.model.cfg, self.batch_rows, "batch.rows")
         self.fit_width(encoded)
         L, by_ratio, share = self.row_tokens, self.reference is not None, self.may_share(self.row_tokens)
@@ -131,16 +136,16 @@ class ModelScorer:
         def finish(value_Bn, layouts):
             for value_n, (pack, reads) in zip(np.asarray(value_Bn), layouts, strict=True):
                 for i, read_n in zip(pack, reads, strict=True):
-                    own_n = value_n[read_n]
-                    scores[i] = step_ratios(self.format.beta, own_n, encoded[i]) if by_ratio else own_n
+                    score_n = value_n[read_n]
+                    scores[i] = step_ratios(self.format.beta, score_n, encoded[i]) if by_ratio else score_n
 
         pending = None
-        for at in range(0, len(packs), self.batch_rows):
-            here = packs[at : at + self.batch_rows]
-            B = 1 << (len(here) - 1).bit_length()
+        for start in range(0, len(packs), self.batch_rows):
+            batch_packs = packs[start : start + self.batch_rows]
+            B = 1 << (len(batch_packs) - 1).bit_length()
             B = min(self.batch_rows, -(-B // row_shards()) * row_shards())
-            here += [[]] * (B - len(here))
-            batch, places, slots = layout_batch([[encoded[i] for i in pack] for pack in here], L, share=share)
+            batch_packs += [[]] * (B - len(batch_packs))
+            batch, places, slots = layout_batch([[encoded[i] for i in pack] for pack in batch_packs], L, share=share)
             self.stats.places += B * L
             self.stats.shapes.add((B, L, 0 if by_ratio else batch["step_end"].shape[1]))
             if by_ratio:
@@ -149,15 +154,15 @@ class ModelScorer:
             value_Bn = log_ratio(self.model, self.reference, batch) if by_ratio else step_log_odds(self.model, batch)
             if pending:  # read one batch late, while the device computes the next
                 finish(*pending)
-            pending = value_Bn, list(zip(here, places if by_ratio else slots, strict=True))
+            pending = value_Bn, list(zip(batch_packs, places if by_ratio else slots, strict=True))
         finish(*pending)
         return scores
 
 
 def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:
-    """Step scores of (problem, steps) rows, in their order: one float32 array a row, a score a step.
+    """Yields the step scores of (problem, steps) rows in order, one float32 array a row.
 
-    Reads CHUNK rows at a time, so memory does not grow with the stream. The progress bar goes from `done` to `total`.
+    It reads CHUNK rows at a time, so memory does not grow with the stream. The progress bar goes from `done` to `total`.
     """
     rows = iter(rows)
     if hasattr(scorer, "stats"):
@@ -171,11 +176,11 @@ def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0
 
 
 def score_into(path: Path, scorer, rows: Iterable, total: int):
-    """Appends the step scores of (id, problem, steps) rows to a file as they come, a JSON {id, unit, scores} a line.
+    """Appends the step scores of (id, problem, steps) rows to a file as they come, one JSON {id, unit, scores} a line.
 
-    Rows whose line is there already are not scored again, so an interrupted file is continued; a line that was cut off
-    is dropped. Raises InputError where a line belongs to another row or is in another unit. Of several processes each
-    writes a file of its own, and all continue that of process 0.
+    An interrupted file is continued: rows that have a line are not scored again, and an incomplete last line is dropped.
+    Raises InputError where a line belongs to another row or has another unit. Each of several processes writes its own
+    file, and all continue that of process 0.
     """
     share_file(path)
     rows, ids, done = iter(rows), collections.deque(), 0
@@ -184,11 +189,11 @@ def score_into(path: Path, scorer, rows: Iterable, total: int):
         while (line := file.readline()).endswith(b"\n"):
             stored, row = json.loads(line), next(rows, (None,))
             done += 1
-            here = f"{path} line {done}"
-            expect(stored["id"] == row[0], f"{here}: id", stored["id"], f"{row[0]!r}: scores of other input")
+            where = f"{path} line {done}"
+            expect(stored["id"] == row[0], f"{where}: id", stored["id"], f"{row[0]!r}: scores of other input")
             if (unit := stored.get("unit", "probability")) != scorer.unit:
                 why = "written by another version or for another format; delete the file to score again"
-                raise InputError(f"{here}: unit: got {unit}, expected {scorer.unit}: {why}")
+                raise InputError(f"{where}: unit: got {unit}, expected {scorer.unit}: {why}")
         file.truncate(file.tell() - len(line))
 
         def texts():
@@ -204,7 +209,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int):
 
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:
-    """The scores of a file of `score_into`, row by row, as float32 log-odds; lines without a unit are probabilities."""
+    """Yields a score file's rows as float32 log-odds; lines without a unit are probabilities."""
     with path.open() as file:
         for number, row in enumerate(map(json.loads, file), 1):
             unit = row.get("unit", "probability")

@@ -17,7 +17,7 @@ ROUNDING = 1e-5  # differences of float32 expectations that are this close are e
 
 
 def problem_numbers(problems: Iterable[Hashable]) -> np.ndarray:
-    """0, 1, ... for each distinct problem in the order of its first row: arrays of texts would be as wide as the longest."""
+    """Each row's problem as a number: 0, 1, ... in the order of first appearance."""
     number = {}
     return np.fromiter((number.setdefault(problem, len(number)) for problem in problems), np.int64)
 
@@ -28,7 +28,7 @@ def _drawn_problems(P: int, draws: int, seed: int) -> np.ndarray:
 
 
 def _counts(P: int, seed: int) -> np.ndarray:
-    """count_SP: how often each problem is in each resample."""
+    """count_SP, how often each problem is in each resample."""
     return np.stack([np.bincount(drawn_P, minlength=P) for drawn_P in _drawn_problems(P, RESAMPLES, seed)])
 
 
@@ -37,9 +37,9 @@ def _percentiles(value_SX, level) -> np.ndarray:
 
 
 def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
-    """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan of fewer than two problems.
+    """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan with fewer than two problems.
 
-    All X share the resamples, so that their differences are paired.
+    All X share the resamples, so their differences are paired.
     """
     value_PX = np.asarray(value_PX, np.float64)
     if (P := len(value_PX)) < 2:
@@ -48,9 +48,10 @@ def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
 
 
 def ratio_interval(sum_PX, n_PX, seed: int = 0):
-    """(low_X, high_X), 95 %, of sum_PX summed over problems, over n_PX summed: the mean of rows of which a problem has several or none.
+    """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems have different
+    numbers of rows.
 
-    Resamples without any row are left out; nan where fewer than two problems have one.
+    Resamples without any row are left out; the interval is nan where fewer than two problems have a row.
     """
     sum_PX, n_PX = np.asarray(sum_PX, np.float64), np.asarray(n_PX, np.float64)
     count_SP = _counts(len(n_PX), seed)
@@ -62,11 +63,11 @@ def ratio_interval(sum_PX, n_PX, seed: int = 0):
 
 
 def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
-    """(low, high) percentile interval of statistic(row indices); problems[row] says whose row it is.
+    """(low, high): percentile interval of statistic(row indices), where problems[row] is the row's problem.
 
-    All rows of a problem come or stay away together. For a paired difference let the statistic return it. A statistic
-    that itself groups by problem must take one row a problem: copies of a problem would merge into one group. Resamples
-    where the statistic is nan are left out. Fewer than two problems: (nan, nan).
+    The rows of a problem are drawn together. For a paired difference let the statistic return it. A statistic that itself
+    groups by problem must take one row a problem, because copies of a problem would merge into one group. Resamples where
+    the statistic is nan are left out; fewer than two problems give (nan, nan).
     """
     problem = problem_numbers(problems)
     count = np.bincount(problem)
@@ -82,11 +83,11 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
 
 
 def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
-    """(p, how it was found): two-sided paired test that the differences of problems lie evenly around 0.
+    """(p, method): two-sided paired test of the hypothesis that the problems' differences are symmetric around 0.
 
-    p is the share of the 2^m sign patterns of the m nonzero differences whose sum is as far from 0 as the one seen or
-    farther. "exact": all patterns counted; where all magnitudes are equal that is the sign test, binomial for any m.
-    Else SIGN_FLIPS random patterns, the one seen counted as one more.
+    p is the share of the 2^m sign patterns of the m nonzero differences whose sum is at least as far from 0 as the observed
+    one. "exact" counts all patterns; where all magnitudes are equal that is the sign test, binomial for any m. Otherwise
+    SIGN_FLIPS random patterns are drawn, and the observed one counts as one more.
     """
     difference_m = np.asarray(difference_P, np.float64)
     difference_m = difference_m[np.abs(difference_m) > ROUNDING]
@@ -109,15 +110,22 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
 
 
 def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
-    """For each X the mean of a - b over problems: difference, interval, p, p_method, and how many problems differ.
+    """For each X the mean of a - b over problems: difference, interval, p, p_method, and n_differ, the problems that differ.
 
-    Where few differ (n_differ below 6) no p can be small and the interval says little.
+    With n_differ below 6 no p can be small, and the interval says little.
     """
     difference_PX = np.asarray(a_PX, np.float64) - np.asarray(b_PX, np.float64)
     difference_PX = np.where(np.abs(difference_PX) <= ROUNDING, 0.0, difference_PX)
-    found = []
+    rows = []
     for column_P, low, high in zip(difference_PX.T, *mean_interval(difference_PX, seed), strict=True):
         p, method = sign_flip_test(column_P, seed)
-        row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)]}
-        found.append(row | {"p": p, "p_method": method, "n_differ": int(np.count_nonzero(column_P))})
-    return found
+        rows.append(
+            {
+                "difference": float(column_P.mean()),
+                "interval": [float(low), float(high)],
+                "p": p,
+                "p_method": method,
+                "n_differ": int(np.count_nonzero(column_P)),
+            }
+        )
+    return rows

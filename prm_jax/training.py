@@ -18,7 +18,7 @@ from prm_jax.data.examples import Example
 from prm_jax.data.packing import layout_batch, plan_rows
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
-from prm_jax.launch.mesh import constrain, make_sharded, path_names, replicate, shard_batch
+from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch
 from prm_jax.losses import STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends
 
@@ -38,12 +38,12 @@ class LossConfig:
         expect(not ranks or self.pos_weight == 1, "loss.pos_weight", self.pos_weight, f"1 with loss.step={self.step}")
 
 
-def is_head(path, _):
-    return str(path[0]).endswith("_head")
+def in_head(_, x):
+    return x.get_metadata("in_head", False)
 
 
 # The NNX filter of the parameters that train. Named here once, since a jitted step takes it as part of the optimiser's type.
-TRAINABLE = {"all": nnx.Param, "head": is_head, "lora": nnx.Any(nnx.LoRAParam, is_head)}
+TRAINABLE = {"all": nnx.Param, "head": in_head, "lora": nnx.Any(nnx.LoRAParam, in_head)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,39 +66,35 @@ def make_schedule(cfg: OptimizerConfig, steps: int):
 
 
 def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimizer:
-    """The optimiser of what `cfg.trainable`, its state laid out as the model."""
-    tx = make_transform(cfg, steps)
+    """The optimiser of the parameters that `cfg.trainable` names, its state laid out on the mesh as they are."""
+    tx = make_transform(model, cfg, steps)
     return make_sharded(lambda model: nnx.Optimizer(model, tx, wrt=TRAINABLE[cfg.trainable]), model)
 
 
-def make_transform(cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """AdamW with clipping, warm-up and cosine; weight decay on matrices only.
+def make_transform(model: PRM, cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """AdamW with clipping, warm-up and cosine; weight decay on the parameters that declare it, the matrices.
 
-    They go by name because stacked norm gains and biases have two axes, so the usual `ndim > 1` would decay them.
+    The usual `ndim > 1` would decay norm gains and biases too, which are stacked over layers.
     """
-
-    def is_matrix(path, _):
-        *_, name = path_names(path)  # a, b: low-rank factors of a matrix
-        return name.startswith("w_") or name in ("embed", "unembed", "a", "b")
-
-    decayed = lambda params: jax.tree.map_with_path(is_matrix, params)
-    schedule, options = make_schedule(cfg, steps), {"weight_decay": cfg.weight_decay, "mask": decayed}
+    trained, is_variable = nnx.state(model, TRAINABLE[cfg.trainable]), lambda x: isinstance(x, nnx.Variable)
+    decays = jax.tree.map(lambda x: x.get_metadata("decays", False), trained, is_leaf=is_variable)
+    schedule, options = make_schedule(cfg, steps), {"weight_decay": cfg.weight_decay, "mask": decays}
     adamw = optax.adamw(schedule, cfg.b1, cfg.b2, mu_dtype=cfg.mu_dtype, **options)
     return optax.chain(optax.clip_by_global_norm(cfg.clip), adamw)
 
 
 def totals(batch):
-    """Number of labelled steps and of next-token targets: losses are means over the whole global batch."""
+    """(labelled steps, next-token targets) of a batch; losses are means over the whole global batch."""
     return (batch["weight"] > 0).sum(), (batch["token_weight"] != 0).sum()
 
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
-    """Sums over one micro-batch: step loss, next-token loss, right steps; divide by `totals` of the global batch. With `logits`
-    also logit_BT of each step slot."""
+    """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by `totals` of the global
+    batch; with `logits` also logit_BT of its steps."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
     step_sum = lm_sum = right = jnp.zeros(())
-    more = {}
+    step_logits = {}
     logit_BLV = model.vocab_logits(x_BLD) if all_tokens else None
     if cfg.objective != "lm":
         if cfg.objective == "implicit":
@@ -111,31 +107,31 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
         agrees_BT = (logit_BT > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
-        more = {"logit": logit_BT} if logits else {}
+        step_logits = {"logit": logit_BT} if logits else {}
     if all_tokens:
         lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
         if cfg.objective == "lm":
             target_BL, weight_BL = (jnp.roll(batch[name], -1, axis=1) for name in ("ids", "token_weight"))
             right = ((logit_BLV.argmax(-1) == target_BL) & (weight_BL != 0)).sum()
-    return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32)} | more
+    return {"step": step_sum, "lm": lm_sum, "right": right.astype(jnp.float32), **step_logits}
 
 
 def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
-    """(loss_BT, logit_BT): the step loss of what a head gives, and the log-odds that each step is good.
+    """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good.
 
-    InputError where the loss reads an output that the head lacks: NumPy refuses an index that JAX would clamp.
+    Raises InputError where the loss reads an output that the head lacks.
     """
     loss, logit_BT = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC)
-    outputs = np.zeros(logit_BTC.shape, np.float32)
+    outputs = np.zeros(logit_BTC.shape, np.float32)  # NumPy refuses an index that JAX would clamp
     try:
         jax.eval_shape(lambda batch: loss.f(logit_BT, batch | {"logits": outputs}, cfg), batch)
     except IndexError as error:
         expected = f"a loss of what model.head={head} gives, {outputs.shape[-1]} outputs a step ({error})"
         raise InputError(f"loss.step: got {cfg.step!r}, expected {expected}") from None
-    except AttributeError:  # an array of NumPy has no `at`; what is wrong otherwise, the loss itself says
+    except AttributeError:  # NumPy's arrays have no `at`; any other mistake shows in the call below
         pass
     loss_BT = loss.f(logit_BT, batch | {"logits": logit_BTC}, cfg)
-    if loss.ratings and HEADS[head].rates:  # a human rating, where there is one, in place of the label
+    if loss.ratings and HEADS[head].rates:  # a human rating replaces the label
         is_rated_BT = ~jnp.isnan(batch["rating"])
         rating_BT = jnp.where(is_rated_BT, batch["rating"], -1.0)
         loss_BT = jnp.where(is_rated_BT, loss.ratings(logit_BTC, rating_BT, cfg.pos_weight), loss_BT)
@@ -143,7 +139,7 @@ def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
 
 
 def combine(terms, batch, cfg: LossConfig):
-    """The loss and the numbers that are logged, from summed terms and the global batch."""
+    """(loss, the numbers to log) from summed terms and the global batch."""
     n_steps, n_next = (jnp.maximum(n, 1) for n in totals(batch))
     step, lm = terms["step"] / n_steps, terms["lm"] / n_next
     loss = lm if cfg.objective == "lm" else step + cfg.lm_weight * lm
@@ -175,36 +171,37 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     opt.update(model, grads)
     model, opt = constrain((model, opt))
     _, metrics = combine(terms, batch, cfg)
-    metrics |= {"grad_norm": optax.tree.norm(grads), "n_steps": (batch["weight"] > 0).sum()}
-    return model, opt, metrics | {"n_tokens": (batch["visible_until"] < batch["ids"].shape[-1]).sum()}
+    n_tokens = (batch["visible_until"] < batch["ids"].shape[-1]).sum()
+    counts = {"n_steps": (batch["weight"] > 0).sum(), "n_tokens": n_tokens}
+    return model, opt, {**metrics, "grad_norm": optax.tree.norm(grads), **counts}
 
 
 @jax.jit
 def token_logps(model: PRM, batch):
-    """log p in nats of each token given those before it, logp_BL; that of a sequence's first token means nothing."""
+    """log p in nats of each token given those before it, logp_BL; a sequence's first entry means nothing."""
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"])
     return replicate(jnp.roll(model.next_logprobs(x_BLD, batch["ids"]), 1, axis=1))
 
 
 def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
-    """The examples with `reference`: what this model, before it is trained, says of their tokens."""
+    """The examples with a target `reference`, their tokens' log p under this model before it trains."""
     packs, _ = plan_rows([e.ids_L for e in examples], row_tokens, share=False)
     packs += [[]] * (-len(packs) % rows)
-    found = list(examples)
-    for at in range(0, len(packs), rows):
-        here = packs[at : at + rows]
-        batch, places, _ = layout_batch([[examples[i] for i in pack] for pack in here], row_tokens)
+    results = list(examples)
+    for start in range(0, len(packs), rows):
+        batch_packs = packs[start : start + rows]
+        batch, places, _ = layout_batch([[examples[i] for i in pack] for pack in batch_packs], row_tokens)
         logp_BL = np.asarray(token_logps(model, shard_batch(batch, rows)))
-        for logp_L, pack, places_b in zip(logp_BL, here, places, strict=True):
+        for logp_L, pack, places_b in zip(logp_BL, batch_packs, places, strict=True):
             for i, place_L in zip(pack, places_b, strict=True):
                 targets = examples[i].targets | {"reference": logp_L[place_L]}
-                found[i] = dataclasses.replace(examples[i], targets=targets)
-    return found
+                results[i] = dataclasses.replace(examples[i], targets=targets)
+    return results
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "logits"))
 def eval_step(model: PRM, batch, cfg: LossConfig, logits: bool = False):
-    """Sums of one batch [B, ...] without dropout, with the counts to divide them by; `logits`: and logit_BT of its steps."""
+    """Sums of one batch [B, ...] without dropout, and the counts to divide them by; with `logits` also logit_BT."""
     n_steps, n_next = totals(batch)
     terms = loss_terms(model, batch, cfg, logits=logits)
     return jax.tree.map(replicate, terms) | {"n_steps": n_steps, "n_next": n_next}

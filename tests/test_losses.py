@@ -16,15 +16,15 @@ from prm_jax.data.examples import Example, step_weights
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch.config import parse
 from prm_jax.losses import STEP_LOSSES, Loss, bce, implicit_logit, next_token_loss
-from prm_jax.model import PRM
+from prm_jax.model import PRM, matrix
 from prm_jax.scoring import log_ratio, step_ratios
 from prm_jax.training import (
+    TRAINABLE,
     LossConfig,
     OptimizerConfig,
     eval_step,
     make_optimizer,
     make_schedule,
-    make_transform,
     step_losses,
     train_step,
     with_reference,
@@ -302,17 +302,20 @@ def test_weight_decay_leaves_norms_and_biases_alone():
     assert (np.abs(after["blocks"]["w_q"]) < np.abs(before["blocks"]["w_q"])).all()
 
 
-def test_weight_decay_goes_by_a_parameter_s_own_name():
-    decayed = ("w_q", "w_normalize", "w_head", "embed", "unembed", "w_b_first")
-    left = ("norm_attn", "b_q", "b_head", "emb_scale", "w")
-    one = jnp.ones((2, 2))
-    params = {"b_side": {name: one for name in (*decayed, *left)}, "norm_tower": {"w_v": {"a": one, "b": one}}}
-    transform = make_transform(dataclasses.replace(OPT, weight_decay=0.5), 10)
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    updates, _ = transform.update(zeros, transform.init(params), params)
-    moved = {jax.tree_util.keystr(path): bool((x != 0).any()) for path, x in jax.tree.leaves_with_path(updates)}
-    expected = {f"['b_side']['{name}']": name in decayed for name in (*decayed, *left)}
-    assert moved == expected | {f"['norm_tower']['w_v']['{name}']": True for name in "ab"}
+def test_what_a_parameter_declares_decides_whether_it_decays_and_trains():
+    """Whatever it is called: `gain` is a matrix, `w_bias` is none."""
+
+    class Named(nnx.Module):
+        def __init__(self, rngs):
+            self.gain, self.w_bias = matrix(rngs, (2, 3), 1.0), nnx.Param(jnp.ones((2, 3)))
+            self.classifier = nnx.Param(jnp.ones(3), in_head=True)
+
+    model = Named(nnx.Rngs(0))
+    opt = make_optimizer(model, dataclasses.replace(OPT, weight_decay=0.5, warmup=0.01), 10)
+    updates = opt.update(model, jax.tree.map(jnp.zeros_like, nnx.state(model)))
+    moved = {name: bool((x != 0).any()) for name, x in updates.items()}
+    assert moved == {"gain": True, "w_bias": False, "classifier": False}
+    assert nnx.state(model, TRAINABLE["head"]).keys() == {"classifier"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One device or eight, one process or four: the same numbers; nothing lies whole where it should be split."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,8 +13,9 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from conftest import ROOT, call, printed, run, start, with_devices
+from conftest import ROOT, TINY, call, printed, run, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
@@ -27,7 +29,18 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import set_cpu_devices
-from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, platform, spec
+from prm_jax.launch.mesh import (
+    IN_SPLIT,
+    OUT_SPLIT,
+    MeshConfig,
+    check_divides,
+    make_mesh,
+    map_layout,
+    path_names,
+    platform,
+    spec,
+)
+from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM
 
 
@@ -128,19 +141,30 @@ def test_the_platform_is_that_of_the_mesh():
 
 def test_the_layout_rule():
     sizes = {"data": 2, "fsdp": 4, "tensor": 2}
-    key = jax.tree_util.DictKey
-    of = lambda shape, *names: spec([key(name) for name in names], shape, sizes)
-    assert of((3, 8, 6), "blocks", "w_q") == P(None, "fsdp", "tensor")
-    assert of((3, 8, 6), "mu", "blocks", "w_o") == P(None, "tensor")  # 6 is no multiple of 4
-    assert of((64, 8), "embed") == P("tensor", "fsdp")
-    assert of((3, 5, 8, 16), "blocks", "w_gate") == P(None, None, "fsdp", "tensor")  # of 5 experts
-    assert of((3, 8, 16), "blocks", "w_q", "a") == P(None, "fsdp")
-    assert of((3, 16, 8), "blocks", "w_o", "b") == P(None, None, "fsdp")
-    assert of((8, 1), "w_head") == of((3, 8), "blocks", "norm_attn") == of((), "count") == P()
-    for name in ("b_q", "b_o", "b_gate", "b_up", "b_down", "norm_q", "norm_k"):
-        assert of((3, 8), "blocks", name) == P()
-    assert of((8, 8), "w_mlp_head") == of((8,), "mu", "b_mlp_head") == P()
-    assert of((8, 64), "unembed") == P("fsdp", "tensor")
+    assert spec(OUT_SPLIT, (3, 8, 6), sizes) == P(None, "fsdp", "tensor")  # of 3 layers
+    assert spec(IN_SPLIT, (3, 8, 6), sizes) == P(None, "tensor")  # 6 is no multiple of 4
+    assert spec(OUT_SPLIT, (3, 5, 8, 16), sizes) == P(None, None, "fsdp", "tensor")  # of 5 experts
+    assert spec((), (8, 1), sizes) == spec((), (), sizes) == P()
+
+
+def test_a_parameter_and_its_moments_lie_as_the_parameter_declares():
+    """A matrix over fsdp and tensor, the next over tensor and fsdp, a low-rank factor as its matrix but for the rank; the
+    rest, which is small, whole."""
+    cfg = dataclasses.replace(TINY, head="mlp", lm_head=True, tied=False, o_bias=True, mlp_bias=True, qk_norm=True)
+    model = attach(PRM(cfg, rngs=nnx.Rngs(0)), LoraConfig(2, 4.0, ["w_q", "w_o"]), 0)
+    opt = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    split = {}
+    for tree in (model, opt.opt_state[0].mu):
+        layout = map_layout(lambda _, axes: axes, nnx.state(tree) if tree is model else tree, sizes)
+        leaves = jax.tree.leaves_with_path(layout, is_leaf=lambda x: isinstance(x, P))
+        names = {".".join(path_names(path)): axes for path, axes in leaves}
+        split[tree is model] = {name: axes for name, axes in names.items() if axes != P()}
+    out, into = P(None, "fsdp", "tensor"), P(None, "tensor", "fsdp")
+    expected = {f"blocks.{name}": out for name in ("w_k", "w_v", "w_gate", "w_up")} | {"blocks.w_down": into}
+    expected |= {"blocks.w_q.base": out, "blocks.w_q.a": P(None, "fsdp"), "blocks.w_q.b": P(None, None, "tensor")}
+    expected |= {"blocks.w_o.base": into, "blocks.w_o.a": P(None, "tensor"), "blocks.w_o.b": P(None, None, "fsdp")}
+    assert split[True] == split[False] == expected | {"embed": P("tensor", "fsdp"), "unembed": P("fsdp", "tensor")}
 
 
 def test_meshes_that_do_not_fit_are_refused():

@@ -338,7 +338,7 @@ def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(monkeypat
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err
-    step = int(re.search(r"by SIGTERM after step (\d+); go on with: python train.py resume=", out)[1])
+    step = int(re.search(r"by SIGTERM after step (\d+); continue with: python train.py resume=", out)[1])
     assert (folder / "checkpoints/latest" / str(step)).is_dir() and not (folder / "summary.json").exists()
     assert [row["step"] for row in records(folder)] == list(range(1, step + 1))
     before = (folder / ".hydra/config.yaml").read_text()

@@ -42,7 +42,7 @@ def abstract_state(model_cfg: ModelConfig, **choice):
         model = PRM(model_cfg, rngs=nnx.Rngs(0))
         model = model if cfg.trainable == "all" else cast_backbone(model)
         model = attach(model, LORA, 0) if cfg.trainable == "lora" else model
-        return model, nnx.Optimizer(model, make_transform(cfg, 1000), wrt=TRAINABLE[cfg.trainable])
+        return model, nnx.Optimizer(model, make_transform(model, cfg, 1000), wrt=TRAINABLE[cfg.trainable])
 
     return jax.eval_shape(make)
 

@@ -201,7 +201,7 @@ def load(
         return jax.block_until_ready(jax.make_array_from_callback(x.shape, sharding, once))
 
     # The stack of blocks, read a layer at a time, comes last: what a whole tensor takes on its way is small beside it.
-    order, where = sorted(state, key="blocks".__eq__), shardings(state)
+    order, where = sorted(state, key="blocks".__eq__), nnx.state(shardings(abstract)).to_pure_dict()
     nnx.update(abstract, {key: jax.tree.map(place, state[key], parts[key], where[key]) for key in order})
     return abstract
 

@@ -11,6 +11,7 @@ import math
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -20,10 +21,11 @@ from prm_jax.launch.config import Count, expect
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = AXES[:2]
-# How the last two axes of a matrix [in, out] are split. Heads and features are outputs of one kind of product and inputs of
-# the next, so that a pair of them needs one sum over `tensor`. Everything else (norms, biases, step heads) is small and whole.
-OUT_SPLIT = ("w_q", "w_k", "w_v", "w_gate", "w_up", "unembed")
-IN_SPLIT = ("w_o", "w_down", "embed")
+# The mesh axes over the two axes of a matrix [in, out]; a parameter says its own as `mesh_axes`. Heads and features are outputs
+# of one kind of product and inputs of the next, so that a pair of them needs one sum over `tensor`. What says none (norms,
+# biases, step heads) is small and lies whole on every device.
+OUT_SPLIT = ("fsdp", "tensor")
+IN_SPLIT = ("tensor", "fsdp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,27 +83,14 @@ def path_names(path) -> list[str]:
     return [name for name in found if name != "value"]
 
 
-def spec(path, shape: tuple[int, ...], sizes: dict[str, int]) -> P:
-    """The layout rule: how a parameter, or an Adam moment of it, is split, from its name and shape.
+def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
+    """How an array is split whose last axes lie over `mesh_axes`, on a mesh of these sizes.
 
-    An axis that the mesh does not divide evenly stays whole. `path` is that of a jax key path.
+    An axis that the mesh does not divide evenly stays whole, and so do those before, of stacked layers and experts: the loop
+    over layers takes one at a time.
     """
-    on_way = path_names(path)
-    if any(name in OUT_SPLIT for name in on_way):
-        axes = ["fsdp", "tensor"]
-    elif any(name in IN_SPLIT for name in on_way):
-        axes = ["tensor", "fsdp"]
-    else:
-        return P()
-    # Low-rank factors a_Dr and b_rF: as the matrix, but for the axis of the rank.
-    if on_way[-1] == "a":
-        axes[1] = None
-    if on_way[-1] == "b":
-        axes[0] = None
-    # Stacked layers stay whole: the loop over them takes one at a time.
-    axes = [None] * (len(shape) - 2) + axes
-    divides = lambda axis, n: sizes.get(axis, 1) > 1 and n % sizes[axis] == 0
-    axes = [axis if divides(axis, n) else None for axis, n in zip(axes, shape, strict=True)]
+    axes = [None] * (len(shape) - len(mesh_axes)) + list(mesh_axes)
+    axes = [a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True)]
     # Without trailing None, as jax itself writes it; else the outputs of a step would not match its inputs.
     while axes and axes[-1] is None:
         axes.pop()
@@ -114,10 +103,19 @@ def sharding(*axes):
     return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*axes))
 
 
+def map_layout(f, tree, sizes: dict[str, int]):
+    """f(array, its PartitionSpec) of every array: a parameter, its gradient and its Adam moments are split as it declares."""
+
+    def map_variable(x):
+        mesh_axes = x.get_metadata("mesh_axes", ()) if isinstance(x, nnx.Variable) else ()
+        return jax.tree.map(lambda array: f(array, spec(mesh_axes, array.shape, sizes)), x)
+
+    return jax.tree.map(map_variable, tree, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
 def shardings(tree):
     """The sharding of every array of a model or optimiser (abstract ones will do) on the mesh in use."""
-    sizes = jax.sharding.get_mesh().shape
-    return jax.tree.map_with_path(lambda path, x: sharding(*spec(path, x.shape, sizes)), tree)
+    return map_layout(lambda _, axes: sharding(*axes), tree, jax.sharding.get_mesh().shape)
 
 
 def make_sharded(make, *args, donate=()):
@@ -134,9 +132,8 @@ def pin(x, *axes):
 
 
 def constrain(tree):
-    """Under jit: pins every array of a model, optimiser or gradient to the layout rule."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    return jax.tree.map_with_path(lambda path, x: pin(x, *spec(path, x.shape, sizes)), tree)
+    """Under jit: pins every array of a model, optimiser or gradient to the layout that its parameter declares."""
+    return map_layout(lambda x, axes: pin(x, *axes), tree, jax.sharding.get_abstract_mesh().shape)
 
 
 def constrain_rows(x):
@@ -155,7 +152,7 @@ def embed_lookup(embed_VD, ids_BL):
     left to itself XLA may gather every row of the batch.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
-    features = spec([jax.tree_util.DictKey("embed")], embed_VD.shape, sizes)[1:]
+    features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
     return constrain_rows(pin(embed_VD[pin(ids_BL, "data")], "data", None, *features))
 
 
