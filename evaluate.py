@@ -34,7 +34,7 @@ def main(cfg):
     if not resumes:
         cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
     mesh = make_mesh(common.mesh, common.batch.rows)
-    with run_folder.claimed(folder, cfg, resumes), jax.set_mesh(mesh):
+    with run_folder.locked_run_folder(folder, cfg, resumes), jax.set_mesh(mesh):
         (folder / "figures").mkdir(exist_ok=True)
         files = check_inputs(folder / "inputs.json", cfg)
         results = task.run(Setup(common, names, cfg.data, folder, files), task_cfg)

@@ -56,7 +56,7 @@ from prm_jax.training import (
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchConfig:
+class TrainBatch:
     rows: Count
     tokens: Count | None
     accumulate: Count
@@ -93,7 +93,7 @@ class TrainConfig:
     loss: LossConfig
     lora: LoraConfig
     optimizer: OptimizerConfig
-    batch: BatchConfig
+    batch: TrainBatch
     mesh: MeshConfig
     eval: EvalConfig
     wandb: Literal["offline", "online"] | None = None
@@ -143,7 +143,7 @@ def main(cfg):
         raise InputError(f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good")
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    with run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*"), jax.set_mesh(mesh):
+    with run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*"), jax.set_mesh(mesh):
         if resumes and texts == run:  # process 0
             run_folder.record_length(run, raw_cfg)
         print(f"run folder  {run}")
@@ -298,7 +298,7 @@ def lengthened(cfg: TrainConfig, first: int) -> str:
     return f"{text} the last step {float(after(cfg.steps - 1)):.3g}"
 
 
-def micro_batches(source: TrainingRows, cfg: BatchConfig, first: int, steps: int):
+def micro_batches(source: TrainingRows, cfg: TrainBatch, first: int, steps: int):
     """The batches after step `first`, arrays [A, B, ...] on the mesh; this process reads only its own rows."""
     n_rows = cfg.rows * cfg.accumulate
     local_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
@@ -366,7 +366,7 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
         model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
         model = make_sharded(cast_backbone, model, donate=0) if frozen else model
     else:
-        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, "thin" if frozen else np.float32)
+        model = hf.load(folder, model_cfg, cfg.model.new_head, cfg.seed, "compute" if frozen else np.float32)
     if cfg.optimizer.trainable == "lora":
         model = make_sharded(lambda model: attach(model, cfg.lora, cfg.seed), model, donate=0)
     return model

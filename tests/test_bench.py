@@ -13,7 +13,7 @@ from conftest import TINY as TINY_MODEL
 from flax import nnx
 
 from prm_jax.bench import __main__ as bench
-from prm_jax.bench import measure, memory, train
+from prm_jax.bench import common, memory, train
 from prm_jax.bench import rerank as bench_rerank
 from prm_jax.model import PRM
 from prm_jax.training import OptimizerConfig, make_optimizer
@@ -107,12 +107,12 @@ def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
 def test_useful_flops_by_hand():
     cfg = dataclasses.replace(TINY_MODEL, dim=4, ffn=8, heads=2, kv_heads=1, head_dim=2, layers=3)
     products = 2 * 4 * 4 + 2 * 4 * 2 + 3 * 4 * 8  # q and o; k and v; feed-forward
-    assert measure.forward_flops(cfg, tokens=5, pairs=15) == 3 * (2 * products * 5 + 2 * 2 * 4 * 15)
+    assert common.forward_flops(cfg, tokens=5, pairs=15) == 3 * (2 * products * 5 + 2 * 2 * 4 * 15)
 
 
 def test_table_gives_name_value_and_note():
-    rows = [measure.Row("shuffles_seconds", 1487.6, "timed 4 of 400 trials"), measure.Row("share", 0.22757)]
-    assert measure.table(rows).splitlines() == [
+    rows = [common.Row("shuffles_seconds", 1487.6, "timed 4 of 400 trials"), common.Row("share", 0.22757)]
+    assert common.table(rows).splitlines() == [
         "shuffles_seconds" + " " * 27 + "1,488  timed 4 of 400 trials",
         "share" + " " * 37 + "0.2276",
     ]

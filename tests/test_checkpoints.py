@@ -111,7 +111,7 @@ def test_a_kill_leaves_no_step_without_its_checksums(tmp_path):
     for kind in ("latest", "best"):
         for step in (tmp_path / "checkpoints" / kind).iterdir():
             sums = json.loads((step / "checksums.json").read_text())
-            assert sums.keys() >= {"model/_METADATA", "notes/metadata"} and orbax.damage(step) is None
+            assert sums.keys() >= {"model/_METADATA", "notes/metadata"} and orbax.find_damage(step) is None
 
 
 def test_a_stopped_run_without_a_checkpoint_starts_again(tmp_path):

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 import evaluate
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import Opening, critic_of, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, critic_of, needs_folder, open_verifier
 from prm_jax.critics.critic import Critic, combine, none_wrong
 from prm_jax.critics.execution import run_code
 from prm_jax.critics.writers import LocalWriter
@@ -162,7 +162,7 @@ def test_a_step_without_a_verdict_stops_no_command(monkeypatch, tmp_path):
 
 def test_asked_at_once_it_writes_nothing(loaded):
     fmt = read_format("lab_self")
-    scorer = open_verifier("embedded", Opening(format=fmt))
+    scorer = open_verifier("embedded", OpenOptions(format=fmt))
     (score_T, _) = scorer.score([(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",))])
     assert scorer.stats.tokens == 0 and scorer.stats.critiques == 3 and np.isfinite(score_T).all()
     assert (scorer.objective, scorer.unit, scorer.label_kind) == ("prm", "logit", "correctness")
@@ -179,7 +179,10 @@ def yes_no(loaded, text):
 
 
 def test_uprm_scores_every_place_of_a_first_error(loaded):
-    scorer, steps = open_verifier("embedded", Opening(format=read_format("lab_uprm"))), ("4+5=2", "2*3=6", "6max2=1")
+    scorer, steps = (
+        open_verifier("embedded", OpenOptions(format=read_format("lab_uprm"))),
+        ("4+5=2", "2*3=6", "6max2=1"),
+    )
     (score_T,) = scorer.score([(PROBLEM, steps)])
     marked = ["4+5=2\n", "4+5=2\nY\n2*3=6\n", "4+5=2\nY\n2*3=6\nY\n6max2=1\n"]
     log_good, log_bad = np.array(
@@ -223,7 +226,7 @@ def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_pa
 
 
 def test_beside_critics_a_prm_keeps_its_own_format(capsys):
-    scorer = open_verifier("embedded_orm", Opening(format=read_format("lab_critic")))
+    scorer = open_verifier("embedded_orm", OpenOptions(format=read_format("lab_critic")))
     assert scorer.objective == "orm" and "has a step head, so it is no critic" in capsys.readouterr().out
 
 
@@ -232,7 +235,7 @@ def test_a_critic_is_named_with_its_format_where_others_are_read_otherwise(tmp_p
     assert critic_of("judge:http://localhost:9")[1] == "http://localhost:9"
     assert [critic_of(x) for x in ("http://localhost:9", "plain:embedded", "runs/a:b", "checker-0.05-3")] == [None] * 4
     assert [needs_folder(x) for x in ("runs/a", "lab_self:runs/a", "http://x", "random")] == [True, False, False, False]
-    scorer = open_verifier("lab_self:embedded", Opening(format=read_format("auto")))
+    scorer = open_verifier("lab_self:embedded", OpenOptions(format=read_format("auto")))
     assert scorer.name.endswith(", lab_self, 1 vote") and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
 
 
@@ -240,7 +243,7 @@ def test_a_critic_rewards_the_steps_of_roll_outs():
     """RL asks any Scorer: a critic gives a log-odds a step."""
     fields = dict.fromkeys(field.name for field in dataclasses.fields(Rollout))
     rollouts = [Rollout(**fields | {"problem": OTHER, "steps": ("6*5=2", "2-4=5")})]
-    scorer = open_verifier("lab_self:embedded", Opening())
+    scorer = open_verifier("lab_self:embedded", OpenOptions())
     (score_T,) = rewards.score(scorer, None, rollouts)
     np.testing.assert_array_equal(score_T, scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0])
 
@@ -310,7 +313,7 @@ def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, t
     about = json.loads((tmp_path / "rewarded" / "summary.json").read_text())["critic"]  # what became of its critiques
     assert about["critiques"] > 0 == about["no_verdict"] and about["format"]["name"] == "lab_self"
     fmt = with_critic(ENDS_IN, max_tokens=16, votes=1, rows=32)
-    scorer = open_verifier(f"{tmp_path}/whole", Opening(which="latest", format=fmt))
+    scorer = open_verifier(f"{tmp_path}/whole", OpenOptions(which="latest", format=fmt))
     assert isinstance(scorer, Critic) and [len(score_T) for score_T in scorer.score(ROWS[:2])] == [2, 1]
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from test_solutions import jsonl
 
 from prm_jax import InputError
-from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.equations import equations, verdict
 from prm_jax.data.sources import load
 from prm_jax.evals import common
@@ -375,4 +375,4 @@ def test_verifier_scores_each_step_by_itself():
     np.testing.assert_array_equal(score_T, np.float32([-CERTAIN, LIKELY, 0]))
     named = SimpleNamespace(checkpoint=["equations"])
     assert common.checkpoints(named, needed=True) == ["equations"]
-    assert open_verifier("equations", Opening()) == scorer
+    assert open_verifier("equations", OpenOptions()) == scorer

@@ -29,7 +29,7 @@ def cfg(monkeypatch):
 def test_a_command_that_fails_leaves_what_is_worth_going_on_with_or_a_free_folder(tmp_path, cfg):
     (tmp_path / "own.txt").write_text("mine")
     for made, kept in (("scores.jsonl", ""), ("results.txt", "x"), ("scores.jsonl", "{}")):
-        with pytest.raises(OSError), run_folder.claimed(tmp_path, cfg):
+        with pytest.raises(OSError), run_folder.locked_run_folder(tmp_path, cfg):
             (tmp_path / "figures").mkdir()
             (tmp_path / made).write_text(kept)
             raise OSError("disk full")
@@ -38,17 +38,17 @@ def test_a_command_that_fails_leaves_what_is_worth_going_on_with_or_a_free_folde
         assert (tmp_path / "own.txt").read_text() == "mine"
     with (
         pytest.raises(InputError, match="already holds a run or an evaluation; resume="),
-        run_folder.claimed(tmp_path, cfg),
+        run_folder.locked_run_folder(tmp_path, cfg),
     ):
         pass
 
 
 def test_one_process_works_in_a_folder(tmp_path, cfg):
-    with run_folder.claimed(tmp_path, cfg):
-        second = run_folder.claimed(tmp_path, cfg, resumes=True)
+    with run_folder.locked_run_folder(tmp_path, cfg):
+        second = run_folder.locked_run_folder(tmp_path, cfg, resumes=True)
         with pytest.raises(InputError, match=rf"resume: .*: process {os.getpid()} of \S+ works in it"), second:
             pass
-    with run_folder.claimed(tmp_path, cfg, resumes=True):  # the lock went with its owner
+    with run_folder.locked_run_folder(tmp_path, cfg, resumes=True):  # the lock went with its owner
         pass
 
 

@@ -21,7 +21,7 @@ from prm_jax.checkpoints import hf, hf_config, hf_tensors
 from prm_jax.checkpoints.card import serving
 from prm_jax.checkpoints.hf_tensors import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.released import VerdictPair
+from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.heads import good_logit
 from prm_jax.launch.config import parse
@@ -237,7 +237,7 @@ def test_every_head_on_every_backbone_equals_pytorch(tmp_path, rng, name):
         verdicts = (7, 5) if head == "tokens" else None
         cfg = hf_config.model_config(config, head="binary" if verdicts else kind)
         if verdicts and cfg.final_logit_softcap:  # capped, they are no linear head
-            ours = VerdictPair(hf.load(tmp_path, dataclasses.replace(cfg, head="none", lm_head=True)), *verdicts)
+            ours = TwoTokenHead(hf.load(tmp_path, dataclasses.replace(cfg, head="none", lm_head=True)), *verdicts)
         else:
             ours = hf.load(tmp_path, cfg, verdicts=verdicts)
         x_BLD = run(ours, ids) if x_BLD is None else x_BLD  # the same for all heads

@@ -20,7 +20,7 @@ from conftest import ROOT, call, printed
 
 import evaluate
 from prm_jax import InputError
-from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
 from prm_jax.generate import samples as lab
@@ -418,7 +418,7 @@ def judge(stub):
 
     def opened(fmt=JUDGE, **more):
         critic = open_verifier(
-            stub.url, Opening(format=dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more)))
+            stub.url, OpenOptions(format=dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more)))
         )
         policy = critic.writer.policy
         policy.concurrency, policy.client = 1, policy.client.with_options(max_retries=1, timeout=5.0)
@@ -495,9 +495,9 @@ def test_a_chat_critic_behind_a_server_needs_its_tokenizer(stub):
     with pytest.raises(
         InputError, match="format.critic.tokenizer: got None, expected the tokenizer whose chat template"
     ):
-        open_verifier(stub.url, Opening(format=read_format("genprm"))).score([("3 +4?", ("3+4=7",))])
+        open_verifier(stub.url, OpenOptions(format=read_format("genprm"))).score([("3 +4?", ("3+4=7",))])
     with pytest.raises(InputError, match=f"checkpoint: {stub.url}: is a server, .*format=judge"):
-        open_verifier(stub.url, Opening(format=read_format("plain")))
+        open_verifier(stub.url, OpenOptions(format=read_format("plain")))
 
 
 def test_evaluations_take_a_judge_by_its_address(stub, monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints import export
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.grading import Checker
 from prm_jax.data.splits import data_config
@@ -179,7 +179,7 @@ def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
 
 
 def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):
-    scorer = open_verifier("embedded_orm", Opening(rows=4))
+    scorer = open_verifier("embedded_orm", OpenOptions(rows=4))
     by_ids, by_text = score(scorer, policy, rollouts), scorer.score([(r.problem, r.steps) for r in rollouts])
     for a_T, b_T in zip(by_ids, by_text, strict=True):
         assert a_T == pytest.approx(b_T, abs=1e-4)
@@ -446,7 +446,7 @@ def write_problems(folder):
 
 
 def test_responses_that_share_all_their_steps_fit_the_rows_that_a_verifier_learns_from(policy, rollouts):
-    scorer = open_verifier("embedded_orm", Opening(rows=4))
+    scorer = open_verifier("embedded_orm", OpenOptions(rows=4))
     online = Online(OnlineConfig(1, 1, "outcome", 1e-3, 0.05), scorer, policy, 128, 1)
     alike = [rollouts[0]] * 40
     known = Known(np.ones(40), None, None, None, None, None, 80)

@@ -260,7 +260,7 @@ def test_a_sweep_holds_its_folder_and_its_callback_can_be_pickled(tmp_path):
     pickle.dumps(callback)
     with pytest.raises(SystemExit, match="another sweep works in it"):
         cli.SweepFolder().on_multirun_start(cfg)
-    assert cli.SWEEPS.pop()[0] == tmp_path
+    assert cli.active_sweeps.pop()[0] == tmp_path
 
 
 @pytest.mark.skipif(hydra.__version__ >= "1.4", reason="Hydra 1.4 sees to it itself")

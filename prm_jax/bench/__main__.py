@@ -10,7 +10,7 @@ import time
 
 import jax
 
-from prm_jax.bench.measure import PEERS, BenchConfig, Row, table
+from prm_jax.bench.common import PEERS, BenchConfig, Row, table
 from prm_jax.bench.memory import bench_memory
 from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.sampling import bench_sampling
@@ -58,7 +58,7 @@ def main(cfg):
         set_cpu_devices(n)
         mesh = jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows, jax.devices()[:n]))
     print(f"measuring   {cfg.what}: the table comes at the end, minutes later at the sizes of --help", flush=True)
-    with run_folder.claimed(folder, given), mesh:
+    with run_folder.locked_run_folder(folder, given), mesh:
         rows = JOBS[cfg.what](cfg)
     print(table(rows))
     machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}

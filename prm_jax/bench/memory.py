@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.bench.measure import BenchConfig, Case, Memory, Row
+from prm_jax.bench.common import BenchConfig, Case, Memory, Row
 from prm_jax.bench.train import LOSS, OPTIMIZER
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch import cli

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import rerank
-from prm_jax.bench.measure import BenchConfig, Rerank, Row, call_seconds
+from prm_jax.bench.common import BenchConfig, Rerank, Row, call_seconds
 
 # Subset sizes and shuffles of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, figure 3), eval/eval.py.
 PUBLISHED_SIZES = (10, 25, 50, 75, 100, 200, 300, 400, 500, 750, 1000, 1250, 1500, 1860)

@@ -8,8 +8,8 @@ import time
 import jax
 import numpy as np
 
-from prm_jax.bench import measure
-from prm_jax.bench.measure import BenchConfig, Row
+from prm_jax.bench import common
+from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.checkpoints import hf
 from prm_jax.data.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling
@@ -22,13 +22,13 @@ def same_tokens(ours: np.ndarray, theirs: list) -> float:
 
 def bench_sampling(cfg: BenchConfig) -> list[Row]:
     s, rng, ours, greedy = cfg.sampling, np.random.default_rng(cfg.seed), {}, {}
-    model = measure.random_model(cfg, cfg.dtypes[0])
+    model = common.random_model(cfg, cfg.dtypes[0])
     prompts = [tuple(rng.integers(1, model.cfg.vocab, s.prompt_tokens).tolist()) for _ in range(s.prompts)]
     job = {"prompts": prompts, "n": s.n, "new_tokens": s.new_tokens}
-    theirs = measure.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
+    theirs = common.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
     law, never_V = Sampling(1.0, None, 1.0, s.new_tokens), np.zeros(model.cfg.vocab, bool)
     for dtype in cfg.dtypes:
-        model, seconds = measure.random_model(cfg, dtype), []
+        model, seconds = common.random_model(cfg, dtype), []
         policy = Policy(model, hf.load_tokenizer(hf.EMBEDDED), Format("plain", separator="\n"), "bench", law, s.rows)
 
         def sample(policy, n):
@@ -47,13 +47,13 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
     tokens, before, after = s.prompts * s.n * s.new_tokens, s.prompt_tokens, s.prompt_tokens + s.new_tokens
     pairs = lambda n: n * (n + 1) // 2
     pairs = s.prompts * (pairs(before) + s.n * (pairs(after) - pairs(before)))
-    flops = measure.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
+    flops = common.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
     flops += 2 * tokens * model.cfg.dim * model.cfg.vocab
     shape = f"{s.n} samples of each of {s.prompts} prompts of {before} tokens"
     note = "share of the greedy tokens of one prompt before the first that differs"
     return [
         Row("tokens", tokens, f"{shape}, {s.rows} rows at a time"),
         *[Row(f"{dtype}_seconds", seconds, f"median of {s.repeats}") for dtype, seconds in ours.items()],
-        *measure.speed(cfg, tokens, flops, ours, {dtype: r["seconds"] for dtype, r in theirs.items()}),
+        *common.speed(cfg, tokens, flops, ours, {dtype: r["seconds"] for dtype, r in theirs.items()}),
         *[Row(f"{cfg.peer}_{d}_same_tokens", same_tokens(greedy[d], r["greedy"]), note) for d, r in theirs.items()],
     ]

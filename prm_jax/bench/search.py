@@ -10,7 +10,7 @@ import jax
 from omegaconf import OmegaConf
 
 from prm_jax import tasks
-from prm_jax.bench.measure import BenchConfig, Row
+from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from prm_jax.bench import measure
-from prm_jax.bench.measure import BenchConfig, Row
+from prm_jax.bench import common
+from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.data.examples import Example
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch.config import expect
@@ -40,8 +40,8 @@ def random_example(rng, n: int, vocab: int, tokens_a_step: int) -> Example:
 def bench_train(cfg: BenchConfig) -> list[Row]:
     t, rng, n_steps = cfg.train, np.random.default_rng(cfg.seed), cfg.warmup + cfg.repeats
     expect(t.solutions % t.rows == 0, "train.rows", t.rows, f"a divisor of train.solutions ({t.solutions})")
-    model = measure.random_model(cfg, cfg.dtypes[0])
-    lengths = measure.random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
+    model = common.random_model(cfg, cfg.dtypes[0])
+    lengths = common.random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
     examples = [random_example(rng, n, model.cfg.vocab, t.tokens_a_step) for n in lengths]
     rows = [[examples[i] for i in row] for row in balanced(lengths, n_steps * t.rows, t.solutions // t.rows)]
     batches = [rows[at : at + t.rows] for at in range(0, len(rows), t.rows)]
@@ -54,9 +54,9 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     labels = lambda e: e.targets["label"].astype(int).tolist()
     solution = lambda e: {"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": labels(e)}
     job = {"steps": [[solution(e) for e in step] for step in steps], "rates": rates} | OPTIMIZER
-    theirs = measure.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
+    theirs = common.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
     for dtype in cfg.dtypes:
-        model, ours[dtype], losses[dtype] = measure.random_model(cfg, dtype), [], []
+        model, ours[dtype], losses[dtype] = common.random_model(cfg, dtype), [], []
         opt = make_optimizer(model, optimizer, n_steps)
         for batch in batches:
             batch = shard_batch({name: x[None] for name, x in pack_batch(batch, L, T).items()}, t.rows, axis=1)
@@ -67,7 +67,7 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
 
     timed = slice(cfg.warmup, None)
     n = [len(e.ids_L) for step in steps[timed] for e in step]
-    flops = 3 * measure.forward_flops(model.cfg, sum(n), sum(x * (x + 1) // 2 for x in n))
+    flops = 3 * common.forward_flops(model.cfg, sum(n), sum(x * (x + 1) // 2 for x in n))
     places = sum(len(step) * max(len(e.ids_L) for e in step) for step in steps)
     note = f"median of {cfg.repeats}; {t.solutions} solutions, {sum(n) / cfg.repeats:.0f} tokens"
     seconds = {dtype: sum(s[timed]) for dtype, s in ours.items()}
@@ -77,6 +77,6 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
         Row("padding_share", 1 - lengths.sum() / (len(rows) * L), f"ours: rows of {L} tokens, one shape"),
         Row("peer_padding_share", 1 - lengths.sum() / places, f"of {t.solutions} solutions padded to the longest"),
         *[Row(f"{dtype}_step_seconds", statistics.median(s[timed]), note) for dtype, s in ours.items()],
-        *measure.speed(cfg, sum(n), flops, seconds, peer_seconds),
-        *measure.differences(cfg, "loss", losses, theirs, f"largest of {n_steps} steps from equal weights"),
+        *common.speed(cfg, sum(n), flops, seconds, peer_seconds),
+        *common.differences(cfg, "loss", losses, theirs, f"largest of {n_steps} steps from equal weights"),
     ]

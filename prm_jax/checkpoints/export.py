@@ -40,7 +40,7 @@ def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
     given, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
-    with run_folder.claimed(run_folder.output_dir(), given):
+    with run_folder.locked_run_folder(run_folder.output_dir(), given):
         require_free(to)
         run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
         model, tokenizer, config, step = load_run(run, cfg.which, "float32")

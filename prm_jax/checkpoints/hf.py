@@ -102,7 +102,7 @@ def load(
 ) -> PRM:
     """A model of shape `cfg` with the weights of a checkpoint folder, each device's part read and placed on its own.
 
-    Arrays are of `dtype`; None: as they are stored; "thin": as `model.cast_backbone` stores them. A step head that the
+    Arrays are of `dtype`; None: as they are stored; "compute": as `model.cast_backbone` stores them. A step head that the
     checkpoint lacks is started at random only where `new_head` says so. With `verdicts`, the ids of a bad and of a good
     token, the binary head is these two rows of the vocabulary projection: their softmax is the score of a PRM that
     answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise; the language-model
@@ -118,7 +118,7 @@ def load(
         heads = {fmt.layer.split(".")[0] for fmt in all_formats()}
         unused = {name for name in unused if name.split(".")[0] not in heads}
     elif verdicts is not None:
-        assert cfg.final_logit_softcap is None, "capped logits of two tokens are no linear head: released.VerdictPair"
+        assert cfg.final_logit_softcap is None, "capped logits of two tokens are no linear head: released.TwoTokenHead"
     else:
         layer = find_head(tensors, str(folder), cfg.head)[1]
         layer = HEADS[cfg.head].layer if layer == "lm_head" else layer  # of a head still to be started
@@ -188,7 +188,7 @@ def load(
 
     def place(x, part, sharding):
         stored, read = part
-        kept = x.dtype if dtype == "thin" else np.dtype(dtype or stored)
+        kept = x.dtype if dtype == "compute" else np.dtype(dtype or stored)
         seen = {}  # devices that hold the same part share one reading
 
         def once(index):

@@ -13,7 +13,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.folders import base_of, open_weights
 from prm_jax.checkpoints.orbax import load_run
-from prm_jax.checkpoints.released import Ensemble, VerdictPair, VocabularyShare
+from prm_jax.checkpoints.released import Ensemble, TokenShareHead, TwoTokenHead
 from prm_jax.data.formats import Format, all_formats, verdicts
 from prm_jax.launch.config import parse
 from prm_jax.model import PRM
@@ -110,9 +110,9 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     cfg = dataclasses.replace(cfg, head="none", lm_head=True) if capped else cfg
     model = hf.load(folder, cfg, dtype=None, verdicts=ids if cfg.head == "binary" else None)
     if capped:
-        model = VerdictPair(model, *ids)
+        model = TwoTokenHead(model, *ids)
     elif not as_lm and fmt.head == "vocabulary":
-        model = VocabularyShare(model, *ids)
+        model = TokenShareHead(model, *ids)
     elif not as_lm and fmt.head == "ensemble":
         model = Ensemble(model, tensors, layer)
     return Loaded(model, tokenizer, fmt, objective, label_kind, path)

@@ -34,7 +34,7 @@ args = ocp.args
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 CHECKSUMS = "checksums.json"  # {file: sha256} of a step's folder
-CHANGES_LATER = "_CHECKPOINT_METADATA"  # times of the save, which Orbax completes afterwards
+COMPLETED_AFTER_SAVE = "_CHECKPOINT_METADATA"  # times of the save, which Orbax completes afterwards
 MODEL = "model_config.json"
 
 
@@ -106,7 +106,7 @@ def manager(folder: Path) -> ocp.CheckpointManager:
     def seal():
         if jax.process_index() == 0:
             for step in folder.glob("*.orbax-checkpoint-tmp"):
-                files = sorted(p for p in step.rglob("*") if p.is_file() and p.name != CHANGES_LATER)
+                files = sorted(p for p in step.rglob("*") if p.is_file() and p.name != COMPLETED_AFTER_SAVE)
                 sums = {str(p.relative_to(step)): file_fingerprint(p) for p in files}
                 (step / CHECKSUMS).write_text(json.dumps(sums))
 
@@ -118,7 +118,7 @@ def manager(folder: Path) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(folder, options=options)
 
 
-def damage(step: Path) -> str | None:
+def find_damage(step: Path) -> str | None:
     """What is wrong with a step's folder, or None: every file is there and holds what was written."""
     try:
         sums = json.loads((step / CHECKSUMS).read_text())
@@ -138,7 +138,7 @@ def newest_whole(folder: Path) -> int | None:
     def choose():
         found = {}  # step -> what is wrong with it, the newest first
         for step in sorted((int(p.name) for p in folder.glob("*") if p.name.isdigit()), reverse=True):
-            if (wrong := damage(folder / str(step))) is None:
+            if (wrong := find_damage(folder / str(step))) is None:
                 for n, why in found.items():
                     print(f"checkpoint  {folder / str(n)}: {why}; falls back to step {step}")
                 return {"step": step}

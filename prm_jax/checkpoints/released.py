@@ -15,7 +15,7 @@ from prm_jax import InputError
 from prm_jax.model import PRM
 
 
-class VocabularyShare(nnx.Module):
+class TokenShareHead(nnx.Module):
     """P(good) is the share of the good verdict's token in the whole vocabulary, not against one bad token (Granite's PRMs)."""
 
     def __init__(self, model: PRM, good: int):
@@ -30,7 +30,7 @@ class VocabularyShare(nnx.Module):
         return logit_BTV[..., self.good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
 
 
-class VerdictPair(nnx.Module):
+class TwoTokenHead(nnx.Module):
     """P(good) is the softmax over two rows of the vocabulary, the good and the bad verdict's: exact, whatever the others are."""
 
     def __init__(self, model: PRM, bad: int, good: int):

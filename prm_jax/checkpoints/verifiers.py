@@ -18,7 +18,7 @@ from prm_jax.scorers import CheckerScorer, EquationScorer, NoisyChecker, RandomS
 BUILT_IN = re.compile(r"equations|random|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
 
 
-class Opening(NamedTuple):
+class OpenOptions(NamedTuple):
     """How a verifier is opened; the keys of the same names in conf/evaluate.yaml say more."""
 
     which: str = "best"
@@ -33,7 +33,7 @@ class Opening(NamedTuple):
     files: tuple[str, ...] = ()
 
 
-def open_verifier(name: str, how: Opening):
+def open_verifier(name: str, how: OpenOptions):
     """The Scorer of one checkpoint argument."""
     if name == "equations":
         return EquationScorer()
@@ -77,7 +77,7 @@ def needs_folder(name: str) -> bool:
     return not (BUILT_IN.fullmatch(name) or is_served(name) or critic_of(name))
 
 
-def exact_scorer(name: str, kind: str, faults: list[float], how: Opening):
+def exact_scorer(name: str, kind: str, faults: list[float], how: OpenOptions):
     """The exact checker or the exact values of the embedded task, with `faults` (missed, d') where there are two."""
     if kind == "checker":
         task = tasks.of_files(how.files, how.task)

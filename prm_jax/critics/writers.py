@@ -9,7 +9,7 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded
-from prm_jax.checkpoints.released import VerdictPair
+from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.data.critiques import verdict_at
 from prm_jax.data.formats import Encoded, Format, verdicts
 from prm_jax.generate.policies import Sampling
@@ -39,7 +39,7 @@ class LocalWriter:
         self.format, self.tokenizer, self.name = fmt, loaded.tokenizer, loaded.name
         self.policy = as_policy(loaded, path, text, law_of(fmt), fmt.critic.rows)
         self.pair = verdicts(fmt, loaded.tokenizer)
-        model = VerdictPair(loaded.model, *self.pair)
+        model = TwoTokenHead(loaded.model, *self.pair)
         self.judge = ModelScorer(model, loaded.tokenizer, text, "unknown", "prm", self.name, None, rows, row_tokens)
         self.model = loaded.model
 

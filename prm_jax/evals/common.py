@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import BUILT_IN, OpenOptions, needs_folder, open_verifier
 from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
@@ -25,7 +25,7 @@ BENCHMARKS = ("processbench", "prmbench")
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchConfig:
+class ScoreBatch:
     rows: Count
     tokens: Count | None
 
@@ -40,7 +40,7 @@ class EvaluateConfig:
     which: Literal["best", "latest"]
     dtype: str
     format: Format
-    batch: BatchConfig
+    batch: ScoreBatch
     mesh: MeshConfig
     seed: Seed
 
@@ -109,7 +109,7 @@ def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
     how = cfg.which, cfg.format, cfg.dtype, *vars(cfg.batch).values(), cfg.reference, cfg.seed, setup.data
-    return open_verifier(name, Opening(*how, exact_task(setup), setup.files))
+    return open_verifier(name, OpenOptions(*how, exact_task(setup), setup.files))
 
 
 def exact_task(setup: Setup) -> str | None:

@@ -208,7 +208,7 @@ def by_settings(runs: list[dict]) -> list[dict]:
     A setting is what the configurations of the runs that have one do not share, the seed left aside; where there are several,
     each says its `setting` and which runs it is of. A verifier that is no run of ours is a setting of its own.
     """
-    groups = run_folder.by_settings([r["settings"] for r in runs])
+    groups = run_folder.group_by_settings([r["settings"] for r in runs])
     several = lambda own, of: {"setting": own, "runs": of} if len(groups) > 1 else {}
     return [average([runs[i] for i in of]) | several(own, of) for own, of in groups]
 

@@ -91,7 +91,7 @@ def main():
         return
     try:
         run(sys.argv[1:])
-    except cli.PLAIN as error:
+    except cli.USER_ERRORS as error:
         sys.exit(cli.one_line(error))
 
 

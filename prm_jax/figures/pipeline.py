@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from prm_jax import InputError
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import CONF, expect, leaves, parse
+from prm_jax.launch.config import CONF, expect, flatten, parse
 
 FIGURES = CONF / "figure"
 REFERENCE = re.compile(r"\{(\w+)\}")  # an override's own braces hold more than a word
@@ -235,7 +235,9 @@ def make_stage(
 
     cfg = compose(command, written(lambda stage: stage.identity))
     # A key that is null says nothing: one that a later version has more does not make old folders other ones.
-    config = {key: x for key, x in leaves(cfg) if key.split(".")[0] not in run_folder.HARMLESS and x is not None}
+    config = {
+        key: x for key, x in flatten(cfg) if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT and x is not None
+    }
     config |= contents(config)
     digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
     needs = tuple({stage.folder: stage for stages in own.values() for stage in stages}.values())

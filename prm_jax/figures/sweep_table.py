@@ -47,7 +47,7 @@ def make_table(cfg: Config) -> dict:
                 raise InputError(f"{name}: got {key!r}, which no run was told; {near(key, known)}")
     over = [key for key in cfg.over if key != cfg.x]
     told = [{key: x for key, x in r.settings.items() if key not in over} for r in chosen]
-    settings = run_folder.by_settings(told)
+    settings = run_folder.group_by_settings(told)
     varied, groups = sorted({key for own, _ in settings for key in own}), [of for _, of in settings]
     x = cfg.x or choose_x(varied, told)
     lines = [key for key in dict.fromkeys([*texts(cfg.by), *varied]) if key != x]
@@ -104,7 +104,7 @@ def keys_of(r: Record) -> set[str]:
 
 def newest(records: list[Record], left_out: dict) -> list[Record]:
     """One record of each setting and seed: a repeat would count a seed twice."""
-    groups = run_folder.by_settings([r.settings for r in records])
+    groups = run_folder.group_by_settings([r.settings for r in records])
     keep = {max(of, key=lambda i: records[i].made) for _, of in groups}
     for i, r in enumerate(records):
         if i not in keep:

@@ -25,7 +25,7 @@ def main(cfg):
     """Table and figure of runs against any of their overrides, seeds averaged; learning curves with x=step."""
     asked, folder = parse(cfg, Config), run_folder.output_dir()
     table = make_table(asked)
-    with run_folder.claimed(folder, cfg):
+    with run_folder.locked_run_folder(folder, cfg):
         show(table)
         write(table, folder)
 

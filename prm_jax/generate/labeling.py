@@ -329,7 +329,7 @@ def main(cfg):
         task = tasks.of_files([cfg.input], cfg.checker)
         solutions = [dataclasses.replace(s, task=tasks.name_of(task)) for s in solutions]
     with (
-        run_folder.claimed(folder, given, resumes),
+        run_folder.locked_run_folder(folder, given, resumes),
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
     ):

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError, tasks
-from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
 from prm_jax.data.formats import Format
@@ -220,10 +220,10 @@ def main(cfg):
     folder, cfg = writable_folder(folder), parse(given, RelabelingConfig)
     solutions, beside = read(cfg)
     mesh, how = make_mesh(cfg.mesh, cfg.batch_rows), (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch_rows)
-    with run_folder.claimed(folder, given, resumes), jax.set_mesh(mesh):
+    with run_folder.locked_run_folder(folder, given, resumes), jax.set_mesh(mesh):
         whose = {"task": cfg.checker, "files": (cfg.input,)}
         asks = cfg.by in ("scorer", "td") and cfg.checkpoint is not None
-        scorer = open_verifier(cfg.checkpoint, Opening(*how, None, cfg.reference, **whose)) if asks else None
+        scorer = open_verifier(cfg.checkpoint, OpenOptions(*how, None, cfg.reference, **whose)) if asks else None
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
         made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by}

@@ -361,7 +361,7 @@ def main(cfg):
     if by_task := cfg.checker not in RULES:
         task = tasks.of_files([cfg.problems], cfg.checker)
     with (
-        run_folder.claimed(folder, given, resumes),
+        run_folder.locked_run_folder(folder, given, resumes),
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if by_task else cfg.checker)) as checker,
     ):

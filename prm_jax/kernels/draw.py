@@ -38,12 +38,12 @@ def inverse_cdf(p_BV, uniform_B):
     b = math.isqrt(p_BV.shape[1] - 1) + 1
     p_Bnb = jnp.pad(p_BV, ((0, 0), (0, -p_BV.shape[1] % b))).reshape(len(p_BV), -1, b)
     p_Bn = p_Bnb.sum(-1)
-    block_B, rest_B = fall(p_Bn, uniform_B * p_Bn.sum(-1))
+    block_B, rest_B = first_exceeding(p_Bn, uniform_B * p_Bn.sum(-1))
     p_Bb = jnp.take_along_axis(p_Bnb, block_B[:, None, None], 1)[:, 0]
-    return block_B * b + fall(p_Bb, rest_B)[0]
+    return block_B * b + first_exceeding(p_Bb, rest_B)[0]
 
 
-def fall(p_Bn, at_B):
+def first_exceeding(p_Bn, at_B):
     """The first entry of each row with which the sum exceeds `at_B`, and how far into that entry this is. Never one of 0."""
     n = p_Bn.shape[1]
     sum_Bn = jnp.matmul(p_Bn, np.triu(np.ones((n, n), np.float32)), precision=jax.lax.Precision.HIGHEST)

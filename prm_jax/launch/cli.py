@@ -23,12 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from prm_jax import InputError
-from prm_jax.launch.config import CONF, leaves
+from prm_jax.launch.config import CONF, flatten
 
 # What is said in one line: bad input, and what the system refuses, such as a full disk or a folder that cannot be written.
-PLAIN = (InputError, OSError)
+USER_ERRORS = (InputError, OSError)
 # Of the sweep that this process has begun: its folder and the lock on it, which stands here since launchers pickle the callback.
-SWEEPS: list[tuple[Path, TextIO | None]] = []
+active_sweeps: list[tuple[Path, TextIO | None]] = []
 
 
 class SweepFolder(Callback):
@@ -46,7 +46,7 @@ class SweepFolder(Callback):
                 sys.exit(f"error: hydra.sweep.dir: {folder}: another sweep works in it; stop that one first")
             except OSError:  # the first job says why, in one line
                 pass
-        SWEEPS.append((folder, lock))
+        active_sweeps.append((folder, lock))
 
 
 def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None):
@@ -64,13 +64,13 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             except Exception as error:
                 is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
                 if is_sweep:
-                    why = one_line(error) if isinstance(error, PLAIN) else f"{type(error).__name__}: {error}"
+                    why = one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
                     told = " ".join(HydraConfig.get().overrides.task)
                     (Path(HydraConfig.get().runtime.output_dir) / "error.txt").write_text(f"{why} ({told})\n")
                     print(f"job {HydraConfig.get().job.num}: {why}", file=sys.stderr)
                     error.is_told = True
                 # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
-                if is_sweep or full_error or not isinstance(error, PLAIN):
+                if is_sweep or full_error or not isinstance(error, USER_ERRORS):
                     raise
                 sys.exit(one_line(error))
 
@@ -94,14 +94,14 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             failed = None
             try:
                 run()
-            except (*PLAIN, hydra.errors.HydraException, OmegaConfBaseException) as error:
+            except (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 if full_error:
                     raise
                 failed = 1 if getattr(error, "is_told", False) else one_line(error, config_name)
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
-                if SWEEPS and (sweep := SWEEPS.pop()) and end_of_sweep:
+                if active_sweeps and (sweep := active_sweeps.pop()) and end_of_sweep:
                     end_of_sweep(sweep[0])  # whatever became of its jobs
             if failed:
                 sys.exit(failed)
@@ -135,7 +135,7 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
 def known_keys(config_name: str) -> list[str]:
     """Every dotted key of the default configuration."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return [key for key, _ in leaves(hydra.compose(config_name))]
+        return [key for key, _ in flatten(hydra.compose(config_name))]
 
 
 def print_help(config_name: str, doc: str):

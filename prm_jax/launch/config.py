@@ -111,11 +111,11 @@ def type_name(hint) -> str:
     return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
 
 
-def leaves(node, prefix: str = ""):
+def flatten(node, prefix: str = ""):
     """(dotted key, value) of every leaf of a config."""
     for key, value in OmegaConf.to_container(node, resolve=True).items() if OmegaConf.is_config(node) else node.items():
         if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
-from prm_jax.launch.config import CONF, expect, leaves
+from prm_jax.launch.config import CONF, expect, flatten
 
 
 def output_dir() -> Path:
@@ -33,7 +33,7 @@ def create_run_folder(folder: Path, cfg: DictConfig):
     """Makes an output folder this command's own, and records its configuration there, as Hydra lays it out.
 
     Hydra's own record is switched off: it is written before the command could refuse a folder that holds a run already.
-    The record appears whole or not at all, so a kill leaves a folder that is either free or a run.
+    The record appears whole or not at all, so a kill flatten a folder that is either free or a run.
     """
     record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
@@ -48,10 +48,10 @@ def create_run_folder(folder: Path, cfg: DictConfig):
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
+def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
     """An output folder as this process's own: a new one records its configuration, an old one is gone on with.
 
-    A command that fails before there is anything `worth` going on with, files of this pattern that hold something, leaves the
+    A command that fails before there is anything `worth` going on with, files of this pattern that hold something, flatten the
     folder as it was: the corrected command finds it free. The lock goes with its process, however that ends.
     """
     with contextlib.ExitStack() as stack:
@@ -122,18 +122,18 @@ def run_config(folder: Path) -> DictConfig:
 
 
 # Keys and sections on which no number of a finished run or evaluation depends.
-HARMLESS = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server"]
+KEYS_WITHOUT_EFFECT = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server"]
 # Those that say how sums are cut: a run may be resumed with others, but as rounding grows it ends elsewhere.
 DEVICES = ["cpu_devices", "mesh"]
 
 
 def settings(folder: str | Path) -> dict:
     """What a run's configuration sets, {dotted key: value}; the seed is left aside, so that runs which share all of it are one setting."""
-    found = leaves(run_config(Path(folder)))
-    return {key: value for key, value in found if key.split(".")[0] not in ("seed", *HARMLESS, *DEVICES)}
+    found = flatten(run_config(Path(folder)))
+    return {key: value for key, value in found if key.split(".")[0] not in ("seed", *KEYS_WITHOUT_EFFECT, *DEVICES)}
 
 
-def by_settings(told: list[dict]) -> list[tuple[dict, list[int]]]:
+def group_by_settings(told: list[dict]) -> list[tuple[dict, list[int]]]:
     """[(its own of what settings do not share, the indices of those that are it)] of each setting, in the order of the first.
 
     Only settings that have a key can differ in it: runs made before there was a key lack it. `verifier`, of what is no run of
@@ -157,7 +157,7 @@ def overrides_of(folder: str | Path) -> list[str]:
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     """The run folder named by cfg.resume and the configuration to go on with: the stored one.
 
-    Keys given on this command line must agree with it, but for HARMLESS, DEVICES, and `steps`, which may be more: the
+    Keys given on this command line must agree with it, but for KEYS_WITHOUT_EFFECT, DEVICES, and `steps`, which may be more: the
     run is then made longer, and its configuration says what length it had. The folder that Hydra made goes.
     """
     with contextlib.suppress(OSError):  # not empty, or another process was first
@@ -167,7 +167,7 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
         stored = run_config(run)
     except InputError as error:
         raise InputError(f"resume: {error}") from None
-    old, new, overrides = dict(leaves(stored)), dict(leaves(cfg)), overridden_keys()
+    old, new, overrides = dict(flatten(stored)), dict(flatten(cfg)), overridden_keys()
     if "experiment" in overrides:
         raise InputError("resume: goes on with the run's own configuration, expected no experiment= beside it")
     named = lambda key: any(key == name or key.startswith(f"{name}.") for name in overrides)
@@ -178,7 +178,7 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
         changed.remove("steps")
         OmegaConf.update(stored, "lengthened", [*old.get("lengthened", ()), old["steps"]])
         OmegaConf.update(stored, "steps", new["steps"])
-    if refused := [key for key in changed if key.split(".")[0] not in HARMLESS + DEVICES]:
+    if refused := [key for key in changed if key.split(".")[0] not in KEYS_WITHOUT_EFFECT + DEVICES]:
         listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
         raise InputError(f"resume: {listed}: would change the result; start a new run instead")
     for key in changed:

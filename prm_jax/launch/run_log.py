@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prm_jax import InputError
-from prm_jax.launch.config import leaves
+from prm_jax.launch.config import flatten
 from prm_jax.launch.run_folder import run_config
 
 
@@ -41,7 +41,7 @@ class MetricsLog:
         if wandb is not None:
             from wandb import Settings, init
 
-            place, told = str(run.resolve()), dict(leaves(run_config(run)))
+            place, told = str(run.resolve()), dict(flatten(run_config(run)))
             about = {"project": "prm_jax", "group": run.parent.name, "config": told}
             about["name"] = f"{run.parent.name}/{run.name}"
             run_id = hashlib.sha256(place.encode()).hexdigest()[:16]  # a resumed run is the same one there

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
-from prm_jax.checkpoints.verifiers import Opening, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import Format
 from prm_jax.data.grading import Checker
 from prm_jax.data.packing import fits_window
@@ -52,7 +52,7 @@ PARTS = ("roll_out", "reward", "update")  # of a step
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchConfig:
+class RLBatch:
     rows: Count
     tokens: Count
 
@@ -89,7 +89,7 @@ class RLConfig:
     update: UpdateConfig
     optimizer: OptimizerConfig
     lora: LoraConfig
-    batch: BatchConfig
+    batch: RLBatch
     batch_rows: Count
     eval: EvalConfig
     objective: Literal["lm"]
@@ -128,7 +128,7 @@ def main(cfg):
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
     given, n = cfg.questions, cfg.eval.problems
     with (
-        run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*"),
+        run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*"),
         jax.set_mesh(mesh),
         contextlib.closing(Checker(given.how)) as checker,
     ):
@@ -176,7 +176,7 @@ class Trainer:
         check_divides(self.policy.model.cfg, cfg.batch.rows, "batch.rows")
         task = problems.task and tasks.name_of(problems.task)
         # One width: a resumed run has it, too.
-        how = Opening(dtype=dtype, rows=32, tokens=cfg.batch.tokens, seed=cfg.seed, task=task)
+        how = OpenOptions(dtype=dtype, rows=32, tokens=cfg.batch.tokens, seed=cfg.seed, task=task)
         prm, orm = cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint
         prm, orm = prm and open_prm(prm, how, cfg.online), orm and open_verifier(orm, how)
         self.rewards = Rewards(cfg.reward, self.policy, problems.is_right, problems.task, prm, orm)

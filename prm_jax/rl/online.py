@@ -16,7 +16,7 @@ import jax
 
 from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, open_verifier
+from prm_jax.checkpoints.verifiers import BUILT_IN, OpenOptions, open_verifier
 from prm_jax.data.examples import Example, make_example
 from prm_jax.data.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.data.solutions import Solution, relabel_after_error
@@ -42,7 +42,7 @@ class OnlineConfig:
     beta: Positive
 
 
-def open_prm(name: str, how: Opening, cfg: OnlineConfig):
+def open_prm(name: str, how: OpenOptions, cfg: OnlineConfig):
     """The verifier `name`; of a language model that learns online the implicit PRM that it is, measured against itself."""
     if not cfg.every or BUILT_IN.fullmatch(name):
         return open_verifier(name, how)

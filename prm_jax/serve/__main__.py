@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.checkpoints.verifiers import Opening, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
 from prm_jax.data.formats import Encoded, Format
-from prm_jax.evals.common import BatchConfig, check_there
+from prm_jax.evals.common import ScoreBatch, check_there
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
 from prm_jax.model import choose_dtype
@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[1] / "assets" / "serve.html"
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeBatch(BatchConfig):
+class ServeBatch(ScoreBatch):
     solutions: Count
 
 
@@ -64,7 +64,7 @@ def open_served(cfg: ServeConfig):
     if needs_folder(name):
         check_there(name, cfg.which)
     how = (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
-    scorer = open_verifier(name, Opening(*how, task=cfg.checker))
+    scorer = open_verifier(name, OpenOptions(*how, task=cfg.checker))
     if isinstance(scorer, ModelScorer):
         longest = min(cfg.limits.tokens, scorer.model.cfg.max_positions)
         scorer = ServedScorer(**vars(scorer), longest=longest)
@@ -101,7 +101,7 @@ def main(cfg):
         raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
     given, cfg = cfg, parse(cfg, ServeConfig)
     folder = run_folder.output_dir()
-    with run_folder.claimed(folder, given), listen(cfg.host, cfg.port) as listener:
+    with run_folder.locked_run_folder(folder, given), listen(cfg.host, cfg.port) as listener:
         scorer, name = open_served(cfg)
         token = os.environ.get("PRM_JAX_TOKEN") or None
         app = App(

@@ -20,7 +20,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.units import probability
-from prm_jax.evals.common import BatchConfig
+from prm_jax.evals.common import ScoreBatch
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Positive, expect, parse
 from prm_jax.model import choose_dtype
@@ -41,7 +41,7 @@ class CompareConfig:
     served_as: str | None
     input: str
     most: Count
-    batch: BatchConfig
+    batch: ScoreBatch
     seconds: Positive
 
 
@@ -122,7 +122,7 @@ def main(cfg):
     """Score the same rows by us and by a vLLM server (or another that has its /pooling), and print the difference."""
     given, cfg = cfg, parse(cfg, CompareConfig)
     folder = run_folder.output_dir()
-    with run_folder.claimed(folder, given):
+    with run_folder.locked_run_folder(folder, given):
         solutions = read_solutions(cfg.input, cfg.most)
         loaded = open_checkpoint(cfg.checkpoint, cfg.which, cfg.format, choose_dtype(cfg.dtype))
         scorer = loaded.scorer(cfg.batch.rows, cfg.batch.tokens)
