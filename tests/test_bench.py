@@ -49,7 +49,7 @@ def test_training_takes_the_peers_steps(monkeypatch, tmp_path):
 
 
 def test_scoring_gives_the_peers_scores_in_both_dtypes(monkeypatch, tmp_path):
-    monkeypatch.setattr(measure, "matmul_peak", lambda *asked: 1e11)  # measured by the test of training
+    monkeypatch.setattr(common, "matmul_peak", lambda *asked: 1e11)  # measured by the test of training
     sizes = ["warmup=0", "repeats=1", "score.problems=2", "score.candidates=4", "score.mean_tokens=100", *SMALL]
     got = results(monkeypatch, tmp_path / "bench", "what=score", "peer=torch", "score.tokens=512", *sizes)
     assert got["torch_float32_score_difference"] < 1e-5 < got["torch_bfloat16_score_difference"] < 0.02
@@ -63,7 +63,7 @@ def test_scoring_gives_the_peers_scores_in_both_dtypes(monkeypatch, tmp_path):
 
 
 def test_sampling_draws_the_peers_greedy_tokens(monkeypatch, tmp_path):
-    monkeypatch.setattr(measure, "matmul_peak", lambda *asked: 1e11)  # measured by the test of training
+    monkeypatch.setattr(common, "matmul_peak", lambda *asked: 1e11)  # measured by the test of training
     sizes = [
         f"sampling.{key}" for key in ("prompts=3", "n=4", "prompt_tokens=9", "new_tokens=20", "rows=8", "repeats=1")
     ]

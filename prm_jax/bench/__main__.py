@@ -1,16 +1,15 @@
-"""How fast, against what, how far from the machine's limit, and in how many bytes? results.json and a table."""
+"""Benchmarks of speed and memory, beside other code and the machine's limit: a table and results.json."""
 
 import contextlib
+import functools
 import math
 import os
-import statistics
 import subprocess
 import sys
-import time
 
 import jax
 
-from prm_jax.bench.common import PEERS, BenchConfig, Row, table
+from prm_jax.bench.common import PEERS, BenchConfig, Row, median_seconds, table
 from prm_jax.bench.memory import bench_memory
 from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.sampling import bench_sampling
@@ -23,33 +22,29 @@ from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import make_mesh
 
-LATE = ("torch", "datasets", "matplotlib", "math_verify", "transformers")  # packages that wait until they are needed
+LATE = ("torch", "datasets", "matplotlib", "math_verify", "transformers")  # packages to be imported only when needed
 
 
 def bench_startup(cfg: BenchConfig) -> list[Row]:
-    """Wall seconds of fresh processes that import a module, and which of the packages that should wait it imports too."""
+    """Seconds until a fresh process has imported a module, and which packages of LATE came with it."""
     program = "import sys; import {}; print(', '.join(m for m in {} if m in sys.modules))"
-    out = []
+    rows = []
     for module in ("rerank", "scoring", "model"):
-        seconds = []
         command = [sys.executable, "-c", program.format(f"prm_jax.{module}", LATE)]
-        for _ in range(cfg.repeats):
-            start = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            seconds.append(time.perf_counter() - start)
-        note = f"imported too early: {done.stdout.strip() or 'none'}"
-        out.append(Row(f"import_{module}_seconds", statistics.median(seconds), note))
-    return out
+        start = functools.partial(subprocess.check_output, command, text=True)
+        note = f"imported too early: {start().strip() or 'none'}"
+        rows.append(Row(f"import_{module}_seconds", median_seconds(start, 0, cfg.repeats), note))
+    return rows
 
 
-JOBS = {"train": bench_train, "score": bench_score, "sampling": bench_sampling, "rerank": bench_rerank}
-JOBS |= {"search": bench_search, "serve": bench_serve, "startup": bench_startup, "memory": bench_memory}
+JOBS = (bench_train, bench_score, bench_sampling, bench_rerank, bench_search, bench_serve, bench_startup, bench_memory)
+JOBS = {job.__name__.removeprefix("bench_"): job for job in JOBS}
 
 
 @cli.command("bench")
 def main(cfg):
-    """Measure how fast this machine trains, scores, samples, searches, serves, reranks and starts, or the bytes of a step on devices that are not here."""
-    given, cfg = cfg, parse(cfg, BenchConfig)
+    """Measure the speed of training, scoring, sampling, search, serving, reranking and imports, or the memory of a step."""
+    raw_cfg, cfg = cfg, parse(cfg, BenchConfig)
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()
     mesh = contextlib.nullcontext()
@@ -57,14 +52,19 @@ def main(cfg):
         n = math.prod(vars(cfg.mesh).values())
         set_cpu_devices(n)
         mesh = jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows, jax.devices()[:n]))
-    print(f"measuring   {cfg.what}: the table comes at the end, minutes later at the sizes of --help", flush=True)
-    with run_folder.locked_run_folder(folder, given), mesh:
+    print(f"measuring   {cfg.what}: the table follows, after some minutes with the default sizes", flush=True)
+    with run_folder.locked_run_folder(folder, raw_cfg), mesh:
         rows = JOBS[cfg.what](cfg)
     print(table(rows))
-    machine = {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}
-    notes = {row.name: row.note for row in rows if row.note}
     path = folder / "results.json"
-    run_folder.write_json(path, {row.name: row.value for row in rows} | {"notes": notes} | machine)
+    results = {
+        **{row.name: row.value for row in rows},
+        "notes": {row.name: row.note for row in rows if row.note},
+        "device": jax.devices()[0].device_kind,
+        "cpus": os.cpu_count(),
+        "versions": run_folder.versions(),
+    }
+    run_folder.write_json(path, results)
     print(f"results     {path}")
 
 

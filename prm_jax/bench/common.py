@@ -1,9 +1,10 @@
-"""What the bench's jobs share: configuration, the table, timers, the matmul peak, the random model, the peer's process."""
+"""What the benchmarks share: configuration, table, timers, the matmul peak, the random model, the peer's process."""
 
 import dataclasses
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_sharded
 from prm_jax.model import PRM, ModelConfig
 
-# The jobs that models do: their peers, each with what `pip install` gives its interpreter.
+# Benchmarks that run a model -> {peer: what `pip install` needs for its interpreter}.
 PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}}
 PEERS |= {what: {"torch": "torch transformers"} for what in ("score", "sampling")}
 DTYPES = Rule(lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both")
@@ -129,7 +130,7 @@ class BenchConfig:
 
 
 class Row(NamedTuple):
-    """A line of the table. In results.json the value stands under the name, which ends with its unit."""
+    """A line of the table; `name`, its key in results.json, ends with the unit."""
 
     name: str
     value: float
@@ -137,12 +138,13 @@ class Row(NamedTuple):
 
 
 def table(rows: list[Row]) -> str:
-    number = lambda x: f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
-    return "\n".join(f"{name:<36}{number(x):>12}  {note}".rstrip() for name, x, note in rows)
+    """The rows as aligned columns: name, value, note."""
+    values = [f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}" for _, x, _ in rows]
+    return "\n".join(f"{row.name:<36}{x:>12}  {row.note}".rstrip() for row, x in zip(rows, values))
 
 
 def call_seconds(f, warmup: int, repeats: int) -> list[float]:
-    """Wall times of f(), which returns arrays that are waited for."""
+    """Wall time of each repetition of f() in seconds, after `warmup` calls that are not timed; waits for its arrays."""
     times = []
     for _ in range(warmup + repeats):
         start = time.perf_counter()
@@ -151,8 +153,12 @@ def call_seconds(f, warmup: int, repeats: int) -> list[float]:
     return times[warmup:]
 
 
+def median_seconds(f, warmup: int, repeats: int) -> float:
+    return statistics.median(call_seconds(f, warmup, repeats))
+
+
 def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
-    """FLOP/s of the fastest of repeated large matrix products, rows split over the devices of the mesh in use."""
+    """FLOP/s of the fastest of several large matrix products, with rows split over the devices of the mesh in use."""
     mesh = jax.sharding.get_mesh()
     size = 2048 if mesh.devices.flat[0].platform == "cpu" else 8192  # long enough to hide an accelerator's launch
     rows = -(-size // mesh.size) * mesh.size
@@ -162,14 +168,14 @@ def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
 
 
 def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
-    """Of the matrix products of one forward pass: 2 a parameter and token (embeddings are look-ups), 4 K a head and visible
-    pair of tokens. A backward pass costs twice as many again."""
+    """FLOPs of the matrix products of one forward pass: 2 per parameter and token without embeddings, and 4 K per head and
+    visible pair of tokens. A backward pass costs twice as many."""
     D, F, H, G, K = cfg.dim, cfg.ffn * max(1, cfg.experts_per_token), cfg.heads, cfg.kv_heads, cfg.head_dim
     return cfg.layers * (2 * tokens * (2 * D * (H + G) * K + 3 * D * F) + 4 * H * K * pairs)
 
 
 def random_model(cfg: BenchConfig, dtype: str) -> PRM:
-    """Random weights of the shape asked for; of one seed the same in each dtype."""
+    """A model of the configured shape with random weights, which are the same in each dtype."""
     choice = dataclasses.replace(cfg.model, dtype=dtype)
     uses = {"head": "none", "lm_head": True} if cfg.what == "sampling" else {"head": choice.head}
     model_cfg, _ = hf_config.resolve_model(choice, hf_config.read_config(hf.EMBEDDED), "model", **uses)
@@ -183,9 +189,9 @@ def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
 
 
 def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
-    """{dtype: result} of a job of peers.py on the model; empty without a peer. One process does all dtypes.
+    """{dtype: result} of a job that peers.py does with the same weights; empty without a peer.
 
-    Its interpreter gets nothing of ours on its path, and no network.
+    One process does all dtypes. It can import nothing of ours and has no network.
     """
     if cfg.peer is None:
         return {}
@@ -207,16 +213,18 @@ def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
 
 
 def differences(cfg: BenchConfig, what: str, ours: dict[str, list], theirs: dict[str, dict], note: str) -> list[Row]:
-    """The largest between our numbers and the peer's, in each dtype."""
-    largest = lambda a, b: max(float(np.abs(np.subtract(x, y)).max()) for x, y in zip(a, b, strict=True))
-    name = lambda dtype: f"{cfg.peer}_{dtype}_{what}_difference"
-    return [Row(name(dtype), largest(ours[dtype], result[what]), note) for dtype, result in theirs.items()]
+    """Rows with the largest difference between our numbers and the peer's in each dtype."""
+    rows = []
+    for dtype, result in theirs.items():
+        largest = max(float(np.abs(np.subtract(x, y)).max()) for x, y in zip(ours[dtype], result[what], strict=True))
+        rows.append(Row(f"{cfg.peer}_{dtype}_{what}_difference", largest, note))
+    return rows
 
 
 def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], theirs: dict[str, float]) -> list[Row]:
-    """From seconds by dtype, ours and the peer's: rates, shares of the machine's limit, the faster dtype, ratios.
+    """Rates, shares of the matmul peak and ratios from seconds by dtype, ours and the peer's, and the peak memory.
 
-    `flops` are the solutions' own: padding and computing again earn nothing.
+    `tokens` and `flops` are useful work: padding and recomputation do not count.
     """
     rows, best, slowest = [], min(ours, key=ours.get), max(ours, key=ours.get)
     for dtype, seconds in ours.items():
@@ -236,7 +244,8 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
     if theirs:
         fastest = min(theirs, key=theirs.get)
         rows.append(Row(f"times_{cfg.peer}_best", theirs[fastest] / ours[best], f"ours in {best}, theirs in {fastest}"))
-    device = jax.devices()[0].memory_stats() or {}  # None on CPU
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append(Row("process_peak_mib", peak, f"of {' and '.join(ours)}"))
-    return rows + [Row("device_peak_mib", peak / 2**20) for peak in [device.get("peak_bytes_in_use")] if peak]
+    if device := jax.devices()[0].memory_stats():  # None on CPU
+        rows.append(Row("device_peak_mib", device["peak_bytes_in_use"] / 2**20))
+    return rows

@@ -1,7 +1,7 @@
-"""What would a model store on devices that are not here? Its state by what trains, and the real steps compiled ahead of time.
+"""Memory of a large model's state, and of its compiled train and score steps, on devices that need not exist.
 
-Nothing is allocated: arrays are shapes with a layout. target=cpu compiles for fake devices; its compiler computes bfloat16 in
-float32, so temporaries are a rough guide. target=tpu compiles for v5p slices by TPU's own compiler.
+Nothing is allocated: arrays are shapes with a sharding. target=cpu compiles for fake devices in float32, so its temporaries
+are a rough guide; target=tpu uses the TPU compiler for v5p slices.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from prm_jax.data.packing import pack_batch
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
-from prm_jax.launch.mesh import AXES, make_mesh, row_sharding, shardings
+from prm_jax.launch.mesh import AXES, abstract_arrays, make_mesh, row_sharding, shardings
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 from prm_jax.scoring import step_log_odds
@@ -29,13 +29,13 @@ SLICES = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: 
 FIXED = {"rope_theta": 1e6, "norm_eps": 1e-6, "qkv_bias": True, "tied": False, "head": "scalar", "dtype": "bfloat16"}
 FIXED |= {"remat": "full"}
 LORA = LoraConfig(16, 32.0, ["w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"])
-# What trains and how it is stored.
+# Name in the table -> changes of OPTIMIZER.
 CHOICES = {"all": {}, "all_mu_bfloat16": {"mu_dtype": "bfloat16"}}
 CHOICES |= {"lora_rank_16": {"trainable": "lora"}, "head": {"trainable": "head"}}
 
 
 def abstract_state(model_cfg: ModelConfig, **choice):
-    """(model, optimiser) as train.py makes them, shapes only."""
+    """(model, optimiser) as train.py makes them, as shapes without arrays."""
     cfg = OptimizerConfig(**(OPTIMIZER | choice))
 
     def make():
@@ -55,7 +55,7 @@ def state_bytes(model_cfg: ModelConfig, **choice) -> dict[str, int]:
 
 
 def compiled_bytes(cfg: Memory, model_cfg: ModelConfig, case: Case, step: str) -> dict[str, int]:
-    """Bytes on each device of a compiled step (train or score): arguments, results in memory of their own, temporaries."""
+    """Bytes per device of a compiled train or score step: arguments, results that reuse no argument, temporaries."""
     rows = case.data * case.fsdp
     n = rows * case.tensor
     devices = jax.devices()[:n] if cfg.target == "cpu" else tpu_devices(n)
@@ -65,11 +65,10 @@ def compiled_bytes(cfg: Memory, model_cfg: ModelConfig, case: Case, step: str) -
             model, opt = abstract_state(model_cfg)
             state = {"model": model, "opt": opt, "key": jax.eval_shape(lambda: jax.random.key(0))}
             batch = {name: x[None] for name, x in batch.items()}
-        else:  # matrices that do not train lie in the compute dtype, as in scoring
+        else:  # frozen matrices are stored in the compute dtype, as in scoring
             state = {"model": abstract_state(model_cfg, trainable="head")[0]}
-        where = shardings(state) | {"batch": dict.fromkeys(batch, row_sharding(axis=int(trains)))}
-        placed = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-        arguments = jax.tree.map(placed, state | {"batch": batch}, where)
+        layout = shardings(state) | {"batch": dict.fromkeys(batch, row_sharding(axis=int(trains)))}
+        arguments = abstract_arrays(state | {"batch": batch}, layout)
         lowered = train_step.lower(**arguments, cfg=LOSS) if trains else step_log_odds.lower(**arguments)
         stats = lowered.compile().memory_analysis()
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
@@ -77,10 +76,10 @@ def compiled_bytes(cfg: Memory, model_cfg: ModelConfig, case: Case, step: str) -
 
 
 def tpu_devices(n: int):
-    """n chips to compile for, none of which need exist."""
+    """Descriptions of n TPU chips to compile for; none need exist."""
     from jax.experimental import topologies
 
-    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}  # there is none to ask
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}  # without a TPU host
     return topologies.get_topology_desc(platform="tpu", topology_name=f"v5p:{SLICES[n]}").devices
 
 
@@ -90,6 +89,7 @@ def row(name: str, parts: dict[str, int], note: str) -> Row:
 
 
 def bench_memory(cfg: BenchConfig) -> list[Row]:
+    """Memory of each model's state under CHOICES on one device, and of the compiled steps of each case on each device."""
     m, sizes = cfg.memory, [case.data * case.fsdp * case.tensor for case in cfg.memory.cases]
     models = {name: parse(shape | FIXED, ModelConfig, f"memory.models.{name}") for name, shape in m.models.items()}
     for i, (case, n) in enumerate(zip(m.cases, sizes, strict=True)):
@@ -99,19 +99,19 @@ def bench_memory(cfg: BenchConfig) -> list[Row]:
         raise InputError('memory.target: tpu needs its compiler (no TPU), of jax\'s version: pip install "jax[tpu]"')
     jax.config.update("jax_platforms", "cpu")
     set_cpu_devices(max(sizes, default=1))
-    out = []
+    rows = []
     for name, model_cfg in models.items():
-        out += [row(f"{name}_{how}", state_bytes(model_cfg, **x), "one device") for how, x in CHOICES.items()]
+        rows += [row(f"{name}_{key}", state_bytes(model_cfg, **x), "one device") for key, x in CHOICES.items()]
     programs = [(case, step) for case in m.cases for step in ("train", "score")]
     with cli.progress("compiling", len(programs), "program") as bar:
         for case, step in programs:
             mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
             name = f"{case.model}_{step}_{mesh}"
             try:
-                out.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
+                rows.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
             except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
-                out.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
+                rows.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
             bar.update()
-    return out
+    return rows

@@ -1,13 +1,14 @@
-"""The bench's jobs as they are done in PyTorch on CPU: what our speed is measured against.
+"""The benchmarks in PyTorch on CPU, to compare our speed with.
 
 `python -P prm_jax/bench/peers.py FOLDER` does the job of FOLDER/job.json with the model that hf.save wrote there, and writes
-FOLDER/result.json. It is a process of its own and imports nothing of ours, since its interpreter may be another one: TRL
-(1.13.0 was the last release with a PRMTrainer) is no dependency.
+FOLDER/result.json. It imports nothing of ours, since it may run in another environment: TRL is no dependency, and 1.13.0 was
+its last release with a PRMTrainer.
 
-job.json     what (train, score, sampling), peer (torch, trl), dtypes; to train steps (of each its solutions: ids, step_end, label), rates
-             (one a step), b1, b2, weight_decay, clip; to score solutions (ids, step_end); to sample prompts (ids), n, new_tokens
-result.json  of each dtype seconds and loss, one a step; or seconds of all and score, a list a
-             solution; or seconds of all and greedy, the most likely tokens after the first prompt
+job.json     what (train, score, sampling), peer (torch, trl), dtypes; train: steps (lists of solutions: ids, step_end,
+             label), rates (one per step), b1, b2, weight_decay, clip; score: solutions (ids, step_end); sampling: prompts
+             (ids), n, new_tokens
+result.json  {dtype: result}; train: seconds and loss per step; score: total seconds, and score, a list per solution;
+             sampling: total seconds, and greedy, the most likely tokens after the first prompt
 """
 
 import contextlib
@@ -23,19 +24,19 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 
 def load(folder: Path):
-    """The model of an export of ours in float32, in evaluation mode: no dropout before the head, as PRMTrainer has it."""
+    """Our exported model in float32 and evaluation mode, so without dropout before the head, as in PRMTrainer."""
     return AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
 
 
 def padded(solutions: list[dict]):
-    """(ids_BL, mask_BL), right-padded to the longest."""
+    """(ids_BL, mask_BL), padded on the right to the longest."""
     ids = [torch.tensor(s["ids"]) for s in solutions]
     ids_BL, mask_BL = (pad_sequence(x, batch_first=True) for x in (ids, list(map(torch.ones_like, ids))))
     return ids_BL, mask_BL
 
 
 def make_adamw(model, job):
-    """AdamW that decays matrices only, fused as in TRL's default, and its scheduler of the job's rates."""
+    """(AdamW that decays matrices only, fused as is TRL's default, scheduler with the job's learning rates)."""
     matrices, others = ([p for p in model.parameters() if (p.ndim > 1) is wanted] for wanted in (True, False))
     groups = [{"params": matrices, "weight_decay": job["weight_decay"]}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=1.0, betas=(job["b1"], job["b2"]), fused=True)
@@ -44,13 +45,13 @@ def make_adamw(model, job):
 
 
 def train_torch(folder: Path, job, dtype: str):
-    """A plain loop: a step's solutions in one batch, cross-entropy of the 2-way head, its mean over the steps' ends."""
+    """Trains in a plain loop: a batch per step, mean cross-entropy of the 2-way head over the step ends."""
     model, seconds, losses = load(folder), [], []
     adamw, scheduler = make_adamw(model, job)
     for solutions in job["steps"]:
         start = time.perf_counter()
         ids_BL, mask_BL = padded(solutions)
-        row, step_end = zip(*[(b, at) for b, s in enumerate(solutions) for at in s["step_end"]], strict=True)
+        row, step_end = zip(*[(b, end) for b, s in enumerate(solutions) for end in s["step_end"]], strict=True)
         label = torch.tensor([y for s in solutions for y in s["label"]])
         with torch.autocast("cpu", torch.bfloat16) if dtype == "bfloat16" else contextlib.nullcontext():
             logits = model(ids_BL, attention_mask=mask_BL).logits
@@ -66,7 +67,7 @@ def train_torch(folder: Path, job, dtype: str):
 
 
 def train_trl(folder: Path, job, dtype: str):
-    """PRMTrainer on ready token ids, in the order given. Gradient checkpointing, its default, is off: it costs time."""
+    """Trains with PRMTrainer on token ids in the given order, without its default gradient checkpointing, which costs time."""
     from datasets import Dataset
     from trl.experimental.prm import PRMConfig, PRMTrainer
 
@@ -78,12 +79,12 @@ def train_trl(folder: Path, job, dtype: str):
     # Ticks at the start and after every step, so that all of a trainer's work between two steps counts.
     model, ticks, clock = load(folder), [], TrainerCallback()
     clock.on_train_begin = clock.on_step_end = lambda *args, **kwargs: ticks.append(time.perf_counter())
-    timed = {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "max_grad_norm": job["clip"]}
-    timed |= {"bf16": dtype == "bfloat16", "gradient_checkpointing": False, "logging_steps": 1}
-    untimed = {"use_cpu": True, "dataloader_pin_memory": False, "save_strategy": "no", "report_to": "none"}
+    options = {"num_train_epochs": 1, "train_sampling_strategy": "sequential", "max_grad_norm": job["clip"]}
+    options |= {"bf16": dtype == "bfloat16", "gradient_checkpointing": False, "logging_steps": 1, "use_cpu": True}
+    options |= {"dataloader_pin_memory": False, "save_strategy": "no", "report_to": "none"}
     trainer = PRMTrainer(
         model=model,
-        args=PRMConfig(str(folder / "trl"), per_device_train_batch_size=len(job["steps"][0]), **timed, **untimed),
+        args=PRMConfig(str(folder / "trl"), per_device_train_batch_size=len(job["steps"][0]), **options),
         train_dataset=Dataset.from_list([row(s) for solutions in job["steps"] for s in solutions]),
         processing_class=AutoTokenizer.from_pretrained(folder),  # pads
         callbacks=[clock],
@@ -96,30 +97,30 @@ def train_trl(folder: Path, job, dtype: str):
 
 @torch.no_grad()
 def score_torch(folder: Path, job, dtype: str):
-    """P(good) of the 2-way head at each step's end; solutions are sorted by length and padded in batches of 32."""
+    """Scores P(good) of the 2-way head at each step end, in batches of 32 solutions sorted by length and padded."""
     model = load(folder).to(getattr(torch, dtype))
     scores, start = {}, time.perf_counter()
     order = sorted(range(len(job["solutions"])), key=lambda i: len(job["solutions"][i]["ids"]))
-    for at in range(0, len(order), 32):
-        here = order[at : at + 32]
-        ids_BL, mask_BL = padded([job["solutions"][i] for i in here])
+    for start_of_batch in range(0, len(order), 32):
+        batch = order[start_of_batch : start_of_batch + 32]
+        ids_BL, mask_BL = padded([job["solutions"][i] for i in batch])
         p_BL = model(ids_BL, attention_mask=mask_BL).logits.float().softmax(-1)[..., 1]
-        for b, i in enumerate(here):
+        for b, i in enumerate(batch):
             scores[i] = p_BL[b, job["solutions"][i]["step_end"]].tolist()
     return {"seconds": time.perf_counter() - start, "score": [scores[i] for i in range(len(scores))]}
 
 
 @torch.no_grad()
 def sampling_torch(folder: Path, job, dtype: str):
-    """`generate` with n samples a prompt, always of as many tokens: no token ends them."""
+    """Draws n samples per prompt with `generate`, all of the same length, since no token ends them."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     prompts = [torch.tensor([ids]) for ids in job["prompts"]]
     model.generation_config.eos_token_id = None
-    most = {"pad_token_id": 0, "max_new_tokens": job["new_tokens"]}
-    greedy = model.generate(prompts[0], do_sample=False, **most)  # and the first call, which is slower
+    options = {"pad_token_id": 0, "max_new_tokens": job["new_tokens"]}
+    greedy = model.generate(prompts[0], do_sample=False, **options)  # also warms up
     start = time.perf_counter()
     for ids in prompts:
-        model.generate(ids, do_sample=True, top_k=0, num_return_sequences=job["n"], **most)
+        model.generate(ids, do_sample=True, top_k=0, num_return_sequences=job["n"], **options)
     return {"seconds": time.perf_counter() - start, "greedy": greedy[0, len(job["prompts"][0]) :].tolist()}
 
 

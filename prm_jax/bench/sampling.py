@@ -1,9 +1,7 @@
-"""Samples of random prompts, a fixed number of tokens each, so that both codes do equal work; the peer is `generate` of
-transformers, one prompt at a time."""
+"""Times samples of a fixed number of tokens for random prompts; the peer is transformers' `generate`, a prompt at a time."""
 
 import dataclasses
-import statistics
-import time
+import functools
 
 import jax
 import numpy as np
@@ -16,7 +14,7 @@ from prm_jax.generate.sampling import Policy, Sampling
 
 
 def same_tokens(ours: np.ndarray, theirs: list) -> float:
-    """Share of the greedy tokens before the first difference: rounding decides between two that are equally likely."""
+    """Share of the greedy tokens before the first difference; where two are equally likely, rounding decides."""
     return float((ours == np.array(theirs)).cumprod().mean())
 
 
@@ -25,28 +23,26 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
     model = common.random_model(cfg, cfg.dtypes[0])
     prompts = [tuple(rng.integers(1, model.cfg.vocab, s.prompt_tokens).tolist()) for _ in range(s.prompts)]
     job = {"prompts": prompts, "n": s.n, "new_tokens": s.new_tokens}
-    theirs = common.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
-    law, never_V = Sampling(1.0, None, 1.0, s.new_tokens), np.zeros(model.cfg.vocab, bool)
+    theirs = common.run_peer(cfg, model, job)  # first: an error in its environment is raised at once
+    sampling, never_V = Sampling(1.0, None, 1.0, s.new_tokens), np.zeros(model.cfg.vocab, bool)
+    greedy_sampling = dataclasses.replace(sampling, temperature=0.0)
     for dtype in cfg.dtypes:
-        model, seconds = common.random_model(cfg, dtype), []
-        policy = Policy(model, hf.load_tokenizer(hf.EMBEDDED), Format("plain", separator="\n"), "bench", law, s.rows)
+        model = common.random_model(cfg, dtype)
+        plain = Format("plain", separator="\n")
+        policy = Policy(model, hf.load_tokenizer(hf.EMBEDDED), plain, "bench", sampling, s.rows)
 
         def sample(policy, n):
-            found, key = [], jax.random.key(cfg.seed)
+            samples, key = [], jax.random.key(cfg.seed)
             for group in policy.groups(prompts, lambda _: n):
                 rows = [(p, p, j) for p in range(len(group)) for j in range(n)]
-                found += policy.decode(group, rows, s.prompt_tokens, never_V, key, np.arange(len(prompts)))
-            return found
+                samples += policy.decode(group, rows, s.prompt_tokens, never_V, key, np.arange(len(prompts)))
+            return samples
 
-        for _ in range(1 + s.repeats):  # the first compiles
-            start = time.perf_counter()
-            sample(policy, s.n)
-            seconds.append(time.perf_counter() - start)
-        ours[dtype] = statistics.median(seconds[1:])
-        greedy[dtype] = sample(dataclasses.replace(policy, sampling=dataclasses.replace(law, temperature=0.0)), 1)[0][0]
+        ours[dtype] = common.median_seconds(functools.partial(sample, policy, s.n), 1, s.repeats)
+        greedy[dtype] = sample(dataclasses.replace(policy, sampling=greedy_sampling), 1)[0][0]
     tokens, before, after = s.prompts * s.n * s.new_tokens, s.prompt_tokens, s.prompt_tokens + s.new_tokens
-    pairs = lambda n: n * (n + 1) // 2
-    pairs = s.prompts * (pairs(before) + s.n * (pairs(after) - pairs(before)))
+    prompt_pairs, all_pairs = (n * (n + 1) // 2 for n in (before, after))
+    pairs = s.prompts * (prompt_pairs + s.n * (all_pairs - prompt_pairs))
     flops = common.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
     flops += 2 * tokens * model.cfg.dim * model.cfg.vocab
     shape = f"{s.n} samples of each of {s.prompts} prompts of {before} tokens"

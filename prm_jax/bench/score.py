@@ -1,8 +1,4 @@
-"""Step scores of many random candidates, of which those of one problem begin alike; the peer sorts them by length and pads
-batches of 32."""
-
-import statistics
-import time
+"""Times step scores of random candidates that share their problem's tokens; the peer pads batches of 32 sorted by length."""
 
 import numpy as np
 
@@ -13,7 +9,7 @@ from prm_jax.data.packing import layout_row, plan_rows
 from prm_jax.data.units import probability
 from prm_jax.scoring import ModelScorer, ScoringStats
 
-PROBLEM, STEP = 80, 40  # tokens of a problem, of a step
+PROBLEM, STEP = 80, 40  # tokens
 
 
 def bench_score(cfg: BenchConfig) -> list[Row]:
@@ -26,16 +22,17 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
             ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1).astype(np.int32)
             encoded.append(Encoded(ids_L, ends_T, PROBLEM))
     job = {"solutions": [{"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist()} for e in encoded]}
-    theirs = common.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
+    theirs = common.run_peer(cfg, model, job)  # first: an error in its environment is raised at once
     for dtype in cfg.dtypes:
-        model, seconds = common.random_model(cfg, dtype), []
-        plain = Format("plain", separator="\n")
+        model, plain = common.random_model(cfg, dtype), Format("plain", separator="\n")
         scorer = ModelScorer(model, None, plain, "correctness", "prm", "bench", None, s.rows, s.tokens)
-        for _ in range(1 + s.repeats):  # the first compiles
-            scorer.stats, start = ScoringStats(), time.perf_counter()
-            score = scorer.score_encoded(encoded)
-            seconds.append(time.perf_counter() - start)
-        ours[dtype], scores[dtype] = statistics.median(seconds[1:]), list(map(probability, score))
+
+        def score(scorer=scorer, dtype=dtype):
+            scorer.stats = ScoringStats()
+            scores[dtype] = scorer.score_encoded(encoded)
+
+        ours[dtype] = common.median_seconds(score, 1, s.repeats)
+        scores[dtype] = list(map(probability, scores[dtype]))
     work, width = scorer.stats, scorer.row_tokens
     rows = [[encoded[i].ids_L for i in pack] for pack in plan_rows([e.ids_L for e in encoded], width, share=True)[0]]
     pairs = sum(int((layout_row(row, share=True)[1] + 1).sum()) for row in rows)

@@ -1,5 +1,4 @@
-"""Search over all problems at once against one problem at a time, and how much of it the models take: the embedded policy and
-outcome model on the default task."""
+"""Times search over all problems at once and over one at a time, with the embedded policy and outcome model."""
 
 import cProfile
 import itertools
@@ -21,11 +20,13 @@ from prm_jax.launch.config import CONF
 
 
 def model_seconds(profile: cProfile.Profile) -> float:
-    """Seconds that pass in compiled programs, or in waiting for them and fetching what they computed."""
+    """Seconds spent in compiled programs, in waiting for them and in fetching their results."""
     fetches = ("_value", "<built-in method numpy.asarray>", "<built-in method numpy.array>")
-    runs = lambda file, name: name in fetches or "block_until_ready" in name or file.endswith("pjit.py")
-    times = pstats.Stats(profile).stats
-    return sum(numbers[2] for (file, _, name), numbers in times.items() if runs(file, name))
+    return sum(
+        times[2]
+        for (file, _, name), times in pstats.Stats(profile).stats.items()
+        if name in fetches or "block_until_ready" in name or file.endswith("pjit.py")
+    )
 
 
 def bench_search(cfg: BenchConfig) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Optimiser steps of the PRM objective on random solutions; a peer takes the same solutions in every step."""
+"""Times optimiser steps of the PRM objective on random solutions; the peer trains on the same ones in every step."""
 
 import statistics
 import time
@@ -21,13 +21,13 @@ OPTIMIZER |= {"trainable": "all", "mu_dtype": "float32"}
 
 
 def balanced(lengths, groups: int, size: int) -> list[list[int]]:
-    """`groups` lists of `size` indices with nearly equal sums of lengths: the longest first, each to the smallest sum."""
-    found, total = [[] for _ in range(groups)], np.zeros(groups)
+    """`groups` lists of `size` indices with nearly equal sums of lengths: each length, longest first, goes to the least sum."""
+    members, total = [[] for _ in range(groups)], np.zeros(groups)
     for i in np.argsort(-np.asarray(lengths), kind="stable"):
         g = int(total.argmin())
-        found[g].append(int(i))
-        total[g] = total[g] + lengths[i] if len(found[g]) < size else np.inf
-    return found
+        members[g].append(int(i))
+        total[g] = total[g] + lengths[i] if len(members[g]) < size else np.inf
+    return members
 
 
 def random_example(rng, n: int, vocab: int, tokens_a_step: int) -> Example:
@@ -37,6 +37,12 @@ def random_example(rng, n: int, vocab: int, tokens_a_step: int) -> Example:
     return Example(rng.integers(0, vocab, n).astype(np.int32), step_end_T, 0, targets)
 
 
+def as_json(example: Example) -> dict:
+    """An example as job.json of peers.py holds it."""
+    label = example.targets["label"].astype(int)
+    return {"ids": example.ids_L.tolist(), "step_end": example.step_end_T.tolist(), "label": label.tolist()}
+
+
 def bench_train(cfg: BenchConfig) -> list[Row]:
     t, rng, n_steps = cfg.train, np.random.default_rng(cfg.seed), cfg.warmup + cfg.repeats
     expect(t.solutions % t.rows == 0, "train.rows", t.rows, f"a divisor of train.solutions ({t.solutions})")
@@ -44,17 +50,15 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     lengths = common.random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
     examples = [random_example(rng, n, model.cfg.vocab, t.tokens_a_step) for n in lengths]
     rows = [[examples[i] for i in row] for row in balanced(lengths, n_steps * t.rows, t.solutions // t.rows)]
-    batches = [rows[at : at + t.rows] for at in range(0, len(rows), t.rows)]
+    batches = [rows[i : i + t.rows] for i in range(0, len(rows), t.rows)]
     steps = [[e for row in batch for e in row] for batch in batches]
     L = -(-max(sum(len(e.ids_L) for e in row) for row in rows) // 16) * 16
     T = max(sum(len(e.step_end_T) for e in row) for row in rows)
 
     optimizer, ours, losses = OptimizerConfig(**OPTIMIZER), {}, {}
     rates = [float(make_schedule(optimizer, n_steps)(i)) for i in range(n_steps)]
-    labels = lambda e: e.targets["label"].astype(int).tolist()
-    solution = lambda e: {"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist(), "label": labels(e)}
-    job = {"steps": [[solution(e) for e in step] for step in steps], "rates": rates} | OPTIMIZER
-    theirs = common.run_peer(cfg, model, job)  # first, so that what it lacks is said at once
+    job = {"steps": [[as_json(e) for e in step] for step in steps], "rates": rates} | OPTIMIZER
+    theirs = common.run_peer(cfg, model, job)  # first: an error in its environment is raised at once
     for dtype in cfg.dtypes:
         model, ours[dtype], losses[dtype] = common.random_model(cfg, dtype), [], []
         opt = make_optimizer(model, optimizer, n_steps)

@@ -24,7 +24,7 @@ from prm_jax.checkpoints import hf, hf_config
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import broadcast
-from prm_jax.launch.mesh import shardings
+from prm_jax.launch.mesh import abstract_arrays, shardings
 from prm_jax.launch.run_folder import run_config, write_json
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
@@ -182,13 +182,12 @@ def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
 
     InputError where its model has another structure than `modules["model"]`.
     """
-    place = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     try:
         notes = manager.restore(step, args=args.Composite(notes=args.JsonRestore()))["notes"]
         if notes.pop("structure", None) != structure_hash(modules["model"]):
             raise ValueError("another structure")
         states = {name: nnx.state(module) for name, module in modules.items()}
-        target = {name: args.StandardRestore(jax.tree.map(place, x, shardings(x))) for name, x in states.items()}
+        target = {name: args.StandardRestore(abstract_arrays(x, shardings(x))) for name, x in states.items()}
         out = manager.restore(step, args=args.Composite(**target))
     except (ValueError, KeyError, FileNotFoundError) as error:
         why = "its parameters are not those that this code has for the run's configuration: written by another version?"
