@@ -413,7 +413,7 @@ def test_of_a_gemma_3_that_sees_the_language_model_is_read_and_exported(tmp_path
             p.normal_(0, 0.2)
     theirs.save_pretrained(tmp_path)
     cfg = hf_config.model_config(hf_config.read_config(tmp_path), lm_head=True)
-    assert "gemma3 the language model alone is read" in capsys.readouterr().out
+    assert "only the language model of this multimodal gemma3 is read" in capsys.readouterr().out
     ours, ids = hf.load(tmp_path, cfg), rng.integers(1, 90, (2, 9))
     hf.save(tmp_path / "out", ours, tokenizer)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

@@ -132,7 +132,7 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished, monkeypatch)
     assert theirs.tokenizer.decode([tag]) == theirs.format.separator
     summary = json.loads((cwd / "runs/train/whole/summary.json").read_text())
     for text in (
-        "name: chain", 'separator: "\\n"', f"| eval_loss | {summary['eval_loss']:.6g} |", summary["versions"]["commit"],
+        '"name": "chain"', '"separator": "\\n"', f"| eval_loss | {summary['eval_loss']:.6g} |", summary["versions"]["commit"],
         "# my-prm", "step head scalar", "AutoModelForTokenClassification", f"Step tag: token id {tag}", "class 0 is `good`",
     ):  # fmt: skip
         assert text in card, text

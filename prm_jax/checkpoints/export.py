@@ -1,4 +1,4 @@
-"""Export a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
+"""Exports a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ class ExportConfig:
 
 
 def require_free(folder: Path):
-    """InputError unless an export may be written here: into a new or empty folder, or over an earlier export."""
+    """InputError unless the folder is new, empty or an earlier export."""
     with contextlib.suppress(OSError, ValueError):
         if "prm_jax" in json.loads((folder / "config.json").read_text()):
             return
@@ -38,13 +38,13 @@ def require_free(folder: Path):
 @cli.command("export")
 def main(cfg):
     """Export a run of train.py to the Hugging Face layout, which transformers loads."""
-    given, cfg = cfg, parse(cfg, ExportConfig)
+    raw_cfg, cfg = cfg, parse(cfg, ExportConfig)
     to = Path(cfg.to)
-    with run_folder.locked_run_folder(run_folder.output_dir(), given):
+    with run_folder.locked_run_folder(run_folder.output_dir(), raw_cfg):
         require_free(to)
         run = Path(cfg.checkpoint) if cfg.checkpoint else run_folder.newest_run()
         model, tokenizer, config, step = load_run(run, cfg.which, "float32")
-        # An implicit PRM without its reference is no more than a language model.
+        # Without its reference an implicit PRM is a language model.
         objective = "lm" if config.objective == "implicit" else config.objective
         tag = step_tag(parse(config.format, Format, "format"), tokenizer)
         notes = {"label_kind": config.data.label_kind, "objective": objective, "step_tag_id": tag}

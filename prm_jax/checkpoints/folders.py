@@ -1,4 +1,4 @@
-"""The folder that a checkpoint's name means, and its tensors; of a PEFT adapter those of its base model, updated.
+"""Finds the folder of a checkpoint by its name, and opens its tensors, merging a PEFT adapter into its base model.
 
 Dimension key: O out, I in, as PyTorch stores a projection; r rank.
 """
@@ -15,13 +15,13 @@ from prm_jax.checkpoints.hf_tensors import open_file, open_tensors
 from prm_jax.launch.config import expect
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
-# The default task's policy, which runs are fine-tuned from, and an outcome model of its samples.
+# The default task's policy, from which runs are fine-tuned, and an outcome model trained on its samples.
 SHIPPED = {"embedded": EMBEDDED, "embedded_orm": EMBEDDED.with_name("orm")}
 ADAPTER = "adapter_config.json"
 
 
 def locate(name: str) -> Path:
-    """The folder of a checkpoint: one of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
+    """The folder of a checkpoint: a name of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
     if name in SHIPPED:
         return SHIPPED[name]
     folder = Path(name).expanduser()
@@ -34,13 +34,13 @@ def locate(name: str) -> Path:
     files = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]
     try:
         return Path(snapshot_download(name, allow_patterns=files))
-    except Exception as error:  # the hub client raises a dozen kinds; all mean that the name cannot be loaded
+    except Exception as error:  # a dozen kinds, all of which mean that the name cannot be loaded
         reason = str(error).splitlines()[0]
         raise InputError(f"{name}: neither a folder here nor a model that the hub gives ({reason})") from error
 
 
 def adapter_settings(folder: Path) -> dict | None:
-    """adapter_config.json of a folder that holds an adapter alone; InputError where it is no plain LoRA."""
+    """The adapter_config.json of a folder with an adapter and no model, else None; InputError where it is no plain LoRA."""
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
@@ -59,13 +59,12 @@ def adapter_settings(folder: Path) -> dict | None:
 
 
 def base_of(folder: Path) -> Path | None:
-    """The folder of an adapter's base model, found beside the adapter or from where the command runs; None: no adapter."""
+    """The folder of an adapter's base model, whose path is relative to the adapter or the working folder; None without."""
     if (settings := adapter_settings(folder)) is None:
         return None
     name = settings["base_model_name_or_path"]
-    beside = folder / name
     try:
-        base = beside if (beside / "config.json").is_file() else locate(name)
+        base = folder / name if (folder / name / "config.json").is_file() else locate(name)
     except InputError as error:
         raise InputError(f"{folder / ADAPTER}: base_model_name_or_path: {error}") from error
     expect(base.resolve() != folder.resolve(), f"{folder / ADAPTER}: base_model_name_or_path", name, "another folder")
@@ -74,11 +73,11 @@ def base_of(folder: Path) -> Path | None:
 
 @dataclasses.dataclass(frozen=True)
 class Updated:
-    """A slice of W + scale B A, float32 whatever W is stored in: rounded again the update would lose what it learned."""
+    """A slice of W + scale B A in float32, since rounding to the dtype of W would lose the update."""
 
     base: object  # slice of W [O, I]
     b_Or: np.ndarray
-    a_rI: np.ndarray  # the scale is in it
+    a_rI: np.ndarray  # times the scale
 
     def get_shape(self):
         return self.base.get_shape()
@@ -92,11 +91,11 @@ class Updated:
 
 
 def open_weights(folder: Path) -> dict:
-    """{tensor name: its slice} of a checkpoint as `open_tensors` gives it, or of an adapter's base model with the updates.
+    """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added.
 
-    An update is alpha / r times B A, alpha / sqrt(r) with rsLoRA (Hu et al. 2021; Kalajdzievski 2023), one of an embedding
-    its transpose. Tensors that an adapter holds whole, such as a step head, take the place of the base model's. InputError
-    where an update fits none of them.
+    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023), transposed for an
+    embedding. Tensors that the adapter holds whole, such as a step head, replace the base model's. InputError where an
+    update fits no tensor.
     """
     if (base := base_of(folder)) is None:
         return without_wrapper(open_tensors(folder))
@@ -116,8 +115,8 @@ def open_weights(folder: Path) -> dict:
         if name is None or parts.keys() not in ({"A", "B"}, {"embedding_A", "embedding_B"}):
             raise InputError(f"{path}: {module}: {', '.join(sorted(parts))} updates no matrix of the base model {base}")
         b_Or, a_rI = (parts["B"], parts["A"]) if "A" in parts else (parts["embedding_A"].T, parts["embedding_B"].T)
-        found, expected = (b_Or.shape[0], a_rI.shape[-1]), tuple(tensors[name].get_shape())
-        if b_Or.ndim != 2 or a_rI.ndim != 2 or b_Or.shape[1] != len(a_rI) or found != expected:
+        shape, expected = (b_Or.shape[0], a_rI.shape[-1]), tuple(tensors[name].get_shape())
+        if b_Or.ndim != 2 or a_rI.ndim != 2 or b_Or.shape[1] != len(a_rI) or shape != expected:
             shapes = f"{b_Or.shape} and {a_rI.shape}"
             raise InputError(f"{path}: {module}: shapes {shapes} do not update {name} of shape {expected}")
         r, patterns = len(a_rI), settings.get("alpha_pattern") or {}
@@ -128,8 +127,8 @@ def open_weights(folder: Path) -> dict:
 
 
 def without_wrapper(tensors: dict) -> dict:
-    """The tensors by the names of the model that TRL's value-head class wraps (PQM), of the language model beside a tower
-    that sees (Gemma 3), without the tower: `pretrained_model.` and `language_model.` are taken off."""
-    own = lambda name: re.sub(r"^pretrained_model\.|^language_model\.|(?<=^model\.)language_model\.", "", name)
-    sees = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
-    return {own(name): x for name, x in tensors.items() if not sees.match(name)}
+    """The tensors of the language model inside TRL's value-head class (PQM) or beside a vision tower (Gemma 3), whose names
+    lose `pretrained_model.` and `language_model.`."""
+    wrapper = re.compile(r"^pretrained_model\.|^language_model\.|(?<=^model\.)language_model\.")
+    vision = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+    return {wrapper.sub("", name): x for name, x in tensors.items() if not vision.match(name)}

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face checkpoint to our ModelConfig, and back."""
+"""Converts the config.json of a Hugging Face checkpoint to our ModelConfig, and back."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ SIZES = {  # field of ModelConfig -> key of a config.json
 }
 EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
-# What a Gemma's config.json leaves unsaid is as in transformers' classes. Its files hold the gains of norms less 1.
+# Defaults of transformers' classes for keys that a Gemma's config.json leaves out.
 GEMMA = {
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
@@ -36,18 +36,18 @@ GEMMA = {
 GEMMAS = {
     "gemma2": GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2},
     "gemma3_text": GEMMA
-    | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window_pattern": 6}
     | {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "sliding_window_pattern": 6,
         "vocab_size": 262_208,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-    },
+    }
+    | {"max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0},
 }
 
 
 def read_config(folder: Path) -> dict:
-    """config.json of a checkpoint folder, as the dictionary that it is; of an adapter that of its base model."""
+    """The parsed config.json of a checkpoint folder, or of an adapter's base model."""
     path = (base_of(folder) or folder) / "config.json"
     if not path.is_file():
         raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
@@ -55,12 +55,12 @@ def read_config(folder: Path) -> dict:
         config = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
-    except (ValueError, RecursionError) as error:  # no text, a number of 5,000 digits, 10,000 brackets
+    except (ValueError, RecursionError) as error:  # not text, a number of 5,000 digits, 10,000 brackets
         raise InputError(f"{path}: not text that can be read as JSON ({error})") from error
     if not isinstance(config, dict) or not isinstance(config.get("prm_jax", {}), dict):
         raise InputError(f"{path}: expected an object with named fields")
     if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), dict):
-        print(f"model       {path}: of a gemma3 the language model alone is read, not what sees images")
+        print(f"model       {path}: only the language model of this multimodal gemma3 is read")
         config = config["text_config"] | config | {"model_type": "gemma3_text"}
     if config.get("model_type") not in FAMILIES:
         code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
@@ -69,10 +69,7 @@ def read_config(folder: Path) -> dict:
 
 
 def model_config(config: dict, where: str = "config.json", **changes) -> ModelConfig:
-    """Our ModelConfig of a Hugging Face config; `changes` sets fields that the config does not fix, or overrides it.
-
-    Raises InputError where the config asks for something that the transformer of model.py does not compute.
-    """
+    """The ModelConfig of a Hugging Face config, with `changes`; InputError where model.py cannot compute it."""
     try:
         return ModelConfig(**shape_of(config, where) | changes)
     except AssertionError as error:
@@ -99,15 +96,15 @@ def shape_of(config: dict, where: str) -> dict:
     config.setdefault("num_experts", config.get("num_local_experts"))  # transformers 4, 5
     for key in ("quantization_config", "use_bidirectional_attention"):
         expect(not config.get(key), f"{where}: {key}", config.get(key), "null")
-    activation = {name: ours for ours, name in ACTIVATIONS.items()}
-    named = str(config.get(key := "hidden_activation" if family in GEMMAS else "hidden_act", "silu"))
-    expect(named in activation, f"{where}: {key}", named, " or ".join(activation))
+    activations = {name: ours for ours, name in ACTIVATIONS.items()}
+    activation = str(config.get(key := "hidden_activation" if family in GEMMAS else "hidden_act", "silu"))
+    expect(activation in activations, f"{where}: {key}", activation, " or ".join(activations))
     biased = bool(config.get("attention_bias", False)) and family not in ("qwen2", "mistral")
     try:
         rope, local_rope_theta = rope_settings(config, where)
-        most = {"layers": 10_000, "experts": 10_000}
+        limits = {"layers": 10_000, "experts": 10_000}
         keys = SIZES | (EXPERTS if family == "qwen3_moe" else {})
-        sizes = {field: size(key, most=most.get(field, 10**9)) for field, key in keys.items()}
+        sizes = {field: size(key, most=limits.get(field, 10**9)) for field, key in keys.items()}
         others = {
             "family": family,
             "kv_heads": size("num_key_value_heads", sizes["heads"]),
@@ -120,7 +117,7 @@ def shape_of(config: dict, where: str) -> dict:
             "o_bias": biased,
             "mlp_bias": family in ("llama", "granite") and bool(config.get("mlp_bias", False)),
             "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text"),
-            "activation": activation[named],
+            "activation": activations[activation],
             "tied": bool(config.get("tie_word_embeddings", False)),
             "max_positions": size("max_position_embeddings", ModelConfig.max_positions),
         }
@@ -141,24 +138,29 @@ def shape_of(config: dict, where: str) -> dict:
 
 
 def granite_scales(config: dict, head_dim: int) -> dict:
-    """The factors of a Granite config, its attention's beside K^-1/2."""
-    scale = lambda key: float(config.get(f"{key}_multiplier", 1.0))
-    factors = {"embed_scale": scale("embedding"), "residual_scale": scale("residual")}
-    query, logits = scale("attention") * head_dim**0.5, 1 / float(config.get("logits_scaling", 1.0))
-    return factors | {"query_scale": query, "logit_scale": logits}
+    """The scaling factors of a Granite config; the attention multiplier is relative to K^-1/2 here."""
+    return {
+        "embed_scale": float(config.get("embedding_multiplier", 1.0)),
+        "residual_scale": float(config.get("residual_multiplier", 1.0)),
+        "query_scale": float(config.get("attention_multiplier", 1.0)) * head_dim**0.5,
+        "logit_scale": 1 / float(config.get("logits_scaling", 1.0)),
+    }
 
 
 def gemma_fields(config: dict, dim: int, head_dim: int, where: str) -> dict:
-    """What only Gemma computes."""
-    cap = lambda key: None if config[key] is None else float(config[key])
-    if config["model_type"] == "gemma3_text":  # whose attention in transformers does not read it
+    """The fields of ModelConfig that only a Gemma sets."""
+    if config["model_type"] == "gemma3_text":  # transformers' Gemma 3 ignores it
         expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
+    attention, final = (
+        None if config[key] is None else float(config[key])
+        for key in ("attn_logit_softcapping", "final_logit_softcapping")
+    )
     return {
         "post_norms": True,
         "embed_scale": dim**0.5,
         "query_scale": math.sqrt(head_dim / config["query_pre_attn_scalar"]),
-        "attn_logit_softcap": cap("attn_logit_softcapping"),
-        "final_logit_softcap": cap("final_logit_softcapping"),
+        "attn_logit_softcap": attention,
+        "final_logit_softcap": final,
     }
 
 
@@ -167,35 +169,29 @@ LENGTH = "original_max_position_embeddings"
 ROPE = {
     "linear": {"factor": "factor"},
     "llama3": {"factor": "factor", "slow": "low_freq_factor", "fast": "high_freq_factor", "length": LENGTH},
-    "yarn": {
-        "factor": "factor",
-        "slow": "beta_slow",
-        "fast": "beta_fast",
-        "length": LENGTH,
-        "attention": "attention_factor",
-        "truncate": "truncate",
-    },
+    "yarn": {"factor": "factor", "slow": "beta_slow", "fast": "beta_fast", "length": LENGTH}
+    | {"attention": "attention_factor", "truncate": "truncate"},
 }
 
 
 def rope_settings(config: dict, where: str) -> tuple[dict, float | None]:
-    """(rotary settings of a config, rope_theta of its sliding layers where these have their own).
+    """(rotary settings of a config, rope_theta of its sliding layers or None where all layers share one).
 
-    transformers 5 keeps under rope_parameters, of Gemma 3 for each kind of layer, what earlier versions wrote as
-    rope_theta, rope_local_base_freq and rope_scaling.
+    transformers 5 writes rope_parameters, for Gemma 3 by kind of layer; earlier versions wrote rope_theta,
+    rope_local_base_freq and rope_scaling.
     """
     rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if config["model_type"] != "gemma3_text":
         return rope or scaling, None
-    near = rope.get("sliding_attention") or {}
-    kind = near.get("rope_type", "default")
+    local = rope.get("sliding_attention") or {}
+    kind = local.get("rope_type", "default")
     expect(kind == "default", f"{where}: rope_parameters.sliding_attention.rope_type", kind, "'default'")
-    local_rope_theta = float(near.get("rope_theta", config["rope_local_base_freq"]))
+    local_rope_theta = float(local.get("rope_theta", config["rope_local_base_freq"]))
     return (rope.get("full_attention") or {}) | scaling, local_rope_theta
 
 
 def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
-    """The scaling of rotary frequencies that a config asks for, with the defaults of transformers; None for none."""
+    """The scaling of rotary frequencies in a config, with transformers' defaults; None without scaling."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" and kind not in ROPE:
         why = ", with which a score depends on the longest row of its batch" if kind == "dynamic" else ""
@@ -209,21 +205,21 @@ def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
     if kind == "default":
         return None
     length = config.get(LENGTH) or rope.get(LENGTH) or config.get("max_position_embeddings")
-    given = {field: value for field, key in names.items() if (value := rope.get(key)) is not None}
+    values = {field: value for field, key in names.items() if (value := rope.get(key)) is not None}
     if "length" in names and length is not None:
-        given["length"] = length
+        values["length"] = length
     for field in names if kind == "llama3" else names.keys() & {"factor", "length"}:
-        if field not in given:
+        if field not in values:
             raise InputError(f"{where}: rope_parameters: {names[field]!r} is missing, which rope_type {kind!r} needs")
     if kind == "yarn":  # equation 22 of the paper
-        given = {"attention": 0.1 * math.log(max(1, given["factor"])) + 1} | given
+        values = {"attention": 0.1 * math.log(max(1, values["factor"])) + 1} | values
     types = {"length": int, "truncate": bool}
-    return RopeScaling(kind, **{field: types.get(field, float)(value) for field, value in given.items()})
+    return RopeScaling(kind, **{field: types.get(field, float)(value) for field, value in values.items()})
 
 
 def sliding_window(config: dict, where: str) -> dict:
-    """`window` and `sliding` of a ModelConfig: the layers that a config names, or all of Mistral, the upper of Qwen, of Gemma
-    all but each second or sixth."""
+    """`window` and `sliding` of a ModelConfig; without layer_types all layers of a Mistral, the upper ones of a Qwen, and all
+    but each second (Gemma 2) or sixth (Gemma 3) slide."""
     family, layers = config["model_type"], config.get("num_hidden_layers")
     always = family in ("mistral", *GEMMAS)
     kinds, slides = config.get("layer_types"), always or config.get("use_sliding_window")
@@ -231,8 +227,8 @@ def sliding_window(config: dict, where: str) -> dict:
     if not kinds:
         first = 0 if always else config.get("max_window_layers", 28)
         period = config["sliding_window_pattern"] if family in GEMMAS else layers + 1
-        slide = lambda i: window and i >= first and (i + 1) % period
-        kinds = ["sliding_attention" if slide(i) else "full_attention" for i in range(layers)]
+        slides = [window and i >= first and (i + 1) % period for i in range(layers)]
+        kinds = ["sliding_attention" if slide else "full_attention" for slide in slides]
     is_known = set(kinds) <= {"sliding_attention", "full_attention"}
     expect(is_known, f"{where}: layer_types", sorted(set(kinds)), "full_attention or sliding_attention")
     sliding = tuple(kind == "sliding_attention" for kind in kinds)
@@ -241,32 +237,32 @@ def sliding_window(config: dict, where: str) -> dict:
     return {"window": window if any(sliding) else None, "sliding": sliding if len(set(sliding)) == 2 else None}
 
 
-FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that no config.json says
+FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that no config.json holds
 HINTS = typing.get_type_hints(ModelConfig)
 FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"}
 FIELDS["head"] = Annotated[str, one_of(HEADS)]
 FIELDS["head_dropout"] = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1)")]
 FIELDS["remat"] = Annotated[str, one_of(("none", *REMAT))]
-# The model section of a config: any field of ModelConfig, null or absent as in the config.json (conf/model).
+# The model section of a run (conf/model): any field of ModelConfig; null or absent means as in config.json.
 choices = [(name, hint | None, None) for name, hint in FIELDS.items()]
 ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", bool, True)], frozen=True)
 
 
 def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-    """(ModelConfig of a Hugging Face config with the asked fields, {field: (asked, in config)} of those that differ).
+    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where these differ).
 
-    `uses`: further fields, such as lm_head, which the objective decides.
+    `uses` are further fields that the objective decides, such as lm_head.
     """
-    asked = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
-    asked["dtype"] = choose_dtype(asked.get("dtype", "auto"))
-    made_for = model_config(config, where)
-    shape = {name: value for name, value in asked.items() if name not in FROM_RUN}
-    changed = {name: (value, x) for name, value in shape.items() if value != (x := getattr(made_for, name))}
-    return model_config(config, where, **asked | uses), changed
+    chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
+    chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
+    original = model_config(config, where)
+    shape = {name: value for name, value in chosen.items() if name not in FROM_RUN}
+    changed = {name: (value, x) for name, value in shape.items() if value != (x := getattr(original, name))}
+    return model_config(config, where, **chosen | uses), changed
 
 
 def export_config(cfg: ModelConfig, tokenizer) -> dict:
-    """`hf_config`; InputError naming a field that a config.json cannot say: read back, it would be another model."""
+    """`hf_config`; InputError names a field that a config.json cannot hold: it would be read as another model."""
     config = hf_config(cfg, tokenizer)
     again = model_config(config, "export", **{name: getattr(cfg, name) for name in FROM_RUN})
     for name, value in vars(cfg).items():
@@ -277,76 +273,36 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
     return config
 
 
-# Names of transformers' classes begin with
-CLASSES = {name: name.title().replace("_Text", "").replace("_", "") for name in FAMILIES}
+CLASSES = {
+    name: name.title().replace("_Text", "").replace("_", "") for name in FAMILIES
+}  # prefixes of transformers' classes
 HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassification
 
 
+def architecture(cfg: ModelConfig) -> str:
+    """Name of the class that reads an export.
+
+    Qwen's own classes, which are code beside its checkpoints, have a hidden layer in the head. transformers has no class
+    with one for other families; a class without one would initialise it at random, silently.
+    """
+    kind, head = "ForCausalLM", HEADS.get(cfg.head)
+    if head is not None and not head.hidden:
+        kind = "ForTokenClassification"
+    elif head is not None and cfg.family == "qwen2":
+        kind = "ForProcessRewardModel" if head.outputs == 2 else "ForRewardModel"
+    elif head is not None:
+        kind = "TextModel" if cfg.family == "gemma3_text" else "Model"
+    return CLASSES[cfg.family] + kind
+
+
 def hf_config(cfg: ModelConfig, tokenizer) -> dict:
-    """The config.json of a model of ours, inverse of `model_config`."""
-    family = CLASSES[cfg.family]
-    # Qwen's own classes are code beside its checkpoints; their tensor names and this config are what loads there. Of another
-    # family no class has a hidden layer in its head, and one that has none would start it at random without a word.
-    head = HEADS.get(cfg.head)
-    kind = "ForCausalLM" if head is None else "ForTokenClassification"
-    if head is not None and head.hidden:
-        qwens = "ForProcessRewardModel" if head.outputs == 2 else "ForRewardModel"
-        kind = qwens if cfg.family == "qwen2" else "TextModel" if cfg.family == "gemma3_text" else "Model"
-    rope, how = {"rope_type": "default"}, cfg.rope_scaling
-    if how is not None:
-        rope = {"rope_type": how.kind} | {key: getattr(how, field) for field, key in ROPE[how.kind].items()}
-    sliding = cfg.sliding or (cfg.window is not None,) * cfg.layers
-    kinds = ["sliding_attention" if slide else "full_attention" for slide in sliding]
-    slides = {"use_sliding_window": cfg.window is not None}
-    if cfg.window is not None:  # max_window_layers: for transformers 4
-        first = [*sliding, True].index(True)
-        slides |= {"sliding_window": cfg.window, "layer_types": kinds, "max_window_layers": first}
-    gemma = {
-        "attention_bias": cfg.qkv_bias,
-        "hidden_activation": ACTIVATIONS[cfg.activation],
-        "query_pre_attn_scalar": round(cfg.head_dim / (cfg.query_scale or 1) ** 2),
-        "final_logit_softcapping": cfg.final_logit_softcap,
-        "sliding_window": cfg.window,
-        "layer_types": kinds,
-    }
-    own = {  # what only this family's config has
-        "qwen2": slides,
-        "qwen3": slides | {"attention_bias": cfg.qkv_bias},
-        "qwen3_moe": {key: getattr(cfg, field) for field, key in EXPERTS.items()}
-        | {
-            "attention_bias": cfg.qkv_bias,
-            "norm_topk_prob": cfg.norm_topk_prob,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "use_sliding_window": False,
-        },
-        "llama": {"attention_bias": cfg.qkv_bias, "mlp_bias": cfg.mlp_bias},
-        "granite": {
-            "attention_bias": cfg.qkv_bias,
-            "mlp_bias": cfg.mlp_bias,
-            "embedding_multiplier": cfg.embed_scale,
-            "residual_multiplier": cfg.residual_scale,
-            "attention_multiplier": cfg.query_scale * cfg.head_dim**-0.5,
-            "logits_scaling": 1 / cfg.logit_scale,
-        },
-        "gemma2": gemma | {"attn_logit_softcapping": cfg.attn_logit_softcap},
-        "gemma3_text": gemma
-        | {
-            "rope_local_base_freq": cfg.local_rope_theta,
-            "rope_parameters": {
-                "full_attention": rope | {"rope_theta": cfg.rope_theta},
-                "sliding_attention": {"rope_type": "default", "rope_theta": cfg.local_rope_theta},
-            },
-        },
-        # transformers takes a Mistral with layer_types for a Ministral, which is the same but for them.
-        "mistral": {"sliding_window": cfg.window} | ({"layer_types": kinds} if cfg.sliding else {}),
-    }[cfg.family]
-    if how is not None:
-        own["rope_scaling"] = rope  # for transformers 4
-    if head is not None:
-        own["id2label"] = {str(i): label for i, label in enumerate(head.labels)}
+    """The config.json of our model, inverse of `model_config`."""
+    rope = {"rope_type": "default"}
+    if scaling := cfg.rope_scaling:
+        rope = {"rope_type": scaling.kind} | {key: getattr(scaling, field) for field, key in ROPE[scaling.kind].items()}
     config = {
-        "architectures": [f"{family}{kind}"],
+        **{key: getattr(cfg, field) for field, key in SIZES.items()},
+        "architectures": [architecture(cfg)],
         "model_type": cfg.family,
         "num_key_value_heads": cfg.kv_heads,
         "head_dim": cfg.head_dim,
@@ -362,5 +318,47 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
+        **family_fields(cfg, rope),
     }
-    return {key: getattr(cfg, field) for field, key in SIZES.items()} | config | own
+    if scaling:
+        config["rope_scaling"] = rope  # for transformers 4
+    if cfg.head in HEADS:
+        config["id2label"] = {str(i): label for i, label in enumerate(HEADS[cfg.head].labels)}
+    return config
+
+
+def family_fields(cfg: ModelConfig, rope: dict) -> dict:
+    """The keys of a config.json that only some families have."""
+    family, fields = cfg.family, {} if cfg.family in ("qwen2", "mistral") else {"attention_bias": cfg.qkv_bias}
+    sliding = cfg.sliding or (cfg.window is not None,) * cfg.layers
+    layer_types = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+    if family in ("llama", "granite"):
+        fields["mlp_bias"] = cfg.mlp_bias
+    if family == "mistral":
+        fields["sliding_window"] = cfg.window
+        if cfg.sliding:  # transformers reads a Mistral with layer_types as a Ministral, which differs in nothing else
+            fields["layer_types"] = layer_types
+    if family in ("qwen2", "qwen3"):
+        fields["use_sliding_window"] = cfg.window is not None
+        if cfg.window is not None:  # max_window_layers: for transformers 4
+            first = [*sliding, True].index(True)
+            fields |= {"sliding_window": cfg.window, "layer_types": layer_types, "max_window_layers": first}
+    if family == "qwen3_moe":
+        fields |= {key: getattr(cfg, field) for field, key in EXPERTS.items()}
+        fields |= {"norm_topk_prob": cfg.norm_topk_prob, "decoder_sparse_step": 1}
+        fields |= {"mlp_only_layers": [], "use_sliding_window": False}
+    if family == "granite":
+        fields |= {"embedding_multiplier": cfg.embed_scale, "residual_multiplier": cfg.residual_scale}
+        fields["attention_multiplier"] = cfg.query_scale * cfg.head_dim**-0.5
+        fields["logits_scaling"] = 1 / cfg.logit_scale
+    if family in GEMMAS:
+        fields |= {"hidden_activation": ACTIVATIONS[cfg.activation], "final_logit_softcapping": cfg.final_logit_softcap}
+        fields["query_pre_attn_scalar"] = round(cfg.head_dim / (cfg.query_scale or 1) ** 2)
+        fields |= {"sliding_window": cfg.window, "layer_types": layer_types}
+    if family == "gemma2":
+        fields["attn_logit_softcapping"] = cfg.attn_logit_softcap
+    if family == "gemma3_text":
+        local = {"rope_type": "default", "rope_theta": cfg.local_rope_theta}
+        layers = {"full_attention": rope | {"rope_theta": cfg.rope_theta}, "sliding_attention": local}
+        fields |= {"rope_local_base_freq": cfg.local_rope_theta, "rope_parameters": layers}
+    return fields

@@ -1,4 +1,4 @@
-"""The safetensors files of a Hugging Face checkpoint: one, model.safetensors, or several and their index."""
+"""Reads and writes the safetensors files of a Hugging Face checkpoint: model.safetensors, or shards and their index."""
 
 import json
 import math
@@ -13,16 +13,15 @@ from prm_jax import InputError
 from prm_jax.launch.run_folder import write_json
 
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-# Bytes of a written file at most, as transformers writes them; a larger tensor has one to itself.
-SHARD = 5 * 10**9
+SHARD = 5 * 10**9  # bytes of a written file at most, as in transformers; a larger tensor has one to itself
 INDEX = "model.safetensors.index.json"
 
 
 def open_tensors(folder: Path) -> dict:
-    """{tensor name: its slice}, over model.safetensors or all shards of the index; reads the headers alone.
+    """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers.
 
-    A slice has `get_shape()`, `get_dtype()`, and reads what it is indexed by. Not mapped: mapped pages count as memory.
-    The library refuses files that are cut, and tensors that overlap or do not fill theirs; nothing is unpickled.
+    A slice has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped, since mapped pages
+    count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled.
     """
     index = folder / INDEX
     files = {"model.safetensors": None}
@@ -36,21 +35,24 @@ def open_tensors(folder: Path) -> dict:
             raise InputError(f"{index}: weight_map: expected names of files beside it")
     tensors = {}
     for file, expected in sorted(files.items()):
-        path = folder / file
-        stored = open_file(path)
-        names = stored.keys()
-        for name in sorted((expected or set()) - names):
+        stored = open_file(folder / file)
+        for name in sorted((expected or set()) - stored.keys()):
             raise InputError(f"{index}: tensor {name}: is not in {file}, which the weight_map names for it")
-        for name in sorted(names & tensors.keys()):
-            raise InputError(f"{path}: tensor {name}: another file of the folder has it too")
+        for name in sorted(stored.keys() & tensors.keys()):
+            raise InputError(f"{folder / file}: tensor {name}: another file of the folder has it too")
         tensors |= stored
     return tensors
 
 
 def open_file(path: Path) -> dict:
-    """The same of one file."""
+    """{tensor name: its slice} of one file."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file{why_no_weights(path.parent)}")
+        convert = "torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
+        why = (
+            "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once with"
+        )
+        pickles = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+        raise InputError(f"{path}: no such file" + (f"; {pickles[0]} {why} {convert}" if pickles else ""))
     try:
         stored = safe_open(path, framework="np", backend="pread")
     except SafetensorError as error:
@@ -58,42 +60,33 @@ def open_file(path: Path) -> dict:
     return {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118 (no dictionary)
 
 
-def why_no_weights(folder: Path) -> str:
-    """What a folder holds in place of safetensors, and what to do about it."""
-    convert = "torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
-    why = "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once with"
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth"))
-    return f"; {pickles[0]} {why} {convert}" if pickles else ""
-
-
 def write_tensors(folder: Path, parts: list[tuple]):
-    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; files get names once all are whole.
+    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; files get their names once all are whole.
 
-    A part is (name, array, what of its first axes is meant: (), a layer, of that an expert; stored transposed). Takes the memory of one file
-    (5 GB) beside the arrays.
+    A part is (name, array, index into its first axes: (), a layer, or a layer and an expert; stored transposed). Needs the
+    memory of one file (5 GB) beside the arrays.
     """
-    size = lambda part: 4 * math.prod(part[1].shape[len(part[2]) :])
-    shards, free = [], -1
-    for part in parts:
-        if (free := free - size(part)) < 0:
-            shards.append([])
-            free = SHARD - size(part)
-        shards[-1].append(part)
-    n = len(shards)
-    files = ["model.safetensors"] if n == 1 else [f"model-{k + 1:05}-of-{n:05}.safetensors" for k in range(n)]
-    for file, shard in zip(files, shards, strict=True):
-        arrays = {name: np.asarray(x[i], np.float32) for name, x, i, _ in shard}
-        arrays |= {name: np.ascontiguousarray(arrays[name].T) for name, *_, transposed in shard if transposed}
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    parts = {part[0]: part[1:] for part in parts}
+    split = split_state_dict_into_shards_factory(
+        parts,
+        get_storage_size=lambda part: 4 * math.prod(part[0].shape[len(part[1]) :]),
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD,
+    )
+    for file, names in split.filename_to_tensors.items():
+        arrays = {name: np.asarray(parts[name][0][parts[name][1]], np.float32) for name in names}
+        arrays |= {name: np.ascontiguousarray(x.T) for name, x in arrays.items() if parts[name][2]}
         try:
             save_file(arrays, folder / f"{file}.tmp", metadata={"format": "pt"})
         except SafetensorError as error:
             (folder / f"{file}.tmp").unlink(missing_ok=True)
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
     (folder / INDEX).unlink(missing_ok=True)  # read before the one file
-    for file in files:
+    for file in split.filename_to_tensors:
         (folder / f"{file}.tmp").replace(folder / file)
-    if n > 1:
-        weight_map = {part[0]: file for file, shard in zip(files, shards, strict=True) for part in shard}
-        write_json(folder / INDEX, {"metadata": {"total_size": sum(map(size, parts))}, "weight_map": weight_map})
-    for old in {path.name for path in folder.glob("model*.safetensors")} - set(files):
+    if split.is_sharded:
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+    for old in {path.name for path in folder.glob("model*.safetensors")} - split.filename_to_tensors.keys():
         (folder / old).unlink()

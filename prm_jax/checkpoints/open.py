@@ -1,7 +1,7 @@
-"""A path to a model with all that its outputs mean: runs of ours, our exports, and released Hugging Face checkpoints.
+"""Opens a run, an export of ours or a released Hugging Face checkpoint with all that its outputs mean.
 
-What a released checkpoint means is in its format, a file of conf/format (data/formats.py); its tensors, configuration
-and tokenizer are read by hf.py, a run's weights by orbax.py.
+What a released checkpoint means is in its format, a file of conf/format (data/formats.py). hf.py reads its tensors,
+configuration and tokenizer; orbax.py reads a run's weights.
 """
 
 import dataclasses
@@ -19,42 +19,41 @@ from prm_jax.launch.config import parse
 from prm_jax.model import PRM
 from prm_jax.scoring import ModelScorer
 
-OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score a whole text, at its last token
+OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score a text at its last token
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A verifier or a policy, with all that its outputs depend on."""
+    """A verifier or a policy, with everything that its outputs depend on."""
 
     model: PRM
     tokenizer: object
-    format: Format | None  # None: a language model that no format reads steps from
-    objective: str  # prm, orm (an outcome model, read at every step), or lm: no step scores
+    format: Format | None  # None for a language model
+    objective: str  # prm, orm (an outcome model, read at every step), or lm (no step scores)
     label_kind: str  # what its scores mean: correctness, value (of a named completer), advantage or unknown
     name: str  # folder and step, for results and figures
-    reference: PRM | None = None  # of an implicit PRM: the model that its log-ratios are taken against
-    config: DictConfig | None = None  # of a run of ours: its whole configuration
+    reference: PRM | None = None  # second model of an implicit PRM's log-ratios
+    config: DictConfig | None = None  # the configuration of a run of ours
 
     def scorer(self, batch_rows: int, row_tokens: int | None = None) -> ModelScorer:
         if self.objective == "lm":
             raise InputError(f"{self.name}: is a language model (objective=lm), so it cannot score steps")
-        about = {name: value for name, value in vars(self).items() if name != "config"}
-        return ModelScorer(**about, batch_rows=batch_rows, row_tokens=row_tokens)
+        fields = {name: value for name, value in vars(self).items() if name != "config"}
+        return ModelScorer(**fields, batch_rows=batch_rows, row_tokens=row_tokens)
 
 
 def open_checkpoint(
     path: str | Path, which: str, fmt: Format | None, dtype: str, reference: str | None = None
 ) -> Loaded:
-    """A run folder of ours (its `which` checkpoint), or a Hugging Face folder or hub name.
+    """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name.
 
-    A run and our own exports bring their format; other checkpoints are read with `fmt`, or, where that is `auto`, with
-    the one format that their step head belongs to; None: as a language model. `reference`: the second model of an
-    implicit PRM.
+    Runs and our exports bring their format. Other checkpoints are read with `fmt`, with `auto` by their step head, and with
+    None as a language model. `reference` is the second model of an implicit PRM.
     """
     implicit = fmt is not None and fmt.head == "implicit"
     if implicit and reference is None:
-        why = "scores by the log-ratio of two models, so name the second: reference=FOLDER"
-        raise InputError(f"reference: format={fmt.name} {why}")
+        hint = "scores by the log-ratio of two models, so name the second: reference=FOLDER"
+        raise InputError(f"reference: format={fmt.name} {hint}")
     if reference is not None and not implicit:
         raise InputError(f"reference: format={fmt.name if fmt else 'null'} uses one model alone, expected null")
     open_one = of_run if (Path(path) / "checkpoints").is_dir() else of_folder
@@ -78,25 +77,25 @@ def open_checkpoint(
 
 def of_run(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     model, tokenizer, run, step = load_run(Path(path), which, dtype)
-    own = own_format(parse(run.format, Format, "format"), fmt, path)
-    return Loaded(model, tokenizer, own, run.objective, run.data.label_kind, f"{path} step {step}", config=run)
+    stored = stored_format(parse(run.format, Format, "format"), fmt, path)
+    return Loaded(model, tokenizer, stored, run.objective, run.data.label_kind, f"{path} step {step}", config=run)
 
 
 def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     folder = hf.locate(path)
     config, where, tensors = hf_config.read_config(folder), str(folder / "config.json"), open_weights(folder)
-    # An adapter may bring tokens of its own.
+    # An adapter may add tokens.
     if base_of(folder) and (embed := tensors.get("model.embed_tokens.weight")):
         config |= {"vocab_size": embed.get_shape()[0]}
-    notes = config.get("prm_jax", {})  # of our own exports: format, head, meaning of the labels, objective
+    notes = config.get("prm_jax", {})  # of our exports: format, head, label kind, objective
     kind, layer = hf.find_head(tensors, str(folder), notes.get("head"))
     if "format" in notes:
-        fmt = own_format(parse(notes["format"], Format, f"{where}: prm_jax.format"), fmt, path)
+        fmt = stored_format(parse(notes["format"], Format, f"{where}: prm_jax.format"), fmt, path)
         as_lm = notes.get("objective") == "lm"
     else:
         as_lm = fmt is None
         fmt = None if as_lm else choose_format(fmt, kind, layer, config.get("architectures") or [], str(folder))
-    hf_config.shape_of(config, where)  # before transformers makes lists of as many layers as are claimed
+    hf_config.shape_of(config, where)  # checked before transformers makes a list of the claimed layers
     tokenizer = hf.load_tokenizer(folder)
     head, ids, objective, label_kind = "none", None, "lm", "unknown"
     if not as_lm:
@@ -118,34 +117,34 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     return Loaded(model, tokenizer, fmt, objective, label_kind, path)
 
 
-def own_format(own: Format, asked: Format | None, path: str) -> Format:
-    """The format that a run or an export brings; says so where another was asked for."""
-    if asked is not None and asked.name != "auto" and asked != own:
-        print(f"format      {path}: is read with its own, {own.name}, not with format={asked.name}")
-    return own
+def stored_format(stored: Format, requested: Format | None, path: str) -> Format:
+    """The format that a run or an export brings; prints it where another was requested."""
+    if requested is not None and requested.name != "auto" and requested != stored:
+        print(f"format      {path}: is read with its own, {stored.name}, not with format={requested.name}")
+    return stored
 
 
 def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str) -> Format:
-    """`fmt`, or if it is auto the one format whose checkpoints have this head; InputError where it does not fit.
+    """`fmt`, or for auto the one format whose checkpoints have this head; InputError where the head does not fit.
 
-    `classes`: what config.json says that the checkpoint was made for, where an outcome model is told from a PRM.
+    `classes` are the architectures of config.json, which distinguish an outcome model from a PRM.
     """
     is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
     has = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
     if is_outcome:
         has = f"is an outcome model ({', '.join(map(str, classes))}), with the head {layer}.weight ({kind})"
     heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
-    suits = lambda f: f.outcome == is_outcome or not classes
-    fits = [f for f in all_formats() if f.head in heads and f.layer == layer and suits(f)]
+    suitable = (True, False) if not classes else (is_outcome,)  # values of Format.outcome
+    fits = [f for f in all_formats() if f.head in heads and f.layer == layer and f.outcome in suitable]
     listed = " or ".join(f"format={f.name}" for f in fits) or "no known format"
     if fmt.name == "auto":
-        found = [f for f in fits if f.auto]
-        if len(found) != 1 or found[0].head is None:
+        defaults = [f for f in fits if f.auto]
+        if len(defaults) != 1 or defaults[0].head is None:
             raise InputError(f"{where}: {has}; say which convention it follows: {listed}")
         if others := " and ".join(f"format={f.name}" for f in fits if not f.auto):
-            print(f"format      {where}: is read with format={found[0].name}; its head fits {others}, too")
-        return parse(dataclasses.asdict(found[0]) | (fmt.changes or {}), Format, "format")
-    if fmt.head not in heads or not suits(fmt):
-        reads = fmt.head or "one" if suits(fmt) else "texts" if fmt.outcome else "steps"
+            print(f"format      {where}: is read with format={defaults[0].name}; its head fits {others}, too")
+        return parse(dataclasses.asdict(defaults[0]) | (fmt.changes or {}), Format, "format")
+    if fmt.head not in heads or fmt.outcome not in suitable:
+        reads = fmt.head or "one" if fmt.outcome in suitable else "texts" if fmt.outcome else "steps"
         raise InputError(f"{where}: {has}, but format={fmt.name} reads {reads}; expected {listed}")
     return fmt

@@ -1,7 +1,6 @@
-"""Orbax checkpoints of a run: the newest complete states to resume from, and apart from them the best models.
+"""Saves and restores the Orbax checkpoints of a run: the newest states, to resume from, and the best models.
 
-A step's folder appears under its name at once, when it is whole: `checksums.json` is the last file in it and the sign
-that nothing is missing. It is verified before anything is loaded.
+A step's folder gets its name once it is complete. `checksums.json` is its last file and is verified before loading.
 """
 
 import contextlib
@@ -30,17 +29,17 @@ from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
 args = ocp.args
-# Orbax says at length what it was asked to do; what goes wrong in its threads it raises, too.
+# Orbax logs every call at length; errors in its threads it also raises.
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 CHECKSUMS = "checksums.json"  # {file: sha256} of a step's folder
-COMPLETED_AFTER_SAVE = "_CHECKPOINT_METADATA"  # times of the save, which Orbax completes afterwards
+COMPLETED_AFTER_SAVE = "_CHECKPOINT_METADATA"  # times of the save
 MODEL = "model_config.json"
 
 
 class Checkpoints:
-    """`checkpoints/latest/STEP` holds model, optimiser and notes (the step is the data position), `best/STEP` the model
-    and notes. Each keeps two steps, so that one is left where the newest is damaged. Saves are asynchronous."""
+    """`checkpoints/latest/STEP` holds model, optimiser and notes, `best/STEP` model and notes. Each keeps two steps, in case the
+    newest is damaged. Saves are asynchronous."""
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
@@ -48,62 +47,60 @@ class Checkpoints:
         sys.unraisablehook = skip_closed_loops
 
     def save(self, step: int, model, opt, notes: dict, is_best: bool):
-        state, own = args.StandardSave(nnx.state(model)), {"structure": structure_hash(model)}
-        with one_line(self.latest):
+        state, structure = args.StandardSave(nnx.state(model)), {"structure": structure_hash(model)}
+        with write_errors(self.latest):
             if is_best and self.best.latest_step() != step:
-                self.best.save(step, args=args.Composite(model=state, notes=args.JsonSave(own)))
-            notes = args.JsonSave(notes | own)
+                self.best.save(step, args=args.Composite(model=state, notes=args.JsonSave(structure)))
+            notes = args.JsonSave(notes | structure)
             self.latest.save(step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes))
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
-        """Fills `model` and `opt` in place from the newest whole state, laid out as they are; gives its step and notes.
+        """(step, notes) of the newest undamaged state, which fills `model` and `opt` in place with their shardings.
 
-        Damaged steps that are newer are deleted: the run makes them again. None where the run was stopped before its
-        first checkpoint: started again, it is the same run.
+        Newer damaged steps are deleted, since the run makes them again. None where no checkpoint was saved yet.
         """
-        for kept in (self.best, self.latest):
-            kept.wait_until_finished()  # a save under way has no name yet
-            step = newest_whole(Path(kept.directory))
-            for damaged in [s for s in kept.all_steps() if step is not None and s > step]:
-                kept.delete(damaged)
+        for saved in (self.best, self.latest):
+            saved.wait_until_finished()  # a save under way has no name yet
+            step = newest_whole(Path(saved.directory))
+            for damaged in [s for s in saved.all_steps() if step is not None and s > step]:
+                saved.delete(damaged)
         return None if step is None else (step, restore_step(self.latest, step, model=model, opt=opt))
 
     def close(self):
         """Waits for saves under way."""
-        for kept in (self.best, self.latest):
-            with one_line(kept):
-                kept.close()
+        for saved in (self.best, self.latest):
+            with write_errors(saved):
+                saved.close()
 
 
-def skip_closed_loops(ended):
-    """sys.unraisablehook: TensorStore reports by it that nobody listens any more to a write that was given up."""
-    if str(ended.exc_value) != "Event loop is closed":
-        sys.__unraisablehook__(ended)
+def skip_closed_loops(unraisable):
+    """sys.unraisablehook without TensorStore's report that nobody waits any more for an abandoned write."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 @contextlib.contextmanager
-def one_line(kept: ocp.CheckpointManager) -> Iterator[None]:
-    """A save that failed in Orbax's threads, on a full disk say, comes to light at the next one: as InputError."""
+def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
+    """Turns the failure of an earlier save, which Orbax raises at the next call, into an InputError."""
     try:
         yield
     except (OSError, ValueError) as error:
         why = re.search(r"No space left on device|Disk quota exceeded|Read-only file system", str(error))
         if why is None and not isinstance(error, OSError):
             raise
-        sys.unraisablehook = lambda ended: None  # of the coroutines that were left behind
-        told = why[0] if why else str(error).splitlines()[0]
-        told = f"a checkpoint could not be written ({told}); those before are whole"
-        raise InputError(f"{kept.directory}: {told}") from None
+        sys.unraisablehook = lambda unraisable: None  # the abandoned coroutines
+        reason = why[0] if why else str(error).splitlines()[0]
+        message = f"a checkpoint could not be written ({reason}); those before are whole"
+        raise InputError(f"{saved.directory}: {message}") from None
 
 
 def manager(folder: Path) -> ocp.CheckpointManager:
-    """Keeps two checkpoints; processes wait for each other under the folder's name: both may save the same step.
+    """A manager that keeps two checkpoints and whose saving thread adds checksums before the step's folder gets its name.
 
-    Checksums are made by the thread that saves, from the files as they were written, before the step's folder gets its
-    name: the loop does not wait for them.
+    Its barriers carry the folder's name, since `latest` and `best` may save the same step.
     """
 
-    def seal():
+    def write_checksums():
         if jax.process_index() == 0:
             for step in folder.glob("*.orbax-checkpoint-tmp"):
                 files = sorted(p for p in step.rglob("*") if p.is_file() and p.name != COMPLETED_AFTER_SAVE)
@@ -113,13 +110,13 @@ def manager(folder: Path) -> ocp.CheckpointManager:
     options = ocp.CheckpointManagerOptions(
         max_to_keep=2,
         multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name),
-        async_options=ocp.AsyncOptions(post_finalization_callback=seal),
+        async_options=ocp.AsyncOptions(post_finalization_callback=write_checksums),
     )
     return ocp.CheckpointManager(folder, options=options)
 
 
 def find_damage(step: Path) -> str | None:
-    """What is wrong with a step's folder, or None: every file is there and holds what was written."""
+    """What is wrong with a step's folder; None where every file holds what was written."""
     try:
         sums = json.loads((step / CHECKSUMS).read_text())
     except (OSError, ValueError):
@@ -133,33 +130,32 @@ def find_damage(step: Path) -> str | None:
 
 
 def newest_whole(folder: Path) -> int | None:
-    """The newest whole step of a folder, None if it is empty; prints what is passed over, InputError if that is all."""
+    """The newest undamaged step of a folder, None if it is empty; prints newer ones. InputError if all are damaged."""
 
-    def choose():
-        found = {}  # step -> what is wrong with it, the newest first
+    def choose() -> tuple[int | None, str | None]:
+        damage = {}  # {step's folder: what is wrong}, newest first
         for step in sorted((int(p.name) for p in folder.glob("*") if p.name.isdigit()), reverse=True):
             if (wrong := find_damage(folder / str(step))) is None:
-                for n, why in found.items():
-                    print(f"checkpoint  {folder / str(n)}: {why}; falls back to step {step}")
-                return {"step": step}
-            found[step] = wrong
-        wrong = [f"{folder / str(n)}: {why}; no other step is whole" for n, why in found.items()]
-        return {"step": None, "wrong": wrong}
+                for damaged, why in damage.items():
+                    print(f"checkpoint  {damaged}: {why}; falls back to step {step}")
+                return step, None
+            damage[folder / str(step)] = wrong
+        return None, next((f"{path}: {why}; no other step is whole" for path, why in damage.items()), None)
 
-    chosen = choose() if jax.process_index() == 0 else {}
+    step, error = choose() if jax.process_index() == 0 else (None, None)
     if jax.process_count() > 1:
-        chosen = json.loads(broadcast(json.dumps(chosen).encode()))
-    if chosen.get("wrong"):
-        raise InputError(chosen["wrong"][0])
-    return chosen["step"]
+        step, error = json.loads(broadcast(json.dumps((step, error)).encode()))
+    if error:
+        raise InputError(error)
+    return step
 
 
-# The fields of ModelConfig that every version has hashed. Any other counts only where it is not at its default, so that a new
-# field with a default leaves earlier checkpoints readable.
+# The fields of ModelConfig that are always hashed. Others are hashed only where they differ from their default, so that a new
+# field leaves earlier checkpoints readable.
 HASHED = "vocab dim layers heads kv_heads head_dim ffn rope_theta norm_eps qkv_bias tied family o_bias mlp_bias qk_norm window"
 HASHED = {*HASHED.split(), "sliding", "rope_scaling", "lm_head", "head"}
-NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # the same function, or no part of it
-RENAMED = {  # field: what runs before 2026-11-23 call it
+NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # change no parameter and no output
+RENAMED = {  # field: its name in runs before 2026-11-23
     "local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap",
     "final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "norm_topk_prob": "shares_to_one",
     "max_positions": "positions",
@@ -167,20 +163,20 @@ RENAMED = {  # field: what runs before 2026-11-23 call it
 
 
 def structure_hash(model) -> str:
-    """sha256 of the model's structure: names and shapes of its parameters, and what its configuration makes of them."""
+    """sha256 of the names and shapes of a model's parameters and of the configuration of what it computes."""
     shapes = sorted((jax.tree_util.keystr(path), x.shape) for path, x in jax.tree.leaves_with_path(nnx.state(model)))
-    counts = [
-        f.name for f in dataclasses.fields(model.cfg) if f.name in HASHED or getattr(model.cfg, f.name) != f.default
-    ]
-    values = dataclasses.asdict(model.cfg)
-    fields = {RENAMED.get(name, name): values[name] for name in counts if name not in NOT_HASHED}
+    values, fields = dataclasses.asdict(model.cfg), {}
+    for field in dataclasses.fields(model.cfg):
+        name, is_default = field.name, getattr(model.cfg, field.name) == field.default
+        if name in HASHED or not is_default and name not in NOT_HASHED:
+            fields[RENAMED.get(name, name)] = values[name]
     return hashlib.sha256(json.dumps([shapes, fields], sort_keys=True).encode()).hexdigest()
 
 
 def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
-    """Fills the modules (abstract ones will do) in place, laid out on the mesh in use; returns the step's notes.
+    """The notes of a step, which fills the modules (abstract or not) in place, sharded over the mesh in use.
 
-    InputError where its model has another structure than `modules["model"]`.
+    InputError where the saved model has another structure than `modules["model"]`.
     """
     try:
         notes = manager.restore(step, args=args.Composite(notes=args.JsonRestore()))["notes"]
@@ -198,8 +194,7 @@ def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
 
 
 def save_description(folder: Path, cfg: ModelConfig, tokenizer):
-    """What a run's weights belong to: the model's own configuration, from which it is made again; the tokenizer; and a
-    config.json, by which transformers chooses the tokenizer's class."""
+    """Writes the model's configuration, the tokenizer, and a config.json by which transformers finds the tokenizer's class."""
     folder.mkdir(exist_ok=True)
     tokenizer.save_pretrained(folder)
     write_json(folder / "config.json", hf_config.hf_config(cfg, tokenizer))
@@ -207,7 +202,7 @@ def save_description(folder: Path, cfg: ModelConfig, tokenizer):
 
 
 def load_description(folder: Path) -> ModelConfig:
-    """The ModelConfig that `save_description` wrote; a field that it lacks is one that came later, at its default."""
+    """The ModelConfig that `save_description` wrote, with defaults for fields that did not exist then."""
     path = folder / MODEL
     if not path.is_file():
         raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
@@ -220,7 +215,7 @@ def load_description(folder: Path) -> ModelConfig:
 
 
 def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
-    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, laid out on the mesh in use.
+    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the mesh in use.
 
     Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype.
     """

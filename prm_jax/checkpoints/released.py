@@ -1,7 +1,6 @@
-"""Heads that only released checkpoints have: they score, but training has no use for them.
+"""Step heads of released checkpoints that only score; training does not use them.
 
-Each stands in a PRM's place before a ModelScorer: hidden states of its backbone, then log-odds as the one output of a scalar
-head. Dimension key: B rows, T step ends, D model, W width of a hidden layer, E members.
+Dimension key: B rows, T step ends, D model, V vocabulary, W width of a hidden layer, E members.
 """
 
 import dataclasses
@@ -15,14 +14,22 @@ from prm_jax import InputError
 from prm_jax.model import PRM
 
 
-class TokenShareHead(nnx.Module):
-    """P(good) is the share of the good verdict's token in the whole vocabulary, not against one bad token (Granite's PRMs)."""
+class ReleasedHead(nnx.Module):
+    """A PRM whose step logits a subclass computes from the hidden states x_BTD; ModelScorer takes it as `cfg.head`."""
 
-    def __init__(self, model: PRM, good: int):
-        self.model, self.good, self.cfg = model, good, dataclasses.replace(model.cfg, head="scalar")
+    def __init__(self, model: PRM, head: str):
+        self.model, self.cfg = model, dataclasses.replace(model.cfg, head=head)
 
     def __call__(self, *args):
         return self.model(*args)
+
+
+class TokenShareHead(ReleasedHead):
+    """P(good) is the softmax probability of the good verdict's token over the whole vocabulary (Granite's PRMs)."""
+
+    def __init__(self, model: PRM, good: int):
+        super().__init__(model, "scalar")
+        self.good = good
 
     def step_logits(self, x_BTD):
         logit_BTV = self.model.vocab_logits(x_BTD)
@@ -30,27 +37,25 @@ class TokenShareHead(nnx.Module):
         return logit_BTV[..., self.good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
 
 
-class TwoTokenHead(nnx.Module):
-    """P(good) is the softmax over two rows of the vocabulary, the good and the bad verdict's: exact, whatever the others are."""
+class TwoTokenHead(ReleasedHead):
+    """P(good) is the softmax over the logits of two tokens, the bad and the good verdict's."""
 
     def __init__(self, model: PRM, bad: int, good: int):
-        self.model, self.pair, self.cfg = model, (bad, good), dataclasses.replace(model.cfg, head="binary")
-
-    def __call__(self, *args):
-        return self.model(*args)
+        super().__init__(model, "binary")
+        self.pair = bad, good
 
     def step_logits(self, x_BTD):
         return self.model.vocab_logits(x_BTD)[..., self.pair]
 
 
-class Ensemble(nnx.Module):
+class Ensemble(ReleasedHead):
     """P(good) is the mean of E networks' sigmoids, each Linear, ReLU, Linear, ReLU, Linear (ActPRM, arXiv 2504.10559).
 
     The weights are nn1, nn2 and nn_out of `layer`'s module, [E, in, out] and [E, out].
     """
 
     def __init__(self, model: PRM, tensors: dict, layer: str):
-        self.model, self.cfg = model, dataclasses.replace(model.cfg, head="scalar")
+        super().__init__(model, "scalar")
         module, width = layer.rsplit(".", 1)[0], model.cfg.dim
         layers, self.members = [], tensors[f"{layer}.weight"].get_shape()[0]
         for name in ("nn1", "nn2", "nn_out"):
@@ -68,14 +73,11 @@ class Ensemble(nnx.Module):
             width = b_EW.shape[-1]
         self.layers = nnx.List([nnx.List(pair) for pair in layers])
 
-    def __call__(self, *args):
-        return self.model(*args)
-
     def step_logits(self, x_BTD):
         highest = jax.lax.Precision.HIGHEST
         h_EBTW = jnp.broadcast_to(x_BTD.astype(jnp.float32), (self.members, *x_BTD.shape))
         for i, (w_EWV, b_EV) in enumerate(self.layers):
             h_EBTW = jax.nn.relu(h_EBTW) if i else h_EBTW
             h_EBTW = jnp.einsum("EBTW,EWV->EBTV", h_EBTW, w_EWV[...], precision=highest) + b_EV[...][:, None, None]
-        # Both means have the same 1 / E.
+        # The factor 1 / E of both means cancels.
         return jax.nn.logsumexp(jax.nn.log_sigmoid(h_EBTW), 0) - jax.nn.logsumexp(jax.nn.log_sigmoid(-h_EBTW), 0)

@@ -1,7 +1,7 @@
-"""A tokenizer.model, SentencePiece's file, as the tokenizer.json that transformers 4 made of it for Llama and Mistral.
+"""Converts tokenizer.model, SentencePiece's file, to the tokenizer.json that transformers 4 made for Llama and Mistral.
 
-transformers 5 reads tokenizer.model too, but leaves out the rule for leading blanks, so that even Math-Shepherd's mark is
-another token. Needs the sentencepiece package, which nothing else here does.
+transformers 5 also reads tokenizer.model, but drops the rule for leading blanks, so that even Math-Shepherd's mark becomes
+another token. Only this file needs the sentencepiece package.
 """
 
 import json
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from prm_jax import InputError
 
-PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ "  # what the two must agree on
+PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ "  # both must encode it alike
 
 
 def write_tokenizer(source: Path, to: Path):
-    """Writes tokenizer.json beside copies of the source folder's small files; InputError where it does not encode PROBE as
-    SentencePiece does: another kind of model than byte-pair encoding with byte fallback."""
+    """Writes tokenizer.json and copies of the source folder's small files; InputError where it encodes PROBE otherwise than
+    SentencePiece, whose model is then no byte-pair encoding with byte fallback."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
@@ -36,7 +36,7 @@ def write_tokenizer(source: Path, to: Path):
         raise InputError(f"{source / 'tokenizer.model'}: not a SentencePiece model ({reason})") from error
     names = [pieces.id_to_piece(i) for i in range(len(pieces))]
     vocab = {piece: i for i, piece in enumerate(names)}
-    # A piece is merged from any two that make it up, best score first.
+    # Any two pieces that make up a third merge, the best score first.
     pairs = [(-pieces.get_score(i), (p[:k], p[k:])) for p, i in vocab.items() for k in range(1, len(p))]
     pairs = [(score, (a, b)) for score, (a, b) in pairs if a in vocab and b in vocab]
     merges = [pair for _, pair in sorted(pairs, key=lambda x: (x[0], vocab[x[1][0]], vocab[x[1][1]]))]
