@@ -1,7 +1,4 @@
-"""How a command starts: help, strict configuration, one-line errors, and where its folder lies.
-
-Hydra composes the configuration; everything else of the code sees frozen dataclasses made here once.
-"""
+"""Starts commands: help, configuration by Hydra, one-line errors, progress bars."""
 
 import argparse
 import difflib
@@ -25,38 +22,40 @@ from tqdm import tqdm
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, flatten
 
-# What is said in one line: bad input, and what the system refuses, such as a full disk or a folder that cannot be written.
+# Errors that are printed in one line: bad input, and refusals of the system such as a full disk.
 USER_ERRORS = (InputError, OSError)
-# Of the sweep that this process has begun: its folder and the lock on it, which stands here since launchers pickle the callback.
+# (folder, lock) of the sweep that this process runs; not in the callback, which launchers pickle.
 active_sweeps: list[tuple[Path, TextIO | None]] = []
 
 
 class SweepFolder(Callback):
-    """Hydra says where a sweep lies to its jobs alone, which may run on other machines, and to this. One sweep at a time works
-    in a folder of numbered jobs; stages of a figure, which a launcher takes elsewhere, share one, each under a name of its own."""
+    """Notes a sweep's folder and locks it. Only the jobs, which may run elsewhere, and this callback learn the folder.
+
+    A folder of numbered jobs belongs to one sweep at a time; stages of a figure share one, each under its own name.
+    """
 
     def on_multirun_start(self, config: DictConfig, **more):
         folder, lock = Path(config.hydra.sweep.dir), None
         if OmegaConf.is_interpolation(config.hydra.sweep, "subdir"):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                lock = (folder / ".lock").open("a")  # goes with its process, however that ends
+                lock = (folder / ".lock").open("a")  # released when the process ends
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 sys.exit(f"error: hydra.sweep.dir: {folder}: another sweep works in it; stop that one first")
-            except OSError:  # the first job says why, in one line
+            except OSError:  # the first job prints why
                 pass
         active_sweeps.append((folder, lock))
 
 
 def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None):
-    """Decorator for a `main(cfg)`: Hydra's, with the commented configuration as --help and one clear line an error.
+    """Decorates a `main(cfg)` as a Hydra command whose --help is the commented configuration and whose errors are one line.
 
-    `end_of_sweep` gets the folder of a sweep when all of its jobs have ended, failed ones too.
+    `end_of_sweep` gets the folder of a sweep after its last job, even if jobs failed.
     """
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
-        full_error = "HYDRA_FULL_ERROR" in os.environ  # the user asks for tracebacks
+        full_error = "HYDRA_FULL_ERROR" in os.environ  # the user wants tracebacks
 
         def job(cfg: DictConfig):
             try:
@@ -64,11 +63,12 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             except Exception as error:
                 is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
                 if is_sweep:
+                    hydra_cfg = HydraConfig.get()
                     why = one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
-                    told = " ".join(HydraConfig.get().overrides.task)
-                    (Path(HydraConfig.get().runtime.output_dir) / "error.txt").write_text(f"{why} ({told})\n")
-                    print(f"job {HydraConfig.get().job.num}: {why}", file=sys.stderr)
-                    error.is_told = True
+                    path = Path(hydra_cfg.runtime.output_dir) / "error.txt"
+                    path.write_text(f"{why} ({' '.join(hydra_cfg.overrides.task)})\n")
+                    print(f"job {hydra_cfg.job.num}: {why}", file=sys.stderr)
+                    error.is_printed = True
                 # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
                 if is_sweep or full_error or not isinstance(error, USER_ERRORS):
                     raise
@@ -79,30 +79,30 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 try:
                     print_help(config_name, main.__doc__)
                     sys.stdout.flush()
-                except BrokenPipeError:  # `--help | head`: what is left goes nowhere
+                except BrokenPipeError:  # `--help | head`
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
             use_compilation_cache()
             if "execution_whitelist" in inspect.signature(hydra.main).parameters:  # Hydra 1.4
-                of_hydra = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
+                options = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
             else:
-                of_hydra = {"version_base": "1.3"}
-                # Python 3.14 checks the help of every option, and refuses that of Hydra 1.3's --shell-completion.
+                options = {"version_base": "1.3"}
+                # Python 3.14 checks the help of every option and refuses that of Hydra 1.3's --shell-completion.
                 argparse.ArgumentParser._check_help = lambda self, action: None
-            run = hydra.main(config_path=str(CONF), config_name=config_name, **of_hydra)(job)
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra hand its errors on, so that they become one line here
+            run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
             failed = None
             try:
                 run()
             except (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 if full_error:
                     raise
-                failed = 1 if getattr(error, "is_told", False) else one_line(error, config_name)
+                failed = 1 if getattr(error, "is_printed", False) else one_line(error, config_name)
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
                 if active_sweeps and (sweep := active_sweeps.pop()) and end_of_sweep:
-                    end_of_sweep(sweep[0])  # whatever became of its jobs
+                    end_of_sweep(sweep[0])
             if failed:
                 sys.exit(failed)
 
@@ -112,7 +112,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
 
 
 def one_line(error: Exception, config_name: str | None = None) -> str:
-    """`error: what was wrong`, without line breaks; a mistyped key gets the nearest real one."""
+    """`error: MESSAGE` in one line; for a mistyped key the message suggests the nearest real one."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'a file'}: {error.strerror}"
@@ -139,11 +139,10 @@ def known_keys(config_name: str) -> list[str]:
 
 
 def print_help(config_name: str, doc: str):
-    """The commented configuration files: Hydra's own help drops the comments, which say what each key means."""
-    print(doc.strip(), end="\n\n")
+    """Prints the configuration files with their comments, which Hydra's own help drops."""
     module = {"sweeps": "figures.sweeps", "compare": "serve.compare"}.get(config_name, config_name)
     command = Path(sys.argv[0]).name if config_name in ("train", "evaluate") else f"-m prm_jax.{module}"
-    print(f"Usage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
+    print(f"{doc.strip()}\n\nUsage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
     top = (CONF / f"{config_name}.yaml").read_text()
     print(top.strip())
     for group, default in re.findall(r"^  - /?(\w+): (\w+)", top, flags=re.MULTILINE):
@@ -153,7 +152,7 @@ def print_help(config_name: str, doc: str):
 
 
 def use_compilation_cache():
-    """Keeps compiled programs between processes, so that only the first run of a shape waits for XLA."""
+    """Stores compiled programs on disk, so that only the first run with a shape waits for XLA."""
     import jax
 
     if not jax.config.jax_compilation_cache_dir:
@@ -163,16 +162,15 @@ def use_compilation_cache():
 
 
 def progress(what: str, total: int, unit: str, initial: int = 0, **more) -> tqdm:
-    """A progress bar with the time left; one line every 20 seconds where the output is a file. Only process 0 shows it."""
+    """A progress bar of process 0, or one line every 20 seconds where the output is a file."""
     import jax
 
-    often = dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 20)
-    return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=jax.process_index() > 0, **often, **more)
+    interval = dict.fromkeys(("mininterval", "maxinterval"), 0.5 if sys.stderr.isatty() else 20)
+    return tqdm(desc=what, total=total, initial=initial, unit=unit, disable=jax.process_index() > 0, **interval, **more)
 
 
 def print_counts(counts: dict[str, float], totals=("rows", "solutions", "steps", "labels")):
-    """One line of everything that was dropped, cut, masked or odd in the data; the totals are left out."""
-    number = lambda n: f"{n:.4g}" if isinstance(n, float) else f"{n:,}"
-    odd = [f"{number(n)} {name}" for name, n in counts.items() if n and name not in totals]
-    if odd:
+    """Prints a line of everything that was dropped, cut, masked or odd in the data, without the totals."""
+    odd = {name: n for name, n in counts.items() if n and name not in totals}
+    if odd := [f"{n:.4g} {name}" if isinstance(n, float) else f"{n:,} {name}" for name, n in odd.items()]:
         print(f"counts      {', '.join(odd)}")

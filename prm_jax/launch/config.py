@@ -1,4 +1,4 @@
-"""Configuration to frozen dataclasses: unknown, missing and wrongly typed keys raise one line that names the key."""
+"""Parses configuration into frozen dataclasses; an unknown, missing or wrongly typed key raises an error that names it."""
 
 import dataclasses
 import difflib
@@ -17,11 +17,10 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
-    """A frozen dataclass from a config node: unknown, missing and wrongly typed keys raise InputError with their name.
+    """A `cls` from a config node or dict; InputError where a key is unknown, has a wrong type, or is missing without a default.
 
-    A key may be missing where the dataclass has a default. Nested dataclasses are parsed in turn; an int is accepted where a
-    float is declared, and nothing else is converted. Sections named in `elsewhere` are left to another call; `done`: those that
-    are dataclasses already.
+    Nested dataclasses are parsed in turn. An int is accepted for a float; nothing else is converted. Sections named in
+    `elsewhere` are ignored, and those in `done` are used as they are.
     """
     try:
         is_config = OmegaConf.is_config(node)
@@ -46,15 +45,15 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What a value must be besides its type; stands in an annotation, as in `Count`."""
+    """A condition on a value beside its type, for an annotation such as `Count`."""
 
     allows: Callable[[typing.Any], bool]
     expected: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed as itself: a table has no hash
+@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, since a table has no hash
 class one_of:
-    """The rule that a value is a name of a table, as the table is when the value is read."""
+    """The rule that a value is a key of a table, looked up when the value is read."""
 
     names: typing.Collection[str]
 
@@ -76,7 +75,7 @@ NotNegative = typing.Annotated[float, Rule(lambda x: 0 <= x < math.inf, "a finit
 
 
 def _kinds(hint):
-    """(type, what else is asked of it or None) of each kind of value that an annotation allows."""
+    """(type, Rule or None) of each kind of value that an annotation allows."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return [pair for kind in typing.get_args(hint) for pair in _kinds(kind)]
     if typing.get_origin(hint) is typing.Annotated:
@@ -112,7 +111,7 @@ def type_name(hint) -> str:
 
 
 def flatten(node, prefix: str = ""):
-    """(dotted key, value) of every leaf of a config."""
+    """(dotted key, value) pairs of a nested config."""
     for key, value in OmegaConf.to_container(node, resolve=True).items() if OmegaConf.is_config(node) else node.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{key}.")
@@ -120,7 +119,7 @@ def flatten(node, prefix: str = ""):
             yield f"{prefix}{key}", value
 
 
-def expect(is_right: bool, key: str, found, expected: str):
-    """InputError, one line, where the value of a key is not what it should be."""
+def expect(is_right: bool, key: str, value, expected: str):
+    """Raises InputError, in one line, where the value of a key is not right."""
     if not is_right:
-        raise InputError(f"{key}: got {found!r}, expected {expected}")
+        raise InputError(f"{key}: got {value!r}, expected {expected}")

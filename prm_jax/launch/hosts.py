@@ -1,4 +1,4 @@
-"""Many processes as one: start them, share files between them, let only process 0 write and print."""
+"""Makes many processes work as one: starts them, shares files between them, lets only process 0 write and print."""
 
 import atexit
 import os
@@ -18,48 +18,46 @@ from prm_jax.launch.config import expect
 
 
 def set_cpu_devices(n: int):
-    """Makes n devices of this process's CPU; must come before jax looks for devices.
+    """Makes n devices of this process's CPU, before jax initialises its devices.
 
-    XLA gives matrix products all cores, but the loop of attention and what is small only one: devices run side by side.
+    XLA runs matrix products on all cores, but the loop of attention and small operations on one; devices run in parallel.
     """
     expect(type(n) is int and n >= 1, "cpu_devices", n, "a number of at least 1")
     try:
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:  # a process makes its devices once, in a sweep for its first job
-        made = len(jax.local_devices(backend="cpu"))
-        if made != n:
-            print(f"devices     cpu_devices={n} has no effect: this process has made {made} of its CPU already")
+        present = len(jax.local_devices(backend="cpu"))
+        if present != n:
+            print(f"devices     cpu_devices={n} has no effect: this process has made {present} of its CPU already")
 
 
 def init_distributed(cfg):
-    """Makes this process one of the several that `cfg.distributed` names; must come before jax looks for devices.
+    """Connects this process to the others that `cfg.distributed` names, before jax initialises its devices.
 
-    Afterwards the key is null: how a process was started is no part of its run. Only process 0 prints.
+    The key is set to null, since it is no setting of the run. Only process 0 prints.
     """
-    how, cfg.distributed = cfg.distributed, None
-    if how is None or jax.distributed.is_initialized():
+    setting, cfg.distributed = cfg.distributed, None
+    if setting is None or jax.distributed.is_initialized():
         return
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM, which train.py handles
-    explicit = {"coordinator": "coordinator_address", "processes": "num_processes", "process": "process_id"}
-    is_right = how == "auto" or (not isinstance(how, str) and how.keys() == explicit.keys())
-    expect(is_right, "distributed", how, "null, auto or {coordinator: HOST:PORT, processes: N, process: I}")
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM, as train.py does
+    names = {"coordinator": "coordinator_address", "processes": "num_processes", "process": "process_id"}
+    explicit = "{coordinator: HOST:PORT, processes: N, process: I}"
+    is_right = setting == "auto" or (not isinstance(setting, str) and setting.keys() == names.keys())
+    expect(is_right, "distributed", setting, f"null, auto or {explicit}")
     try:
-        jax.distributed.initialize(**{} if how == "auto" else {explicit[key]: x for key, x in how.items()})
+        jax.distributed.initialize(**{} if setting == "auto" else {names[key]: x for key, x in setting.items()})
     except (ValueError, TypeError, RuntimeError) as error:
-        why = f"{how}: {str(error).splitlines()[0]}"
-        if how == "auto":
+        why = f"{setting}: {str(error).splitlines()[0]}"
+        if setting == "auto":
             why = "got 'auto', but no SLURM, Open MPI or Cloud TPU says which processes there are; expected null (one) or "
-            why += "{coordinator: HOST:PORT, processes: N, process: I}"
+            why += explicit
         raise InputError(f"distributed: {why}") from error
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
 
 
 def start_command(cfg) -> tuple:
-    """How a command that can be resumed starts: (its folder, its configuration, whether it goes on with a stopped one).
-
-    Devices and processes come first, before anything looks for devices.
-    """
+    """(folder, configuration, whether it is resumed) of a command, whose devices and processes are set up first."""
     set_cpu_devices(run_folder.of_resumed(cfg, "cpu_devices"))
     init_distributed(cfg)
     if cfg.resume is not None:
@@ -68,7 +66,7 @@ def start_command(cfg) -> tuple:
 
 
 def share_folder(folder: Path) -> Path:
-    """Process 0's output folder on every process; the one that Hydra made for another process goes."""
+    """Process 0's output folder on every process; removes the folder that Hydra made for another process."""
     if jax.process_count() == 1:
         return folder
     shared = Path(broadcast(str(folder.resolve()).encode()).decode())
@@ -78,14 +76,14 @@ def share_folder(folder: Path) -> Path:
 
 
 def broadcast(content: bytes) -> bytes:
-    """What process 0 gives, on every process; all must ask."""
+    """The `content` of process 0 on every process; all must call it."""
     size = int(multihost_utils.broadcast_one_to_all(len(content)))
-    own = np.frombuffer(content, np.uint8) if jax.process_index() == 0 else np.zeros(size, np.uint8)
-    return bytes(multihost_utils.broadcast_one_to_all(own)) if size else b""
+    buffer = np.frombuffer(content, np.uint8) if jax.process_index() == 0 else np.zeros(size, np.uint8)
+    return bytes(multihost_utils.broadcast_one_to_all(buffer)) if size else b""
 
 
 def share_file(path: Path):
-    """Gives every process, each of which writes a `path` of its own, what the one of process 0 holds; nothing if it is absent."""
+    """Copies process 0's file to the `path` of every other process; an absent file becomes an empty one."""
     if jax.process_count() == 1:
         return
     content = broadcast(path.read_bytes() if jax.process_index() == 0 and path.exists() else b"")
@@ -94,7 +92,7 @@ def share_file(path: Path):
 
 
 def writable_folder(folder: Path) -> Path:
-    """The folder itself on process 0; a temporary one on the others, so that code which writes need not ask who it is."""
+    """The folder itself on process 0, a temporary one on the others, so that all processes may write."""
     if jax.process_index() == 0:
         return folder
     temporary = tempfile.TemporaryDirectory()
@@ -103,9 +101,9 @@ def writable_folder(folder: Path) -> Path:
 
 
 def max_over_processes(n: int):
-    """The largest n that any process gives, as a number that need not be waited for; every process must ask."""
+    """The largest n of any process, as an array that is computed in the background; every process must call it."""
     if jax.process_count() == 1:
         return n
     mesh = jax.sharding.get_mesh()
-    own = np.full(len(mesh.local_devices), n)
-    return jax.make_array_from_process_local_data(NamedSharding(mesh, P(mesh.axis_names)), own).max()
+    local = np.full(len(mesh.local_devices), n)
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, P(mesh.axis_names)), local).max()

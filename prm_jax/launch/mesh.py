@@ -1,12 +1,11 @@
-"""Many devices, and many processes, as one: the mesh, and the one rule that lays out every array on it.
+"""Makes the mesh of all devices and processes, and shards every array over it by one rule.
 
-Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters alike, each layer's being gathered when its
-turn comes; `tensor` splits heads and features (Shoeybi et al. 2020). Where no mesh is set everything lies on the first
-device and nothing here has an effect.
+Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters, which are gathered layer by layer; `tensor`
+splits heads and features (Shoeybi et al. 2020). Without a mesh everything is on the first device.
 """
 
 import dataclasses
-import itertools
+import functools
 import math
 
 import jax
@@ -38,10 +37,10 @@ class MeshConfig:
 
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
-    """The given devices, or every device of every process, as a mesh for batches of so many rows.
+    """A mesh of `devices`, by default of all devices of all processes, for batches of `rows` rows.
 
-    Devices that CPUs were cut into need not all be used: a `data` of null takes as many of each process as divide the rows.
-    Raises InputError where the axes do not multiply to the number of devices.
+    With data=null only as many of each process's CPU devices are used as divide the rows. InputError where the axes do not
+    multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
@@ -51,36 +50,37 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     if on_cpu and jax.process_count() == 1 and data:
         devices = devices[: data * inner]
     if data * inner != len(devices):
-        asked = f"data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor}"
+        shape = f"data {cfg.data} x fsdp {cfg.fsdp} x tensor {cfg.tensor}"
         hint = "; cpu_devices says how many a CPU makes" if on_cpu else ""
-        raise InputError(f"mesh: {asked} does not make the {len(devices)} devices there are{hint}")
-    # An axis of 8 goes over parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
+        raise InputError(f"mesh: {shape} does not make the {len(devices)} devices there are{hint}")
+    # An axis of 8 may need parts of two axes of a TPU slice of 4 x 4 x 4, which jax.make_mesh refuses.
     grid = create_device_mesh((data, cfg.fsdp, cfg.tensor), devices, allow_split_physical_axes=True)
-    # Auto: XLA places what the model code, free of sharding, does not say.
+    # Auto: XLA chooses the sharding of what model code leaves open.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def usable_devices(devices: list, rows: int, inner: int) -> list:
-    """The first few devices of each process: as many as divide the rows and are a multiple of `inner`; if none do, all."""
-    process = lambda device: device.process_index
-    processes = [list(own) for _, own in itertools.groupby(sorted(devices, key=process), process)]
-    for n in range(min(map(len, processes)), 0, -1):
-        total = n * len(processes)
+    """The first n devices of each process with the largest n whose total divides `rows` and is a multiple of `inner`, or all."""
+    by_process = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    for n in range(min(map(len, by_process.values())), 0, -1):
+        total = n * len(by_process)
         if total % inner == 0 and rows % total == 0:
-            return [device for own in processes for device in own[:n]]
+            return [device for _, group in sorted(by_process.items()) for device in group[:n]]
     return devices
 
 
 def platform() -> str:
-    """cpu, gpu or tpu: what the devices of the mesh in use are (they need not exist), or else jax's own choice."""
+    """cpu, gpu or tpu: the platform of the mesh in use (whose devices need not exist), else jax's default."""
     mesh = jax.sharding.get_abstract_mesh()
     return jax.default_backend() if mesh.empty else mesh.abstract_device.platform
 
 
 def path_names(path) -> list[str]:
-    """The names on the way to a parameter of a model or a moment of an optimiser, from a jax key path; the last is its own."""
-    found = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
-    return [name for name in found if name != "value"]
+    """The names on a jax key path to a parameter or to a moment of it; the last is the parameter's."""
+    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
+    return [name for name in names if name != "value"]
 
 
 def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
@@ -98,7 +98,7 @@ def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[
 
 
 def sharding(*axes):
-    """Of an array on the mesh in use: for each of its first axes the mesh axes that split it, or None."""
+    """The sharding of an array on the mesh in use, from the mesh axes (or None) that split each of its first axes."""
     mesh = jax.sharding.get_mesh()
     return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, P(*axes))
 
@@ -124,15 +124,12 @@ def abstract_arrays(tree, layout):
 
 
 def make_sharded(make, *args, donate=()):
-    """make(*args) with every array of the result made where it belongs, never whole on one device.
-
-    Arguments numbered in `donate` give their memory to the result.
-    """
+    """make(*args) with every array made in its shards, never whole on one device; `donate` numbers arguments to reuse."""
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
 
 
 def pin(x, *axes):
-    """Under jit: holds x to `sharding(*axes)`."""
+    """Constrains x to `sharding(*axes)` under jit."""
     return x if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(x, P(*axes))
 
 
@@ -142,19 +139,19 @@ def constrain(tree):
 
 
 def constrain_rows(x):
-    """Under jit: pins the residual stream, x_BLD, rows over data and fsdp, each row whole on every device of `tensor`.
+    """Splits the rows of the residual stream x_BLD over data and fsdp under jit.
 
-    Rows split over `tensor` too would store less for the backward pass, but XLA then makes the linear layers, which flatten
-    it to two axes, trade rows for features among all devices: nine times the bytes (72B on 64 devices).
+    Rows split over `tensor`, too, would store less for the backward pass, but XLA would then exchange rows for features
+    among all devices in the linear layers: nine times the bytes (72B on 64 devices).
     """
     return pin(x, ROWS)
 
 
 def embed_lookup(embed_VD, ids_BL):
-    """Under jit: embed_VD[ids_BL], split as the residual stream.
+    """embed_VD[ids_BL], sharded as the residual stream, under jit.
 
-    Each device looks up its own features for the rows of its whole fsdp group, and an all-to-all trades features for rows;
-    left to itself XLA may gather every row of the batch.
+    Each device looks up its features for the rows of its fsdp group, and an all-to-all exchanges features for rows. Without
+    the constraint XLA may gather every row of the batch.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
@@ -162,7 +159,7 @@ def embed_lookup(embed_VD, ids_BL):
 
 
 def shard_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
-    """attend(...) on each device's own rows and heads: attention needs no communication, and kernels cannot be split by XLA."""
+    """attend(...) on each device's own rows and heads, since XLA cannot split kernels."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size <= 1:
         return attend(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
@@ -172,22 +169,25 @@ def shard_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
 
 
 def features_are_split() -> bool:
-    """Under jit: does `tensor` split features, so that what only rows split will not do?"""
+    """Whether `tensor` splits features, under jit."""
     return jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
 
 
 def sum_over_rows(product, x_nD, y_nF):
-    """Under jit: product(x, y), a sum over rows, from each device's own rows and a sum over the devices, for a product that
-    XLA cannot split itself; only where features are not split."""
+    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit; features must not be split."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size <= 1:
         return product(x_nD, y_nF)
-    summed = lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS)
-    return jax.shard_map(summed, in_specs=P(ROWS), out_specs=P(), check_vma=False)(x_nD, y_nF)
+
+    @functools.partial(jax.shard_map, in_specs=P(ROWS), out_specs=P(), check_vma=False)
+    def sum_of_devices(x_nD, y_nF):
+        return jax.lax.psum(product(x_nD, y_nF), ROWS)
+
+    return sum_of_devices(x_nD, y_nF)
 
 
 def row_shards() -> int:
-    """Among how many parts of the mesh in use the rows of a batch are split."""
+    """The number of parts into which the mesh in use splits the rows of a batch."""
     shape = jax.sharding.get_mesh().shape
     return math.prod(shape.get(axis, 1) for axis in ROWS)
 
@@ -202,22 +202,23 @@ def check_divides(model_cfg, rows: int, key: str):
 
 
 def row_sharding(axis: int):
-    """Sharding of an array whose axis number `axis` is the rows of a batch."""
+    """The sharding of an array whose axis number `axis` is the rows of a batch."""
     return sharding(*[None] * axis, ROWS)
 
 
 def local_rows(rows: int) -> np.ndarray:
-    """Which of a batch's rows this process holds, ascending; it need not read the others."""
+    """Ascending indices of the rows of a batch that this process holds; it need not read the others."""
     slices = row_sharding(0).addressable_devices_indices_map((rows,)).values()
     return np.unique(np.concatenate([np.arange(rows)[s] for s in slices]))
 
 
 def shard_batch(batch: dict[str, np.ndarray], rows: int, axis: int = 0):
-    """A batch of `rows` rows in all on the mesh; each process gives its own rows, or all of them, along `axis`."""
-    where, shape = row_sharding(axis), lambda x: (*x.shape[:axis], rows, *x.shape[axis + 1 :])
-    return {name: jax.make_array_from_process_local_data(where, x, shape(x)) for name, x in batch.items()}
+    """A batch of `rows` rows on the mesh, of which each process passes its own rows, or all, along `axis`."""
+    shapes = {name: (*x.shape[:axis], rows, *x.shape[axis + 1 :]) for name, x in batch.items()}
+    make = functools.partial(jax.make_array_from_process_local_data, row_sharding(axis))
+    return {name: make(x, shapes[name]) for name, x in batch.items()}
 
 
 def replicate(x):
-    """Under jit: the whole array on every device, so that every process can read it."""
+    """The whole array on every device under jit, so that every process can read it."""
     return pin(x)

@@ -1,4 +1,4 @@
-"""Folders of runs and evaluations: make a new one, find and resume an old one, and write results into them."""
+"""Creates, finds, locks and resumes the folders of runs and evaluations, and writes files into them."""
 
 import ast
 import contextlib
@@ -30,17 +30,17 @@ def output_dir() -> Path:
 
 
 def create_run_folder(folder: Path, cfg: DictConfig):
-    """Makes an output folder this command's own, and records its configuration there, as Hydra lays it out.
+    """Records the configuration in an output folder, in Hydra's layout; InputError where the folder holds a run already.
 
-    Hydra's own record is switched off: it is written before the command could refuse a folder that holds a run already.
-    The record appears whole or not at all, so a kill flatten a folder that is either free or a run.
+    Hydra's own record is switched off, since it is written before the command could refuse the folder. The record appears
+    in one step, so that a kill leaves a folder that is either free or a run.
     """
     record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     OmegaConf.save(cfg, temporary / "config.yaml")
     OmegaConf.save(OmegaConf.create(list(HydraConfig.get().overrides.task)), temporary / "overrides.yaml")
     try:
-        os.rename(temporary, record)  # onto an empty folder, which a kill of an earlier version could leave, too
+        os.rename(temporary, record)  # `record` may be an empty folder
     except OSError:
         shutil.rmtree(temporary)
         hint = f"resume={folder} goes on with one that was stopped"
@@ -49,14 +49,14 @@ def create_run_folder(folder: Path, cfg: DictConfig):
 
 @contextlib.contextmanager
 def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
-    """An output folder as this process's own: a new one records its configuration, an old one is gone on with.
+    """Locks an output folder for this process, and records the configuration in a new one.
 
-    A command that fails before there is anything `worth` going on with, files of this pattern that hold something, flatten the
-    folder as it was: the corrected command finds it free. The lock goes with its process, however that ends.
+    A command that fails before it has written a non-empty file matching `worth` removes what it made, so the corrected
+    command can use the folder. The lock is released when the process ends.
     """
     with contextlib.ExitStack() as stack:
         before = set(folder.iterdir())
-        if not resumes or not (folder / ".hydra").is_dir():  # what is resumed lies with process 0 alone
+        if not resumes or not (folder / ".hydra").is_dir():  # only process 0 has the folder of a resumed run
             create_run_folder(folder, cfg)
         lock = stack.enter_context((folder / ".hydra" / "lock").open("a+"))
         try:
@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict:
 
 
 def newest_run() -> Path:
-    """The training run that finished last under runs/, language models left aside: they cannot score."""
+    """The training run under runs/ that finished last and is no language model, which could not score."""
     summaries = sorted(Path("runs").glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
     finished = [path.parent for path in summaries if read_json(path).get("objective") not in (None, "lm")]
     if not finished:
@@ -93,7 +93,7 @@ def newest_run() -> Path:
 
 
 def runs_of(folder: Path) -> list[Path]:
-    """The runs of a checkpoint argument: the finished numbered runs of a sweep folder, or the one folder that it is."""
+    """The runs of a checkpoint argument: the finished numbered runs of a sweep folder, or the folder itself."""
     numbered = sorted((p for p in folder.glob("*") if p.name.isdigit()), key=lambda p: int(p.name))
     if (folder / "checkpoints").is_dir() or not numbered:
         return [folder]
@@ -102,13 +102,12 @@ def runs_of(folder: Path) -> list[Path]:
     if not finished:
         raise InputError(f"checkpoint: {folder} holds {len(numbered)} runs of a sweep, none of them finished")
     if missing:
-        told = f"not finished: {', '.join(missing)}"
-        print(f"left out    {len(missing)} of {len(numbered)} runs of the sweep: {told}")
+        print(f"left out    {len(missing)} of {len(numbered)} runs of the sweep: not finished: {', '.join(missing)}")
     return finished
 
 
 def run_config(folder: Path) -> DictConfig:
-    """The configuration that a run or an evaluation was made with."""
+    """The stored configuration of a run or an evaluation."""
     path = folder / ".hydra" / "config.yaml"
     if not path.exists():
         raise InputError(f"{folder} is no run folder (it has no .hydra/config.yaml)")
@@ -121,46 +120,48 @@ def run_config(folder: Path) -> DictConfig:
     return stored
 
 
-# Keys and sections on which no number of a finished run or evaluation depends.
+# Keys and sections that change no number of a finished run or evaluation.
 KEYS_WITHOUT_EFFECT = ["resume", "log_every", "checkpoint_every", "tensorboard", "wandb", "distributed", "server"]
-# Those that say how sums are cut: a run may be resumed with others, but as rounding grows it ends elsewhere.
+# Keys that change the order of sums: a run may be resumed with others, but its result differs by rounding.
 DEVICES = ["cpu_devices", "mesh"]
 
 
 def settings(folder: str | Path) -> dict:
-    """What a run's configuration sets, {dotted key: value}; the seed is left aside, so that runs which share all of it are one setting."""
-    found = flatten(run_config(Path(folder)))
-    return {key: value for key, value in found if key.split(".")[0] not in ("seed", *KEYS_WITHOUT_EFFECT, *DEVICES)}
+    """{dotted key: value} of a run's configuration without the seed, so that runs that differ only in it are one setting."""
+    pairs = flatten(run_config(Path(folder)))
+    return {key: value for key, value in pairs if key.split(".")[0] not in ("seed", *KEYS_WITHOUT_EFFECT, *DEVICES)}
 
 
-def group_by_settings(told: list[dict]) -> list[tuple[dict, list[int]]]:
-    """[(its own of what settings do not share, the indices of those that are it)] of each setting, in the order of the first.
+def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
+    """[(the keys in which it differs from others, the indices of its runs)] of each setting, in the order of first runs.
 
-    Only settings that have a key can differ in it: runs made before there was a key lack it. `verifier`, of what is no run of
-    ours, always tells apart.
+    Settings without a key do not differ in it, since older runs lack newer keys. `verifier`, the name of what is no run
+    of ours, always counts as a difference.
     """
-    values = lambda key: {repr(settings[key]) for settings in told if key in settings}
-    varied = sorted(key for key in {k for s in told for k in s} if key == "verifier" or len(values(key)) > 1)
-    groups = {}
-    for i, settings in enumerate(told):
-        own = {key: settings[key] for key in varied if key in settings}
-        groups.setdefault(repr(own), (own, []))[1].append(i)
+    values, groups = {}, {}
+    for setting in settings:
+        for key, value in setting.items():
+            values.setdefault(key, set()).add(repr(value))
+    varied = sorted(key for key in values if key == "verifier" or len(values[key]) > 1)
+    for i, setting in enumerate(settings):
+        differing = {key: setting[key] for key in varied if key in setting}
+        groups.setdefault(repr(differing), (differing, []))[1].append(i)
     return list(groups.values())
 
 
 def overrides_of(folder: str | Path) -> list[str]:
-    """What the command line of a run or an evaluation said; empty where it is no folder of ours."""
+    """The command-line overrides of a run or an evaluation; [] for other folders."""
     path = Path(folder) / ".hydra" / "overrides.yaml"
     return list(OmegaConf.load(path)) if path.exists() else []
 
 
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
-    """The run folder named by cfg.resume and the configuration to go on with: the stored one.
+    """(folder, stored configuration) of the run that cfg.resume names; removes the folder that Hydra made.
 
-    Keys given on this command line must agree with it, but for KEYS_WITHOUT_EFFECT, DEVICES, and `steps`, which may be more: the
-    run is then made longer, and its configuration says what length it had. The folder that Hydra made goes.
+    Overrides of this command line must agree with the stored configuration, except for KEYS_WITHOUT_EFFECT, DEVICES, and
+    `steps`, which may be more: the configuration then keeps the earlier lengths in `lengthened`.
     """
-    with contextlib.suppress(OSError):  # not empty, or another process was first
+    with contextlib.suppress(OSError):  # not empty, or removed by another process
         output_dir().rmdir()
     run = Path(str(cfg.resume)).resolve()
     try:
@@ -170,10 +171,10 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     old, new, overrides = dict(flatten(stored)), dict(flatten(cfg)), overridden_keys()
     if "experiment" in overrides:
         raise InputError("resume: goes on with the run's own configuration, expected no experiment= beside it")
-    named = lambda key: any(key == name or key.startswith(f"{name}.") for name in overrides)
-    changed = sorted(key for key in new.keys() | old.keys() if named(key) and new.get(key) != old.get(key))
+    differing = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
+    changed = [key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)]
     if "steps" in changed:
-        more = f"more than the {old['steps']} that the run has, which a resumed run can be made longer than"
+        more = f"more than the run's {old['steps']}, since a resumed run can only be made longer"
         expect(type(new["steps"]) is int and new["steps"] > old["steps"], "steps", new["steps"], more)
         changed.remove("steps")
         OmegaConf.update(stored, "lengthened", [*old.get("lengthened", ()), old["steps"]])
@@ -187,70 +188,70 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
 
 
 def record_length(folder: Path, cfg: DictConfig):
-    """Keeps what `resumed` said of a run that is made longer; it is unfinished again, and another setting than one of this length
-    from the start."""
+    """Stores the new length of a resumed run; `lengthened` sets it apart from a run of this length from the start."""
     stored = run_config(folder)
     if stored.get("steps") == cfg.steps:
         return
     record = folder / ".hydra"
-    told = [o for o in overrides_of(folder) if not o.startswith("steps=")]
+    overrides = [*(o for o in overrides_of(folder) if not o.startswith("steps=")), f"steps={cfg.steps}"]
     stored.steps, stored.lengthened = cfg.steps, cfg.lengthened
-    for name, value in {"overrides": [*told, f"steps={cfg.steps}"], "config": stored}.items():
+    for name, value in {"overrides": overrides, "config": stored}.items():
         OmegaConf.save(OmegaConf.create(value), record / f"{name}.yaml.tmp")
         os.replace(record / f"{name}.yaml.tmp", record / f"{name}.yaml")
     (folder / "summary.json").unlink(missing_ok=True)
 
 
 def of_resumed(cfg: DictConfig, key: str):
-    """A key that is needed before `resumed`: that of the run which goes on, if there is one and the command line says nothing."""
+    """The value of a key that is needed before `resumed`: the resumed run's, unless the command line overrides it."""
     run = Path(str(cfg.resume))
-    given = cfg.resume is None or key in overridden_keys() or not (run / ".hydra" / "config.yaml").exists()
-    return cfg[key] if given else run_config(run).get(key, cfg[key])
+    if cfg.resume is None or key in overridden_keys() or not (run / ".hydra" / "config.yaml").exists():
+        return cfg[key]
+    return run_config(run).get(key, cfg[key])
 
 
 def overridden_keys() -> list[str]:
-    """What this command line overrides."""
+    """The keys that this command line overrides."""
     return [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
 
 
 def write_json(path: Path, value):
-    """Writes a JSON file at once or not at all; a number that is undefined (NaN, infinite) is written as null."""
+    """Writes a JSON file in one step, with null for NaN and infinities."""
 
-    def defined(x):
+    def finite(x):
         if isinstance(x, dict):
-            return {name: defined(y) for name, y in x.items()}
+            return {name: finite(y) for name, y in x.items()}
         if isinstance(x, list | tuple):
-            return [defined(y) for y in x]
+            return [finite(y) for y in x]
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(defined(value), indent=2, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
     temporary.replace(path)
 
 
 def check_about(path: Path, about: dict):
-    """Writes about.json beside a file that is to be made; InputError where the file is there and was made in another way."""
+    """Writes about.json beside a file that is to be made; InputError where the file exists with another about.json."""
     beside = path.with_name("about.json")
     if path.exists() and path.stat().st_size:
         expect(beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made")
-        before = read_json(beside)
+        stored = read_json(beside)
         for name, value in json.loads(json.dumps(about)).items():
-            asked = f"{value!r}, which is asked for now; write into another folder"
-            expect(before.get(name) == value, f"{path}: {name}", before.get(name), asked)
+            expected = f"{value!r}, which is asked for now; write into another folder"
+            expect(stored.get(name) == value, f"{path}: {name}", stored.get(name), expected)
     write_json(beside, about | {"finished": False})
 
 
 def code_fingerprint(files: Iterable[Path]) -> str:
-    """sha256 of what source files say to Python: comments and line breaks do not count."""
+    """sha256 of the syntax trees of source files, which comments and line breaks do not change."""
     trees = [ast.dump(ast.parse(file.read_text())) for file in files]
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
-    """What produced a result: package versions and the commit of this repository (`+` = with uncommitted changes)."""
+    """Versions of Python and packages, and the commit of this repository (`+` = with uncommitted changes)."""
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
 
-    def git(*args):  # an archive without .git has no commit, nor a machine without git, which is no error
+    def git(*args):  # "" in an archive without .git, and on a machine without git
         try:
             return subprocess.run(["git", *args], cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
         except FileNotFoundError:

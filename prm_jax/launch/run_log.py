@@ -1,4 +1,4 @@
-"""What a training run says while it goes: metrics.jsonl, the progress bar, and the signal that asks it to stop."""
+"""Logs a training run to metrics.jsonl, TensorBoard, W&B and the progress bar, and receives the signal to stop."""
 
 import hashlib
 import importlib
@@ -17,18 +17,18 @@ from prm_jax.launch.run_folder import run_config
 
 
 def require_packages(tensorboard: bool, wandb: str | None):
-    """InputError where a log is asked for whose package is not installed."""
-    for key, package, asked in (("tensorboard", "tensorboardX", tensorboard), ("wandb", "wandb", wandb)):
+    """InputError where the package of a requested log is not installed."""
+    for key, package, is_on in (("tensorboard", "tensorboardX", tensorboard), ("wandb", "wandb", wandb)):
         try:
-            asked and importlib.import_module(package)
+            is_on and importlib.import_module(package)
         except ImportError as error:
             raise InputError(f"{key}: needs a package: pip install {package}") from error
 
 
 class MetricsLog:
-    """metrics.jsonl, one JSON object a line, each step once: lines after the step that a run resumes from are cut off.
+    """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a run resumes.
 
-    `every`: how many steps lie between two lines; what is not there of them is said.
+    `every` is the number of steps between two lines; missing lines are reported.
     """
 
     def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None, every: int = 0):
@@ -41,12 +41,16 @@ class MetricsLog:
         if wandb is not None:
             from wandb import Settings, init
 
-            place, told = str(run.resolve()), dict(flatten(run_config(run)))
-            about = {"project": "prm_jax", "group": run.parent.name, "config": told}
-            about["name"] = f"{run.parent.name}/{run.name}"
-            run_id = hashlib.sha256(place.encode()).hexdigest()[:16]  # a resumed run is the same one there
-            quiet = Settings(silent=True, console="off")
-            self.wandb = init(**about, dir=place, id=run_id, resume="allow", mode=wandb, settings=quiet)
+            path = str(run.resolve())
+            names = {
+                "project": "prm_jax",
+                "group": run.parent.name,
+                "name": f"{run.parent.name}/{run.name}",
+                "dir": path,
+            }
+            run_id = hashlib.sha256(path.encode()).hexdigest()[:16]  # the same for a resumed run
+            config, quiet = dict(flatten(run_config(run))), Settings(silent=True, console="off")
+            self.wandb = init(**names, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet)
         path, kept, broken = run / "metrics.jsonl", [], 0
         for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
             try:
@@ -56,9 +60,9 @@ class MetricsLog:
         if broken:
             print(f"metrics     {broken} broken lines of {path} are left out")
         if every and len(kept) + broken < first // every:
-            lost = f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
-            print(f"metrics     {path} {lost}: others are lost")
-        temporary = path.with_name(path.name + ".tmp")  # a kill here loses no line
+            lines = f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
+            print(f"metrics     {path} {lines}: others are lost")
+        temporary = path.with_name(path.name + ".tmp")  # a kill now loses no line
         temporary.write_text("".join(line + "\n" for line in kept))
         temporary.replace(path)
         self.file = path.open("a")
@@ -81,7 +85,7 @@ class MetricsLog:
 
 
 class StepReader:
-    """Reads the numbers of a step while the device computes the next one, so that it never waits.
+    """Reads the numbers of a step while the device computes the next one, so that the device never waits.
 
     `position(step)` adds what only the caller knows (learning rate, epoch). A number that is not finite raises InputError.
     """
@@ -90,26 +94,26 @@ class StepReader:
         self.log, self.bar, self.every, self.position = log, bar, every, position
         self.seconds_before, self.started, self.tokens = seconds_before, time.perf_counter(), 0.0
         self.pending = None  # (step, its numbers), still on the device
-        self.stop = 0  # the signal that asks every process to stop, once one has seen it
+        self.stop = 0  # the number of a signal to stop that any process has received
 
     @property
     def seconds(self) -> float:
-        """Of the run, all its sessions together."""
+        """Seconds of the run in all its sessions."""
         return self.seconds_before + time.perf_counter() - self.started
 
     def add(self, step: int, metrics: dict):
-        """Takes a step's numbers, and logs those of the step before."""
+        """Takes a step's numbers and logs those of the step before."""
         if self.pending and (record := self.read())["step"] % self.every == 0:
             self.log.write(record)
         self.pending = step, metrics
 
     def read(self) -> dict:
-        """The numbers of the newest step, as soon as the device has them."""
+        """The numbers of the newest step, once the device has them."""
         (step, metrics), self.pending = self.pending, None
         self.stop = max(self.stop, int(metrics.pop("stop")))
         metrics = require_finite(step, {name: float(x) for name, x in metrics.items()})
         if not self.tokens:
-            self.bar.unpause()  # the time that is left is not counted in first steps, which wait for the compiler
+            self.bar.unpause()  # the estimate of the time left ignores the first step, which waits for the compiler
         self.tokens += metrics["n_tokens"]
         rate = self.tokens / (time.perf_counter() - self.started)
         shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}", "tok/s": f"{rate:,.0f}"}
@@ -120,7 +124,7 @@ class StepReader:
 
 
 def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
-    """The numbers; InputError where one is NaN or infinite, so that no checkpoint of it is written."""
+    """The numbers; InputError where one is NaN or infinite, so that no checkpoint is written."""
     if broken := {name: x for name, x in numbers.items() if not math.isfinite(x)}:
         listed = ", ".join(f"{name} is {x}" for name, x in broken.items())
         hint = "a lower optimizer.lr or a longer optimizer.warmup may help"
@@ -129,12 +133,12 @@ def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
 
 
 class StopSignal:
-    """Remembers the first SIGTERM or SIGINT, so that the loop can save and leave; a second one acts at once."""
+    """Remembers the first SIGTERM or SIGINT, so that the loop can save and end; a second one takes effect at once."""
 
     received: signal.Signals | None = None
 
     def __enter__(self):
-        self.before = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
+        self.handlers = {s: signal.signal(s, self.receive) for s in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def receive(self, number, frame):
@@ -142,5 +146,5 @@ class StopSignal:
         self.__exit__()
 
     def __exit__(self, *error):
-        for s, handler in self.before.items():
+        for s, handler in self.handlers.items():
             signal.signal(s, handler)
