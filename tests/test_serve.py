@@ -528,9 +528,9 @@ def test_comparison_with_a_server_of_poolings_shape(address, solutions, monkeypa
     ] < 1e-6
     assert "compared    3 solutions, 5 steps of embedded_orm, ours in float32" in out
 
-    real = compare.theirs
+    real = compare.server_scores
     worse = lambda *args: [score_T - 0.125 * (t == 1) for t, score_T in enumerate(real(*args))]
-    monkeypatch.setattr(compare, "theirs", worse)
+    monkeypatch.setattr(compare, "server_scores", worse)
     printed(compare.main, monkeypatch, *asked, f"hydra.run.dir={tmp_path}/b", cwd=tmp_path)
     got = json.loads((tmp_path / "b" / "results.json").read_text())
     assert (got["largest_difference"], got["mean_difference"]) == pytest.approx((0.125, 0.05), abs=1e-6)

@@ -1,4 +1,4 @@
-"""An HTTP scorer: python -m prm_jax.serve checkpoint=RUN. Problems and steps in, step scores and a ranking out."""
+"""Serves step scores and rankings over HTTP: python -m prm_jax.serve checkpoint=RUN"""
 
 import dataclasses
 import os
@@ -59,12 +59,13 @@ class ServeConfig:
 
 
 def open_served(cfg: ServeConfig):
-    """(the scorer, the name that clients may call it by)."""
+    """(scorer, the name by which clients may call it)."""
     name = str(run_folder.newest_run()) if cfg.checkpoint is None else cfg.checkpoint
     if needs_folder(name):
         check_there(name, cfg.which)
-    how = (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
-    scorer = open_verifier(name, OpenOptions(*how, task=cfg.checker))
+    dtype = choose_dtype(cfg.dtype)
+    options = OpenOptions(cfg.which, cfg.format, dtype, cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
+    scorer = open_verifier(name, options._replace(task=cfg.checker))
     if isinstance(scorer, ModelScorer):
         longest = min(cfg.limits.tokens, scorer.model.cfg.max_positions)
         scorer = ServedScorer(**vars(scorer), longest=longest)
@@ -72,9 +73,9 @@ def open_served(cfg: ServeConfig):
     return scorer, name
 
 
-def compile_usual_shapes(scorer: ServedScorer, how: str):
-    """Scores a text, then rows of any tokens, full ones, one, two, four, .. at a time: no client waits for the compiler."""
-    solution_scores(scorer.score([("1+1?", ("1+1=2",))]), how, rounded=True)
+def compile_usual_shapes(scorer: ServedScorer, aggregator: str):
+    """Scores a text, and batches of 1, 2, 4, ... full rows, so that no client waits for the compiler."""
+    solution_scores(scorer.score([("1+1?", ("1+1=2",))]), aggregator, rounded=True)
     L = scorer.usual
     ends_T = np.arange(15, L, 16, dtype=np.int32) if not scorer.format.outcome else np.array([L - 1], np.int32)
     for k in range(scorer.batch_rows.bit_length()):
@@ -84,7 +85,7 @@ def compile_usual_shapes(scorer: ServedScorer, how: str):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket: said in one line where the address is taken or is none of this machine's."""
+    """A listening socket; InputError where the address is taken or not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -99,19 +100,18 @@ def main(cfg):
         from prm_jax.serve.app import App, make_server
     except ImportError as error:
         raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
-    given, cfg = cfg, parse(cfg, ServeConfig)
+    raw_cfg, cfg = cfg, parse(cfg, ServeConfig)
     folder = run_folder.output_dir()
-    with run_folder.locked_run_folder(folder, given), listen(cfg.host, cfg.port) as listener:
+    with run_folder.locked_run_folder(folder, raw_cfg), listen(cfg.host, cfg.port) as listener:
         scorer, name = open_served(cfg)
         token = os.environ.get("PRM_JAX_TOKEN") or None
-        app = App(
-            scorer, (name, scorer.name), cfg.aggregator, cfg.limits, cfg.batch.solutions, token, PAGE.read_bytes()
-        )
+        names = (name, scorer.name)
+        app = App(scorer, names, cfg.aggregator, cfg.limits, cfg.batch.solutions, token, PAGE.read_bytes())
         host, port = listener.getsockname()[:2]
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again once it has stopped
             signal.signal(number, lambda *_: None)
         if token is None and cfg.host not in ("127.0.0.1", "::1", "localhost"):
-            print("warning     PRM_JAX_TOKEN is not set: whoever reaches this address may ask")
+            print("warning     PRM_JAX_TOKEN is not set: everyone who reaches this address may use it")
         print(f"verifier    {scorer.name}")
         print(f"serving     http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         make_server(app, cfg.host, port, cfg.stop_seconds).run([listener])

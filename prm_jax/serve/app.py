@@ -1,4 +1,4 @@
-"""The HTTP server: routes, limits, errors. Every answer but the page and the metrics is JSON; nothing in a request is a path."""
+"""The HTTP server's routes, limits and errors. Answers are JSON except for the page and the metrics."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def json_response(content: dict, status: int = 200, **headers: str) -> Response:
 
 
 def refusal(status: int, why: str) -> Response:
-    """An error as the OpenAI protocol and vLLM have it. The connection ends: of this request more may be on its way."""
+    """An error in the form of the OpenAI protocol and vLLM. The connection closes, since more of the request may come."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if status == 401 else {})
     headers |= {"retry-after": "1"} if status == 429 else {}
@@ -43,8 +43,8 @@ def refusal(status: int, why: str) -> Response:
 
 
 class PatientProtocol(AutoHTTPProtocol):
-    """uvicorn's protocol, which waits for ever for headers, as many as come, and for a client to read its answer: here for
-    `seconds`. Its own refusals are JSON too."""
+    """uvicorn's protocol with JSON refusals, a limit on headers, and a limit of `seconds` for headers to arrive and for the
+    client to read its answer."""
 
     def __init__(self, *args, seconds: float, **more):
         super().__init__(*args, **more)
@@ -57,7 +57,7 @@ class PatientProtocol(AutoHTTPProtocol):
     def data_received(self, data: bytes):
         self.size += len(data)
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:  # the headers are there
+        if self.cycle is not None and not self.cycle.response_complete:  # the headers have arrived
             self.stop_timer()
         elif self.size > MOST_HEADERS:
             self.refuse(431, f"the headers have more than {MOST_HEADERS} bytes")
@@ -98,36 +98,35 @@ class PatientProtocol(AutoHTTPProtocol):
 
 
 class App:
-    """What the routes share. `names`: what a client may call the model; `token`: what it must bring, None: nothing."""
+    """The state of the routes. A client may call the model by any of `names` and must send `token` unless it is None."""
 
     def __init__(
-        self, scorer, names: tuple[str, ...], how: str | None, limits, solutions: int, token: str | None, page: bytes
+        self, scorer, names: tuple[str, ...], aggregator: str | None, limits, solutions: int, token, page: bytes
     ):
         self.scorer, self.names, self.limits, self.token = scorer, names, limits, token
-        self.how = how or default_aggregator(scorer)
+        self.aggregator = aggregator or default_aggregator(scorer)
         self.metrics, self.page = Metrics(), page
         self.worker = Worker(scorer, solutions, self.metrics)
-        routes = {"/": ("GET", self.show_page), "/health": ("GET", self.health), "/metrics": ("GET", self.show_metrics)}
-        routes |= {"/score": ("POST", self.score), "/pooling": ("POST", self.pooling)}
-        self.asgi = Starlette(
-            routes=[Route(path, self.guarded(path, act), methods=[method]) for path, (method, act) in routes.items()],
-            exception_handlers={HTTPException: self.no_route},
-        )
+        get = {"/": self.show_page, "/health": self.health, "/metrics": self.show_metrics}
+        routes = [Route(path, self.guarded(path, answer), methods=["GET"]) for path, answer in get.items()]
+        for path, answer in (("/score", self.score), ("/pooling", self.pooling)):
+            routes.append(Route(path, self.guarded(path, answer), methods=["POST"]))
+        self.asgi = Starlette(routes=routes, exception_handlers={HTTPException: self.no_route})
         self.asgi.router.redirect_slashes = False
 
-    def guarded(self, path: str, act):
-        """The route that answers with what `act` gives, or with a refusal, and counts it. No traceback leaves it."""
+    def guarded(self, path: str, answer):
+        """A route that returns answer(request), or a refusal without a traceback, and counts it."""
 
         async def endpoint(request: Request) -> Response:
             start = time.perf_counter()
             try:
                 self.check_token(path, request)
-                response = await act(request)
+                response = await answer(request)
             except Refused as error:
                 response = refusal(error.status, str(error))
                 if error.status != 408:
                     await self.drain(request)
-            except InputError as error:  # of the format, such as a step that holds its separator
+            except InputError as error:  # such as a step that contains the format's separator
                 response = refusal(400, str(error))
             except Exception:
                 LOG.exception("POST or GET %s failed", path)
@@ -147,7 +146,7 @@ class App:
         return response
 
     async def drain(self, request: Request):
-        """Reads what is left of a refused request: whoever is still writing when the connection ends does not read why."""
+        """Reads the rest of a refused request, since a client that is still writing would not see the answer."""
         with contextlib.suppress(TimeoutError, ClientDisconnect, RuntimeError):  # the last: nothing is left
             async with asyncio.timeout(self.limits.seconds):
                 async for _ in request.stream():
@@ -156,14 +155,14 @@ class App:
     def check_token(self, path: str, request: Request):
         if self.token is None or path in ("/", "/health"):
             return
-        given = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(given, f"Bearer {self.token}".encode()):  # takes as long whatever is wrong
+        sent = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(sent, f"Bearer {self.token}".encode()):  # in constant time
             raise Refused(401, "authorization: expected `Bearer` and the server's token")
 
     async def body(self, request: Request) -> dict:
-        """The request's object. What is too long is read to its end, but not kept, so that the client reads why."""
+        """The request's JSON object. A body that is too long is read to its end, so that the client sees the answer."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        # A page of another site may send a browser's user's text here, but not JSON.
+        # Pages of other sites can make a browser send text here, but not JSON.
         if kind != "application/json":
             raise Refused(415, f"content-type: got {kind[:80]!r}, expected 'application/json'")
         size, kept = 0, bytearray()
@@ -181,30 +180,31 @@ class App:
         return read_json(bytes(kept))
 
     async def scored(self, request: Request, read):
-        """(the job of the request's body, scored; what else `read` makes of the body)."""
+        """(scored job, second result) of `read`, which makes a job of the request's body."""
         if self.metrics.waiting >= self.limits.requests:
-            why = f"{self.metrics.waiting} requests are being answered, which is the most at a time; try later"
-            raise Refused(429, why)
+            raise Refused(429, f"{self.metrics.waiting} requests, the most at a time, are being answered; try later")
         self.metrics.waiting += 1
         try:
-            job, more = read(await self.body(request))
-            return await self.worker.score(job), more
+            job, extra = read(await self.body(request))
+            return await self.worker.score(job), extra
         finally:
             self.metrics.waiting -= 1
 
     async def score(self, request: Request) -> Response:
-        job, sizes = await self.scored(request, lambda body: score_job(body, self.how, self.limits))
+        job, sizes = await self.scored(request, lambda body: score_job(body, self.aggregator, self.limits))
         return json_response({"model": self.names[0]} | score_answer(job, sizes, self.scorer))
 
     async def pooling(self, request: Request) -> Response:
-        read = lambda body: pooling_job(body, self.scorer, self.names, self.limits)
-        job, activated = await self.scored(request, read)
+        job, activated = await self.scored(
+            request, lambda body: pooling_job(body, self.scorer, self.names, self.limits)
+        )
         return json_response(pooling_answer(job, activated, self.scorer, self.names[0]))
 
     async def health(self, request: Request) -> Response:
-        about = {"status": "ok", "model": self.names[0], "verifier": self.scorer.name, "unit": self.scorer.unit}
-        about |= {"label_kind": self.scorer.label_kind, "objective": self.scorer.objective, "aggregator": self.how}
-        return json_response(about | {"aggregators": list(AGGREGATORS), "limits": dataclasses.asdict(self.limits)})
+        scorer, limits = self.scorer, dataclasses.asdict(self.limits)
+        state = {"status": "ok", "model": self.names[0], "verifier": scorer.name, "unit": scorer.unit}
+        state |= {"label_kind": scorer.label_kind, "objective": scorer.objective, "aggregator": self.aggregator}
+        return json_response(state | {"aggregators": list(AGGREGATORS), "limits": limits})
 
     async def show_metrics(self, request: Request) -> Response:
         stats = self.scorer.stats if isinstance(self.scorer, ModelScorer) else None

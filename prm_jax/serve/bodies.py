@@ -1,4 +1,4 @@
-"""Bodies of requests, checked field by field, and bodies of answers. What is wrong is said by name, with what was expected."""
+"""Parses and checks the bodies of requests, and makes the bodies of answers."""
 
 import json
 import time
@@ -15,9 +15,9 @@ from prm_jax.scoring import ModelScorer
 from prm_jax.serve.worker import Job, Refused
 
 
-def expect(is_right: bool, where: str, found, expected: str, status: int = 400):
+def expect(is_right: bool, where: str, value, expected: str, status: int = 400):
     if not is_right:
-        text = repr(found)
+        text = repr(value)
         raise Refused(status, f"{where}: got {text if len(text) < 80 else text[:80] + '...'}, expected {expected}")
 
 
@@ -26,20 +26,20 @@ def no_number(text: str):
 
 
 def read_json(body: bytes) -> dict:
-    """The object that a body holds. NaN and Infinity, which Python's reader takes, are no JSON."""
+    """The JSON object of a body; NaN and Infinity, which Python accepts, are refused."""
     try:
-        found = json.loads(body.decode(), parse_constant=no_number)
+        parsed = json.loads(body.decode(), parse_constant=no_number)
     except RecursionError:
         raise Refused(400, "the body: nested too deeply") from None
     except ValueError as error:
         raise Refused(400, f"the body: not JSON in UTF-8 ({error})") from None
-    expect(isinstance(found, dict), "the body", found, "a JSON object")
-    return found
+    expect(isinstance(parsed, dict), "the body", parsed, "a JSON object")
+    return parsed
 
 
-def check_keys(found, where: str, allowed: tuple[str, ...]):
-    expect(isinstance(found, dict), where, found, "an object")
-    for key in found:
+def check_keys(value, where: str, allowed: tuple[str, ...]):
+    expect(isinstance(value, dict), where, value, "an object")
+    for key in value:
         expect(key in allowed, f"{where}: unknown key", key, ", ".join(allowed))
 
 
@@ -53,16 +53,18 @@ def check_list(x, where: str, most: int):
     expect(len(x) <= most, where, f"{len(x)} entries", f"at most {most}", 413)
 
 
-def score_job(body: dict, how: str, limits) -> tuple[Job, list[int]]:
-    """POST /score: the solutions of all problems, and how many each has.
+def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
+    """(job with the solutions of all problems, number of solutions of each problem) of POST /score.
 
-    {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, and "aggregator".
+    The body is {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, each
+    optionally with "aggregator".
     """
     many = "problems" in body
-    own = ("problems",) if many else ("problem", "steps", "candidates")
-    check_keys(body, "the body", (*own, "aggregator"))
-    how = body.get("aggregator", how)
-    expect(isinstance(how, str) and how in AGGREGATORS, "aggregator", how, ", ".join(AGGREGATORS))
+    keys = ("problems",) if many else ("problem", "steps", "candidates")
+    check_keys(body, "the body", (*keys, "aggregator"))
+    aggregator = body.get("aggregator", default)
+    is_known = isinstance(aggregator, str) and aggregator in AGGREGATORS
+    expect(is_known, "aggregator", aggregator, ", ".join(AGGREGATORS))
     problems = body["problems"] if many else [{key: x for key, x in body.items() if key != "aggregator"}]
     check_list(problems, "problems", limits.solutions)
     rows, sizes = [], []
@@ -75,22 +77,22 @@ def score_job(body: dict, how: str, limits) -> tuple[Job, list[int]]:
         candidates = [problem["steps"]] if is_one else problem["candidates"]
         check_list(candidates, f"{where}candidates", limits.solutions)
         for c, steps in enumerate(candidates):
-            here = f"{where}steps" if is_one else f"{where}candidates[{c}]"
-            check_list(steps, here, limits.steps)
+            key = f"{where}steps" if is_one else f"{where}candidates[{c}]"
+            check_list(steps, key, limits.steps)
             for t, step in enumerate(steps):
-                check_text(step, f"{here}[{t}]")
+                check_text(step, f"{key}[{t}]")
             rows.append((problem["problem"], tuple(steps)))
         sizes.append(len(candidates))
     expect(len(rows) <= limits.solutions, "problems", f"{len(rows)} solutions", f"at most {limits.solutions}", 413)
-    return Job(rows, how), sizes
+    return Job(rows, aggregator), sizes
 
 
 def score_answer(job: Job, sizes: list[int], scorer) -> dict:
-    """What POST /score answers: each candidate's step scores, aggregate and weakest step, and each problem's ranking."""
-    problems, at, log_odds = [], 0, UNITS[scorer.unit].log_odds
+    """The answer to POST /score: each candidate's step scores, aggregate and weakest step, and each problem's ranking."""
+    problems, start, log_odds = [], 0, UNITS[scorer.unit].log_odds
     for size in sizes:
-        own, score_N = job.scores[at : at + size], job.log_scores[at : at + size]
-        at += size
+        scores, score_N = job.scores[start : start + size], job.log_scores[start : start + size]
+        start += size
         candidates = [
             {
                 "probability": probability(log_odds(score_T)).tolist(),
@@ -98,14 +100,14 @@ def score_answer(job: Job, sizes: list[int], scorer) -> dict:
                 "log_score": score,
                 "weakest_step": int(score_T.argmin()) + 1,
             }
-            for score_T, score in zip(own, score_N.tolist(), strict=True)
+            for score_T, score in zip(scores, score_N.tolist(), strict=True)
         ]
         problems.append({"candidates": candidates, "ranking": np.argsort(-score_N, kind="stable").tolist()})
-    return {"aggregator": job.how, "unit": scorer.unit, "label_kind": scorer.label_kind, "problems": problems}
+    return {"aggregator": job.aggregator, "unit": scorer.unit, "label_kind": scorer.label_kind, "problems": problems}
 
 
 def no_pooling(scorer) -> str | None:
-    """Why a scorer has no scores in vLLM's form, None where it has."""
+    """Why a scorer has no scores in vLLM's form; None where it has."""
     if not isinstance(scorer, ModelScorer):
         return "it scores texts, without tokens"
     if scorer.reference is not None:
@@ -118,25 +120,26 @@ def no_pooling(scorer) -> str | None:
 
 
 def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job, bool]:
-    """POST /pooling: the inputs as tokens, and whether the answer is probabilities; vLLM's request of /pooling.
+    """(job with the inputs as tokens, whether to answer with probabilities) of POST /pooling, vLLM's request.
 
-    input: a text, a list of texts, token ids, or a list of lists of them. Each is read at every token that is the step tag
-    (vLLM's STEP pooling), of an outcome format at the last token.
+    The input is a text, a list of texts, token ids, or a list of lists of token ids. Scores are read at every step tag
+    (vLLM's STEP pooling), for an outcome format at the last token.
     """
     why, outcome = no_pooling(scorer), isinstance(scorer, ModelScorer) and scorer.format.outcome
     expect(why is None, "/pooling", names[0], f"a verifier that vLLM could serve: {why}; POST /score")
     expect("messages" not in body, "messages", "a conversation", "its text or its token ids as `input`")
     known = ("model", "input", "task", "use_activation", "add_special_tokens", "encoding_format", "user")
     check_keys(body, "the body", known)
-    asked = body.get("model")
-    expect(asked is None or asked in names, "model", asked, f"{names[0]!r}, or none", 404)
-    known = ("token_classify", "classify")[: 1 + outcome]  # of an outcome model one row is given by either
-    expect(body.get("task") in (*known, None), "task", body.get("task"), " or ".join(known))
+    model, task = body.get("model"), body.get("task")
+    expect(model is None or model in names, "model", model, f"{names[0]!r}, or none", 404)
+    known = ("token_classify", "classify")[: 1 + outcome]  # for an outcome model both give one row
+    expect(task in (*known, None), "task", task, " or ".join(known))
     for key in ("use_activation", "add_special_tokens"):
         expect(body.get(key) in (None, True, False), key, body.get(key), "true or false")
     expect(body.get("encoding_format", "float") == "float", "encoding_format", body.get("encoding_format"), "float")
-    given = body.get("input")
-    inputs = [given] if isinstance(given, str) or isinstance(given, list) and given and type(given[0]) is int else given
+    inputs = body.get("input")
+    if isinstance(inputs, str) or isinstance(inputs, list) and inputs and type(inputs[0]) is int:
+        inputs = [inputs]
     check_list(inputs, "input", limits.solutions)
     vocab = scorer.model.cfg.vocab
     for i, one in enumerate(inputs):
@@ -149,22 +152,22 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
     special = body.get("add_special_tokens") is not False
 
     def tokens() -> list[Encoded]:
-        """In the worker: a tokenizer is one thread's."""
-        tag, found = step_tag(scorer.format, scorer.tokenizer), []
+        """The encoded inputs; runs in the worker, since a tokenizer belongs to one thread."""
+        tag, encoded = step_tag(scorer.format, scorer.tokenizer), []
         for i, one in enumerate(inputs):
             ids = scorer.tokenizer.encode(one, add_special_tokens=special) if isinstance(one, str) else one
             ids_L = np.array(ids, np.int32)
             read_T = np.array([len(ids_L) - 1]) if outcome else np.flatnonzero(ids_L == tag)
             expect(len(read_T), f"input[{i}]", f"{len(ids_L)} tokens", f"some with the step tag, token {tag}")
-            found.append(Encoded(ids_L, read_T.astype(np.int32), 0))
-        return found
+            encoded.append(Encoded(ids_L, read_T.astype(np.int32), 0))
+        return encoded
 
     return Job(tokens=tokens), body.get("use_activation") is not False
 
 
 def pooling_answer(job: Job, activated: bool, scorer, name: str) -> dict:
-    """vLLM's answer of /pooling: for each input a row a step tag, [P(good)] of a head of one output, [P(bad), P(good)] of one
-    of two; not activated: logits, of which that of `bad` is taken as 0."""
+    """vLLM's answer to POST /pooling: for each input a row per step tag, [P(good)] for a head with one output, else [P(bad),
+    P(good)]; without activation logits, with 0 for bad."""
     two, data = HEADS[scorer.model.cfg.head].outputs == 2, []
     for index, logit_T in enumerate(job.scores):
         good_T = probability(logit_T) if activated else logit_T.astype(np.float64)
@@ -173,6 +176,5 @@ def pooling_answer(job: Job, activated: bool, scorer, name: str) -> dict:
         rows = rows[0] if scorer.format.outcome else rows
         data.append({"index": index, "object": "pooling", "data": rows.tolist()})
     n = sum(len(e.ids_L) for e in job.encoded)
-    usage = {"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0}
-    about = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": name}
-    return about | {"data": data, "usage": usage}
+    answer = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": name}
+    return answer | {"data": data, "usage": {"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0}}

@@ -1,6 +1,7 @@
-"""The same rows scored by us and by a server with vLLM's /pooling: python -m prm_jax.serve.compare checkpoint=X url=U input=FILE
+"""Compares our scores with those of a server with vLLM's /pooling.
 
-Token ids are sent, ours, so that what differs is the model. docs/vllm.md says what vLLM needs for each released format.
+python -m prm_jax.serve.compare checkpoint=X url=U input=FILE sends our token ids, so that only the model differs.
+docs/vllm.md says what vLLM needs for each released format.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from prm_jax.launch.config import Count, Positive, expect, parse
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import ModelScorer
 
-AT_ONCE = 32  # solutions a request
+REQUEST = 32  # solutions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +49,14 @@ class CompareConfig:
 def read_solutions(path: str, most: int) -> list[tuple[str, str, tuple[str, ...]]]:
     """The first (id, problem, steps) rows of a file of solutions or a pool."""
     if "candidates" in next(iter(rows.read_rows(path)))[1]:
-        found = pools.candidate_rows(pools.iter_pool(path))
+        solutions = pools.candidate_rows(pools.iter_pool(path))
     else:
-        found = ((s.id, s.problem, s.steps) for s in sources.load(path, "native")[0])
-    return [(str(i), problem, tuple(steps)) for i, problem, steps in itertools.islice(found, most)]
+        solutions = ((s.id, s.problem, s.steps) for s in sources.load(path, "native")[0])
+    return [(str(i), problem, tuple(steps)) for i, problem, steps in itertools.islice(solutions, most)]
 
 
 def ask(url: str, body: dict, seconds: float) -> dict:
-    """The JSON that a POST answers; InputError with the server's own words where it refuses."""
+    """The JSON answer to a POST of /pooling; InputError with the server's message where it refuses."""
     headers = {"Content-Type": "application/json"}
     if token := os.environ.get("PRM_JAX_TOKEN"):
         headers["Authorization"] = f"Bearer {token}"
@@ -71,81 +72,91 @@ def ask(url: str, body: dict, seconds: float) -> dict:
 
 
 def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str) -> np.ndarray:
-    """P(good) at each step, score_T, of what a server gave for a solution: a row of class probabilities for each token, or for
-    each that is the step tag (vLLM's STEP pooling); of an outcome model one. Classes: [good], or bad first and good after it.
+    """P(good) at each step of a solution, score_T, from a server's class probabilities.
+
+    class_nC has a row for each token, or for each step tag (vLLM's STEP pooling); an outcome model has one row. Classes are
+    [good], or bad first and one or two good ones after it.
     """
     class_nC = class_nC.reshape(1, -1) if class_nC.ndim == 1 else class_nC
-    places = {len(encoded.ids_L): np.arange(len(encoded.ids_L))}  # of what was given, by their number
     tags_n = encoded.step_end_T if tag is None else np.flatnonzero(encoded.ids_L == tag)
-    places[len(tags_n)] = tags_n
+    places = {
+        len(encoded.ids_L): np.arange(len(encoded.ids_L)),
+        len(tags_n): tags_n,
+    }  # token of each row, by their number
     if len(class_nC) not in places or class_nC.shape[1] > 3:
         expected = f"rows of 1 to 3 classes: {' or '.join(map(str, sorted(places)))} of them"
         hint = "is the step tag the server's? (docs/vllm.md)"
         raise InputError(f"{where}: the server gave an array of shape {class_nC.shape}, expected {expected}; {hint}")
     if not ((class_nC >= 0) & (class_nC <= 1)).all():
-        raise InputError(
-            f"{where}: the server gave {class_nC.ravel()[:4]}, expected probabilities: use_activation is off there"
-        )
+        values = class_nC.ravel()[:4]
+        raise InputError(f"{where}: the server gave {values}, expected probabilities: use_activation is off there")
     good_n = class_nC[:, -1] if class_nC.shape[1] < 3 else class_nC[:, 1:].sum(-1)
     return good_n[np.searchsorted(places[len(class_nC)], encoded.step_end_T)]
 
 
 def gives_one_row(checkpoint: str) -> bool:
-    """Whether a server reads a checkpoint as one of a single score a text; our outcome models have the class of step models."""
+    """Whether a server reads a checkpoint as a model of one score per text; our outcome models have the class of PRMs."""
     config = locate(checkpoint) / "config.json"
     classes = run_folder.read_json(config).get("architectures") if config.exists() else None
     return any("SequenceClassification" in name for name in classes or ())
 
 
-def theirs(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: CompareConfig) -> list[np.ndarray]:
+def server_scores(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], cfg: CompareConfig) -> list[np.ndarray]:
     """P(good) of each solution's steps by the server."""
-    outcome = scorer.format.outcome
-    tag = None if outcome else step_tag(scorer.format, scorer.tokenizer)
-    about = {"task": "classify" if gives_one_row(cfg.checkpoint) else "token_classify"}
-    about |= {"model": cfg.served_as} if cfg.served_as else {}
-    found = []
-    for at in range(0, len(encoded), AT_ONCE):
-        here = encoded[at : at + AT_ONCE]
-        answer = ask(cfg.url, about | {"input": [e.ids_L.tolist() for e in here]}, cfg.seconds)
+    tag = None if scorer.format.outcome else step_tag(scorer.format, scorer.tokenizer)
+    body = {"task": "classify" if gives_one_row(cfg.checkpoint) else "token_classify"}
+    body |= {"model": cfg.served_as} if cfg.served_as else {}
+    scores = []
+    for start in range(0, len(encoded), REQUEST):
+        batch = encoded[start : start + REQUEST]
+        answer = ask(cfg.url, body | {"input": [e.ids_L.tolist() for e in batch]}, cfg.seconds)
         try:
             data = [np.array(row["data"], np.float64) for row in sorted(answer["data"], key=lambda row: row["index"])]
         except (KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise InputError(f"{cfg.url}: an answer that is none of /pooling ({why})") from None
-        expect(len(data) == len(here), f"{cfg.url}: results", len(data), f"{len(here)}, one a solution")
-        found += [at_steps(*pair, tag, f"solution {i}") for pair, i in zip(zip(data, here), ids[at:])]
-    return found
+        expect(len(data) == len(batch), f"{cfg.url}: results", len(data), f"{len(batch)}, one a solution")
+        scores += [at_steps(*pair, tag, f"solution {i}") for *pair, i in zip(data, batch, ids[start:])]
+    return scores
 
 
 @cli.command("compare")
 def main(cfg):
     """Score the same rows by us and by a vLLM server (or another that has its /pooling), and print the difference."""
-    given, cfg = cfg, parse(cfg, CompareConfig)
+    raw_cfg, cfg = cfg, parse(cfg, CompareConfig)
     folder = run_folder.output_dir()
-    with run_folder.locked_run_folder(folder, given):
+    with run_folder.locked_run_folder(folder, raw_cfg):
         solutions = read_solutions(cfg.input, cfg.most)
         loaded = open_checkpoint(cfg.checkpoint, cfg.which, cfg.format, choose_dtype(cfg.dtype))
         scorer = loaded.scorer(cfg.batch.rows, cfg.batch.tokens)
         ids, texts = [i for i, *_ in solutions], [(problem, steps) for _, problem, steps in solutions]
         encoded = encode(scorer.format, scorer.tokenizer, texts)
-        other = theirs(scorer, encoded, ids, cfg)
-        own = [probability(score_T) for score_T in scorer.score_encoded(encoded)]
-    difference_n = np.abs(np.concatenate(own) - np.concatenate(other))
-    largest = [float(np.abs(a - b).max()) for a, b in zip(own, other, strict=True)]
+        theirs = server_scores(scorer, encoded, ids, cfg)
+        ours = [probability(score_T) for score_T in scorer.score_encoded(encoded)]
+    ours_n, theirs_n = np.concatenate(ours), np.concatenate(theirs)
+    largest = [float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True)]
     worst = int(np.argmax(largest))
-    step = int(np.abs(own[worst] - other[worst]).argmax())
-    results = {"verifier": scorer.name, "url": cfg.url, "format": scorer.format.name, "dtype": cfg.dtype}
-    results |= {"solutions": len(own), "steps": len(difference_n), "largest_difference": largest[worst]}
-    results |= {"mean_difference": float(difference_n.mean()), "at": {"id": ids[worst], "step": step + 1}}
-    results["same_side_of_half"] = float(np.mean((np.concatenate(own) >= 0.5) == (np.concatenate(other) >= 0.5)))
-    results["same_weakest_step"] = float(np.mean([a.argmin() == b.argmin() for a, b in zip(own, other, strict=True)]))
+    step = int(np.abs(ours[worst] - theirs[worst]).argmax())
+    results = {
+        "verifier": scorer.name,
+        "url": cfg.url,
+        "format": scorer.format.name,
+        "dtype": cfg.dtype,
+        "solutions": len(ours),
+        "steps": len(ours_n),
+        "largest_difference": largest[worst],
+        "mean_difference": float(np.abs(ours_n - theirs_n).mean()),
+        "at": {"id": ids[worst], "step": step + 1},
+        "same_side_of_half": float(np.mean((ours_n >= 0.5) == (theirs_n >= 0.5))),
+        "same_weakest_step": float(np.mean([a.argmin() == b.argmin() for a, b in zip(ours, theirs, strict=True)])),
+    }
     run_folder.write_json(folder / "results.json", results)
-    print(f"compared    {len(own)} solutions, {len(difference_n)} steps of {scorer.name}, ours in {cfg.dtype}")
-    print(f"differs     P(good) by at most {largest[worst]:.3g}, {difference_n.mean():.3g} on average")
-    there = f"ours {own[worst][step]:.6f}, theirs {other[worst][step]:.6f}"
-    print(f"worst       solution {ids[worst]}, step {step + 1}: {there}")
-    weakest = results["same_weakest_step"]
-    print(f"same        side of 0.5 {results['same_side_of_half']:.4f}, weakest step {weakest:.4f}")
+    print(f"compared    {len(ours)} solutions, {len(ours_n)} steps of {scorer.name}, ours in {cfg.dtype}")
+    print(f"differs     P(good) by at most {largest[worst]:.3g}, {results['mean_difference']:.3g} on average")
+    scores = f"ours {ours[worst][step]:.6f}, theirs {theirs[worst][step]:.6f}"
+    print(f"worst       solution {ids[worst]}, step {step + 1}: {scores}")
+    shares = f"{results['same_side_of_half']:.4f}, weakest step {results['same_weakest_step']:.4f}"
+    print(f"same        side of 0.5 {shares}")
     print(f"results     {folder / 'results.json'}")
 
 

@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus' text. Written by hand: the format is a line a number, the client library a package."""
+"""The server's counters in Prometheus' text format, whose few lines need no client library."""
 
 import bisect
 import collections
@@ -10,7 +10,7 @@ SOLUTIONS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Histogram:
-    """Counts of values up to each bound, their number and their sum."""
+    """Counts of values up to each bound, and their sum."""
 
     def __init__(self, bounds: tuple[float, ...]):
         self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
@@ -19,16 +19,15 @@ class Histogram:
         self.counts[bisect.bisect_left(self.bounds, x)] += 1
         self.sum += x
 
-    def lines(self, name: str):
-        below = list(itertools.accumulate(self.counts))
-        yield from (
-            f'{name}_bucket{{le="{bound}"}} {n}' for bound, n in zip((*self.bounds, "+Inf"), below, strict=True)
-        )
-        yield from (f"{name}_sum {self.sum:.9g}", f"{name}_count {below[-1]}")
+    def lines(self, name: str) -> list[str]:
+        counts = list(itertools.accumulate(self.counts))
+        buckets = zip((*self.bounds, "+Inf"), counts, strict=True)
+        lines = [f'{name}_bucket{{le="{bound}"}} {n}' for bound, n in buckets]
+        return [*lines, f"{name}_sum {self.sum:.9g}", f"{name}_count {counts[-1]}"]
 
 
 class Metrics:
-    """Counts since the start. The event loop alone writes the first three, the worker alone the others."""
+    """Counts since the start; only the event loop writes the first three, only the worker the others."""
 
     def __init__(self):
         self.requests = collections.Counter()  # by (path, status)
@@ -38,27 +37,26 @@ class Metrics:
         self.steps = 0
 
     def text(self, stats=None) -> str:
-        """`stats`: the ScoringStats of a scorer that has a model."""
-        found = {
-            ("prm_jax_requests_total", "counter", "requests answered"): [
-                f'{{path="{path}",status="{status}"}} {n}' for (path, status), n in sorted(self.requests.items())
-            ],
-            ("prm_jax_requests_waiting", "gauge", "requests that arrive, wait or are scored"): [f" {self.waiting}"],
-            ("prm_jax_request_seconds", "histogram", "from a request's headers to its answer"): self.seconds,
-            ("prm_jax_batch_solutions", "histogram", "solutions that were scored together"): self.solutions,
-            ("prm_jax_steps_total", "counter", "steps scored"): [f" {self.steps}"],
-            ("process_cpu_seconds_total", "counter", "CPU time of this process"): [f" {time.process_time():.6f}"],
-        }
+        """All metrics; `stats` are the ScoringStats of a scorer with a model."""
+        requests = {f'{{path="{path}",status="{status}"}}': n for (path, status), n in sorted(self.requests.items())}
+        metrics = [  # name, type, help, a Histogram or {labels: value}
+            ("prm_jax_requests_total", "counter", "requests answered", requests),
+            ("prm_jax_requests_waiting", "gauge", "requests that arrive, wait or are scored", {"": self.waiting}),
+            ("prm_jax_request_seconds", "histogram", "from a request's headers to its answer", self.seconds),
+            ("prm_jax_batch_solutions", "histogram", "solutions that were scored together", self.solutions),
+            ("prm_jax_steps_total", "counter", "steps scored", {"": self.steps}),
+            ("process_cpu_seconds_total", "counter", "CPU time of this process", {"": f"{time.process_time():.6f}"}),
+        ]
         if stats is not None:
-            found |= {
-                ("prm_jax_tokens_total", "counter", "tokens of distinct solutions scored"): [f" {stats.tokens}"],
-                ("prm_jax_tokens_computed_total", "counter", "tokens left after prefixes are shared"): [
-                    f" {stats.computed}"
-                ],
-                ("prm_jax_shapes_compiled", "gauge", "shapes of batches met so far"): [f" {len(stats.shapes)}"],
-            }
+            computed = "tokens left after prefixes are shared"
+            metrics += [
+                ("prm_jax_tokens_total", "counter", "tokens of distinct solutions scored", {"": stats.tokens}),
+                ("prm_jax_tokens_computed_total", "counter", computed, {"": stats.computed}),
+                ("prm_jax_shapes_compiled", "gauge", "shapes of batches met so far", {"": len(stats.shapes)}),
+            ]
         lines = []
-        for (name, kind, help), values in found.items():
+        for name, kind, help, values in metrics:
             lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-            lines += values.lines(name) if isinstance(values, Histogram) else [name + value for value in values]
+            is_histogram = isinstance(values, Histogram)
+            lines += values.lines(name) if is_histogram else [f"{name}{labels} {x}" for labels, x in values.items()]
         return "\n".join(lines) + "\n"

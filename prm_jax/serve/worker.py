@@ -1,6 +1,6 @@
-"""One thread that scores all requests that wait at once: micro-batches onto prefix trees.
+"""One thread that scores all waiting requests together, with shared prefixes.
 
-While a batch is computed the next requests gather, so batches grow with the load and nobody waits for company.
+Requests gather while a batch is computed, so batches grow with the load and no request waits for others.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LOG = logging.getLogger("prm_jax.serve")
 
 
 class Refused(Exception):
-    """A request that is not answered: its status and why, in one line."""
+    """The status and the reason, in one line, for which a request is refused."""
 
     def __init__(self, status: int, why: str):
         super().__init__(why)
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @dataclasses.dataclass
 class ServedScorer(ModelScorer):
-    """A ModelScorer that refuses solutions of more than `longest` tokens, and whose rows are widened for one batch alone."""
+    """A ModelScorer that refuses solutions of more than `longest` tokens and widens its rows for one batch only."""
 
     longest: int = 1 << 30
 
@@ -49,19 +49,19 @@ class ServedScorer(ModelScorer):
 
 @dataclasses.dataclass
 class Job:
-    """The solutions of one request: texts and the aggregator that ranks them, or a function that gives them as tokens."""
+    """The solutions of one request: texts and the aggregator that ranks them, or a function that returns them as tokens."""
 
     rows: Rows = ()
-    how: str = "min"
+    aggregator: str = "min"
     tokens: Callable[[], list[Encoded]] | None = None
     answer: asyncio.Future | None = None
-    encoded: list[Encoded] | None = None  # what `tokens` gave
+    encoded: list[Encoded] | None = None  # result of `tokens`
     scores: list[np.ndarray] = dataclasses.field(default_factory=list)  # log-odds of each solution's steps
-    log_scores: np.ndarray | None = None  # of each solution, by `how`, rounded so that equal ones tie
+    log_scores: np.ndarray | None = None  # aggregate of each solution, rounded so that equal ones tie
 
 
 class Worker:
-    """Takes jobs from the event loop and gives them back scored. After `stop` what waits is still scored."""
+    """Takes jobs from the event loop and returns them scored; `stop` still scores what waits."""
 
     def __init__(self, scorer, solutions: int, metrics: Metrics):
         self.scorer, self.solutions, self.metrics = scorer, solutions, metrics
@@ -70,7 +70,7 @@ class Worker:
         self.thread.start()
 
     async def score(self, job: Job) -> Job:
-        """The job with its scores. Raises Refused, InputError, or what went wrong."""
+        """The job with its scores; raises the error of its scoring."""
         job.answer = asyncio.get_running_loop().create_future()
         self.waiting.put(job)
         return await job.answer
@@ -84,17 +84,17 @@ class Worker:
             jobs, n = [job], max(1, len(job.rows))
             while n < self.solutions and not self.waiting.empty():
                 job = self.waiting.get()
-                if job is None:  # stop, once these are done
+                if job is None:  # stop after these
                     self.waiting.put(None)
                     break
                 jobs.append(job)
                 n += max(1, len(job.rows))
-            done = self.work(jobs)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: stopping took too long
-                jobs[0].answer.get_loop().call_soon_threadsafe(give_back, done)
+            results = self.work(jobs)
+            with contextlib.suppress(RuntimeError):  # the loop is closed, since stopping took too long
+                jobs[0].answer.get_loop().call_soon_threadsafe(give_back, results)
 
     def work(self, jobs: list[Job]) -> list[tuple[Job, Exception | None]]:
-        """Each job and what went wrong with it. Where something did, halves are tried, until the one job is found that it was."""
+        """(job, its error or None) of each job; bisects the batch after an error to find the jobs that cause it."""
         try:
             self.score_all(jobs)
         except Exception as error:
@@ -102,7 +102,7 @@ class Worker:
                 middle = len(jobs) // 2
                 return self.work(jobs[:middle]) + self.work(jobs[middle:])
             if not isinstance(error, (Refused, InputError)):
-                LOG.exception("scoring failed")  # for whoever runs the server; a client gets no more than a status
+                LOG.exception("scoring failed")  # a client gets only a status
             return [(jobs[0], error)]
         return [(job, None) for job in jobs]
 
@@ -118,16 +118,16 @@ class Worker:
             job.scores = [next(by_token) for _ in job.encoded] if job.tokens else [next(by_text) for _ in job.rows]
             if not all(np.isfinite(score_T).all() for score_T in job.scores):
                 raise FloatingPointError(f"{self.scorer.name}: gives a score that is no number")
-        for how in {job.how for job in jobs if job.rows}:
-            own = [job for job in jobs if job.rows and job.how == how]
-            log_scores = iter(solution_scores([x_T for job in own for x_T in job.scores], how, rounded=True))
-            for job in own:
+        for aggregator in {job.aggregator for job in jobs if job.rows}:
+            group = [job for job in jobs if job.rows and job.aggregator == aggregator]
+            log_scores = iter(solution_scores([x_T for job in group for x_T in job.scores], aggregator, rounded=True))
+            for job in group:
                 job.log_scores = np.array([next(log_scores) for _ in job.rows])
         self.metrics.solutions.add(len(rows) + len(encoded))
         self.metrics.steps += sum(len(score_T) for job in jobs for score_T in job.scores)
 
 
-def give_back(done: list[tuple[Job, Exception | None]]):
-    for job, error in done:
+def give_back(results: list[tuple[Job, Exception | None]]):
+    for job, error in results:
         if not job.answer.done():  # its task may have been cancelled
             job.answer.set_result(job) if error is None else job.answer.set_exception(error)
