@@ -1,8 +1,7 @@
-"""Attention on GPU and TPU: adapters of library kernels, none of our own.
+"""Attention by library kernels: cuDNN's on GPU, through jax.nn, and JAX's splash attention on TPU.
 
-The GPU's is cuDNN's through jax.nn, the TPU's JAX's own splash attention. Both take the mask of mask.py as an array, one
-byte a pair; splash attention leaves out the tiles in which nothing is visible. It agrees with an einsum in interpret mode and
-lowers for a TPU (tests/test_attention.py). No chip has run either.
+Both take the mask of mask.py as an array of one byte per pair; splash attention skips tiles without a visible pair. It
+agrees with an einsum in interpret mode and lowers for a TPU (tests/test_attention.py). Neither has run on a chip.
 
 Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value heads, K head size.
 """
@@ -13,34 +12,34 @@ import jax.numpy as jnp
 from prm_jax.kernels.mask import visible
 from prm_jax.launch.mesh import platform
 
-TILE = 512  # tokens of splash attention's tiles; fewer where rows are shorter
-LANES = 128  # of a TPU's vector register: tiles are multiples of it
+TILE = 512  # tokens of a tile at most
+LANES = 128  # of a TPU's vector register; tiles are multiples of it
 
 
 def cudnn_takes(q_BLHK) -> bool:
-    """Half precision; its backward pass with a mask takes rows of even length and heads of a multiple of 8, on all chips up
-    to 128."""
+    """Whether cuDNN can run it: in half precision with, for its masked backward pass, rows of even length and head sizes that
+    are multiples of 8 up to 128."""
     _, L, _, K = q_BLHK.shape
     return q_BLHK.dtype in (jnp.bfloat16, jnp.float16) and L % 2 == 0 and K % 8 == 0 and K <= 128
 
 
 def cudnn(q_BLHK, k_BLGK, v_BLGK, visible_until_BL):
-    """Softmax attention, o_BLHK."""
+    """Softmax attention o_BLHK by cuDNN."""
     mask_B1LL = visible(visible_until_BL)[:, None]
     return jax.nn.dot_product_attention(q_BLHK, k_BLGK, v_BLGK, mask=mask_B1LL, implementation="cudnn")
 
 
 def splash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """Softmax attention, o_BLHK; every token must see at least itself."""
-    # It imports Pallas, which takes a second.
+    """Softmax attention o_BLHK by splash attention; every token must see itself."""
+    # Imported here because Pallas takes a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as library
 
     _, L, _, K = q_BLHK.shape
     t = min(TILE, -(-L // LANES) * LANES)
     more = -L % t
-    own_L = jnp.arange(L + more)
+    index_L = jnp.arange(L + more)
     visible_until_BL = jnp.pad(visible_until_BL, ((0, 0), (0, more)), constant_values=L)
-    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, own_L)  # padding sees itself alone
+    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, index_L)  # padding sees only itself
     names = ("q", "kv", "kv_compute", "q_dq", "kv_dq", "q_dkv", "kv_dkv", "kv_dkv_compute")
     sizes = library.BlockSizes(**{f"block_{name}": t for name in names})
 
@@ -54,7 +53,7 @@ def splash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
             attn_logits_soft_cap=cap,
             interpret=platform() != "tpu",
         )
-        # The library has made a traced array of this flag and would branch on it.
+        # vmap makes this flag a traced array, on which the library would branch.
         kernel.fwd_mask_info = kernel.fwd_mask_info._replace(is_dynamic_mask=True)
         return kernel(*(x.swapaxes(0, 1) for x in (q_LHK, k_LGK, v_LGK))).swapaxes(0, 1)
 

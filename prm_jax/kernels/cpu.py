@@ -1,9 +1,10 @@
-"""What XLA's CPU backend computes fast only if it is written for it: linear layers, attention, functions of single tokens.
+"""Linear layers, attention and functions of single tokens, written so that XLA's CPU backend runs them fast.
 
-`flatten_tokens`, `matmul` and `add_bias` are the plain operations on other backends; `one_product` and `tiled` are for CPU alone.
+`flatten_tokens`, `matmul` and `add_bias` are the plain operations on other backends; `one_product` and `tiled` are only for
+CPU.
 
 Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G queries
-a group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times the tokens of one row or tile.
+per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times the tokens of a row or tile.
 """
 
 import functools
@@ -16,11 +17,11 @@ from prm_jax.kernels.mask import MASKED, cap_slope, soft_cap, visible
 from prm_jax.kernels.remat import save_inside
 from prm_jax.launch.mesh import features_are_split, platform, sum_over_rows
 
-TILE = 64  # tokens; a tile's scores stay in a core's cache (measured, with gradient: 128 takes 1.2 x as long)
+TILE = 64  # tokens; a tile's scores fit in a core's cache (measured with gradient: 128 takes 1.2 x as long)
 
 
 def flatten_tokens(f):
-    """f(x_nD, ...) of single tokens, to be called with any leading axes (x_BLD, x_BTD, x_BLHK), which come back.
+    """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BTD, x_BLHK).
 
     XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long for
     the weight gradient of a 3-D product.
@@ -39,15 +40,17 @@ def flatten_tokens(f):
 
 
 def _multiply(x, w, over_x: int, over_w: int, sums=None):
-    """x and w multiplied and summed over one axis each, sums in `sums` (None: the dtype of x). On CPU they are always float32:
-    XLA multiplies bfloat16 at twice the speed of float32 if they may, and not at all faster if not."""
+    """The product of x and w, contracted over one axis each and accumulated in `sums` (None: the dtype of x).
+
+    On CPU it accumulates in float32: only then does XLA multiply bfloat16 at twice the speed of float32.
+    """
     sums = jnp.float32 if platform() == "cpu" else sums
     return jax.lax.dot_general(x, w, (((over_x,), (over_w,)), ((), ())), preferred_element_type=sums)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x_nD, w_DF, dtype=None):
-    """x @ w, in `dtype`: float32, or None: that of x."""
+    """x @ w in `dtype`: float32, or None for that of x."""
     dtype = dtype or x_nD.dtype
     return _multiply(x_nD, w_DF, 1, 0, dtype).astype(dtype)
 
@@ -67,9 +70,9 @@ def _matmul_backward(_, saved, dy_nF):
 
 
 def _weight_gradient(x_nD, dy_nF):
-    """x^T dy. XLA's CPU backend takes twice as long where the sum is over the rows of the left factor, so that one is
-    transposed, and held to that layout lest XLA transpose it back. The narrower of the two, and then the result: XLA writes
-    transposes element by element, and what makes the wider one (SwiGLU) it would compute in that order too."""
+    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this transposes that factor
+    and constrains its layout, lest XLA transpose it back. It transposes the narrower factor, and then the result: XLA writes
+    transposes element by element, and would also compute the wider factor (SwiGLU) in that order."""
     if x_nD.shape[1] > dy_nF.shape[1]:
         return _transpose(with_layout_constraint(_weight_gradient(dy_nF, x_nD), Layout((0, 1))))
     return _multiply(_transpose(x_nD), dy_nF, 1, 0)
@@ -84,8 +87,10 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def add_bias(y_nF, b_F):
-    """y + b. Its derivative is written out since XLA's CPU backend sums over rows six times slower than it multiplies; a
-    product elsewhere, or of the bias itself, would round to what an accelerator multiplies float32 in."""
+    """y + b, with a derivative by a product, since XLA's CPU backend sums over rows six times slower than it multiplies.
+
+    Other backends sum, since accelerators may multiply float32 at a lower precision.
+    """
     return y_nF + b_F
 
 
@@ -102,14 +107,14 @@ add_bias.defvjp(lambda y_nF, b_F: (y_nF + b_F, None), _add_bias_backward)
 
 
 def _batch_multiply(a, b, over_a: int, over_b: int):
-    """Matrix products of a and b summed over one axis each, axis 0 a batch, in float32."""
+    """Matrix products of a and b over the batch axis 0, contracted over one axis each, in float32."""
     dimensions = (((over_a,), (over_b,)), ((0,), (0,)))
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
 def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """L x L scores of every row and head. One batch axis (row, group) and two matrix axes, the only layout that XLA's CPU
-    backend multiplies at full speed."""
+    """Softmax attention with all L x L scores of every row and head at once, in one batch axis (row, group) and two matrix
+    axes, the only layout that XLA's CPU backend multiplies at full speed."""
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     R = H // G
@@ -128,7 +133,7 @@ def _scores(q_bmK, k_bLK, visible_until_BL, cap):
     return jnp.where(visible(visible_until_BL)[:, None, None], s_BGRLL, MASKED).reshape(b, m, L)
 
 
-# The derivative is written out because XLA's own recomputes and transposes the probabilities, several times slower on CPU.
+# The derivative is written by hand, since XLA's own recomputes and transposes the probabilities, which is several times slower.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL, cap):
     return _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL, cap)[0]
@@ -139,7 +144,7 @@ def _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL, cap):
     top_bm1 = s_bmL.max(-1, keepdims=True)
     p_bmL = jnp.exp(s_bmL - top_bm1)
     sum_bm1 = p_bmL.sum(-1, keepdims=True)
-    # Dividing after the product touches K columns in place of L.
+    # Dividing after the product touches K columns instead of L.
     o_bmK = (_batch_multiply(p_bmL.astype(v_bLK.dtype), v_bLK, 2, 1) / sum_bm1).astype(q_bmK.dtype)
     o_bmK, lse_bm1 = (save_inside(x, "attention") for x in (o_bmK, top_bm1 + jnp.log(sum_bm1)))
     return o_bmK, (q_bmK, k_bLK, v_bLK, visible_until_BL, o_bmK, lse_bm1)
@@ -164,30 +169,33 @@ def _one_product_backward(cap, saved, do_bmK):
 _one_product.defvjp(_one_product_forward, _one_product_backward)
 
 
-# Only the tiles that hold a visible pair (FlashAttention's loop, with its online softmax: 2205.14135, 2307.08691)
+# Attention: only the tiles with a visible pair (FlashAttention's loop with its online softmax: 2205.14135, 2307.08691)
 
 
 def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """A loop over the pairs (query tile, key tile) in which some query sees some key: cost and memory grow with what is
-    visible and not with L x L, so the length of a row is free. All rows are tiles of one long row, in which no token sees
-    one of another row."""
+    """Softmax attention in a loop over the pairs (query tile, key tile) in which some query sees some key.
+
+    Cost and memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in which no token
+    sees one of another row.
+    """
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
     R, n = H // G, -(-L // t)
     N = B * n
-    own_L = jnp.arange(n * t)
+    index_L = jnp.arange(n * t)
     visible_until_BL = jnp.pad(visible_until_BL, ((0, 0), (0, n * t - L)), constant_values=L)
-    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, own_L)  # padding sees itself alone
+    visible_until_BL = jnp.where(visible_until_BL < L, visible_until_BL, index_L)  # padding sees only itself
     visible_until_Nt = (visible_until_BL + n * t * jnp.arange(B)[:, None]).reshape(N, t)
-    cut = lambda x_BLGx: jnp.pad(x_BLGx, ((0, 0), (0, n * t - L), (0, 0), (0, 0)))
-    q_NGmK = cut(q_BLHK * K**-0.5).reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
-    k_NGtK, v_NGtK = (cut(x).reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
+    padding = ((0, 0), (0, n * t - L), (0, 0), (0, 0))
+    q_BLHK, k_BLGK, v_BLGK = (jnp.pad(x, padding) for x in (q_BLHK * K**-0.5, k_BLGK, v_BLGK))
+    q_NGmK = q_BLHK.reshape(N, t, G, R, K).transpose(0, 2, 3, 1, 4).reshape(N, G, R * t, K)
+    k_NGtK, v_NGtK = (x.reshape(N, t, G, K).transpose(0, 2, 1, 3) for x in (k_BLGK, v_BLGK))
     o_NGmK = _tiled(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap)
     return o_NGmK.reshape(N, G, R, t, K).transpose(0, 3, 1, 2, 4).reshape(B, n * t, H, K)[:, :L]
 
 
 def _last_tile(visible_until_Nt):
-    """The last query tile that reads each key tile, last_N; all from the key's own to that one do."""
+    """The last query tile that reads each key tile, last_N; the first is the key tile itself."""
     return visible_until_Nt.max(-1) // visible_until_Nt.shape[1]
 
 
@@ -200,7 +208,7 @@ def _write(x_N, value, i):
 
 
 def _is_visible(visible_until_Nt, i, j):
-    """Which queries of tile i see which keys of tile j, mask_tt[query, key]."""
+    """mask_tt[query, key]: whether a query of tile i sees a key of tile j."""
     t = visible_until_Nt.shape[1]
     query_t1, key_t = (i * t + jnp.arange(t))[:, None], j * t + jnp.arange(t)
     return (key_t <= query_t1) & (query_t1 <= _read(visible_until_Nt, j))
@@ -220,9 +228,9 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
         is_needed_N = (i_N <= i) & (i <= last_N)
         key_N = jnp.argsort(~is_needed_N)  # the needed key tiles first
 
-        def key_tile(at, carry):
+        def key_tile(n, carry):
             o_GmK, sum_Gm1, top_Gm1 = carry
-            j = key_N[at]
+            j = key_N[n]
             mask_mt = jnp.tile(_is_visible(visible_until_Nt, i, j), (R, 1))
             s_Gmt = soft_cap(_batch_multiply(q_GmK, _read(k_NGtK, j), 2, 2), cap)
             s_Gmt = jnp.where(mask_mt, s_Gmt, MASKED)
@@ -234,8 +242,8 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
         o_GmK, zeros_Gm1 = jnp.zeros(q_GmK.shape), jnp.zeros((*q_GmK.shape[:-1], 1))
         # The running maximum starts above MASKED, so that a tile in which a query sees nothing adds exp(-huge) = 0.
         start = o_GmK, zeros_Gm1, zeros_Gm1 + MASKED / 2
-        own = jax.lax.fori_loop(0, is_needed_N.sum(), key_tile, start)
-        return tuple(_write(x_N, x, i) for x_N, x in zip(carry, own, strict=True))
+        sums = jax.lax.fori_loop(0, is_needed_N.sum(), key_tile, start)
+        return tuple(_write(x_N, x, i) for x_N, x in zip(carry, sums, strict=True))
 
     zeros_NGm1 = jnp.zeros((*q_NGmK.shape[:-1], 1))
     start = jnp.zeros(q_NGmK.shape), zeros_NGm1, zeros_NGm1
@@ -246,8 +254,8 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
 
 
 def _tiled_backward(cap, saved, do_NGmK):
-    """Scores stand transposed, keys first: then no product has its sum over the rows of its left factor, which XLA's CPU
-    backend multiplies at half speed."""
+    """The gradients, from transposed scores (keys first): then no product sums over the rows of its left factor, which is half
+    as fast in XLA's CPU backend."""
     q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
     delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
     dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // visible_until_Nt.shape[1]

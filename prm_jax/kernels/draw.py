@@ -1,4 +1,4 @@
-"""Draws from many distributions over a vocabulary at once, and what is left of them by top-k and top-p, without a sort.
+"""Draws from many distributions over a vocabulary at once, and truncates them by top-k and top-p without a sort.
 
 Dimension key: B rows, V vocabulary; n blocks of b tokens.
 """
@@ -11,10 +11,10 @@ import numpy as np
 
 
 def most_likely(p_BV, weight_BV, target_B):
-    """p_BV without all but the fewest of its largest entries whose weights sum to the target; equal entries stay together.
+    """p_BV with zeros but for the fewest largest entries whose weights sum to the target; equal entries stay together.
 
-    A bisection of the smallest entry to keep over the bits of a float, in whose order the floats are, takes 31 sums where a
-    sort of the vocabulary would cost more than the model.
+    The smallest entry to keep is bisected over the bits of a float, which order as the floats do. That takes 31 sums, while
+    a sort of the vocabulary would cost more than the model.
     """
     bits_BV, top = jax.lax.bitcast_convert_type(p_BV, jnp.int32), np.float32(1).view(np.int32) + 1  # p is at most 1
 
@@ -30,10 +30,10 @@ def most_likely(p_BV, weight_BV, target_B):
 
 
 def inverse_cdf(p_BV, uniform_B):
-    """The token of each row at which the sum of p first exceeds uniform_B times the whole, id_B.
+    """id_B: the token of each row at which the cumulative sum of p first exceeds uniform_B times the total.
 
-    The inverse of the cumulative distribution takes one random number a row. The Gumbel maximum takes V, which cost as much
-    as a small model, and is no more exact. Blocks of about sqrt(V) tokens come first, then the tokens of one.
+    This takes one random number per row; the Gumbel maximum would take V, which cost as much as a small model. It searches
+    blocks of about sqrt(V) tokens first, then the tokens of one.
     """
     b = math.isqrt(p_BV.shape[1] - 1) + 1
     p_Bnb = jnp.pad(p_BV, ((0, 0), (0, -p_BV.shape[1] % b))).reshape(len(p_BV), -1, b)
@@ -43,13 +43,13 @@ def inverse_cdf(p_BV, uniform_B):
     return block_B * b + first_exceeding(p_Bb, rest_B)[0]
 
 
-def first_exceeding(p_Bn, at_B):
-    """The first entry of each row with which the sum exceeds `at_B`, and how far into that entry this is. Never one of 0."""
+def first_exceeding(p_Bn, target_B):
+    """(i_B, rest_B): the first entry, never a zero, with which a row's sum exceeds the target, and the target less the sum
+    before it."""
     n = p_Bn.shape[1]
     sum_Bn = jnp.matmul(p_Bn, np.triu(np.ones((n, n), np.float32)), precision=jax.lax.Precision.HIGHEST)
-    at_B1 = jnp.minimum(
-        at_B[:, None], jnp.nextafter(sum_Bn[:, -1:], jnp.zeros(()))
-    )  # rounding may lead beyond the last
-    i_B = (sum_Bn <= at_B1).sum(-1, dtype=jnp.int32)
+    below_total_B1 = jnp.nextafter(sum_Bn[:, -1:], jnp.zeros(()))  # rounding may lead beyond the last entry
+    target_B1 = jnp.minimum(target_B[:, None], below_total_B1)
+    i_B = (sum_Bn <= target_B1).sum(-1, dtype=jnp.int32)
     before_B1 = jnp.take_along_axis(sum_Bn - p_Bn, i_B[:, None], 1)
-    return i_B, (at_B1 - before_B1)[:, 0]
+    return i_B, (target_B1 - before_B1)[:, 0]

@@ -1,10 +1,10 @@
-"""A layer of many experts, of which each token takes a few (Shazeer et al. 2017; Qwen3-MoE): no token is dropped.
+"""A mixture of experts without dropped tokens (Shazeer et al. 2017; Qwen3-MoE).
 
-The pairs (token, expert) are sorted by expert, so that each expert's matrix multiplies one run of rows. Experts are not
-divided among devices; on a mesh XLA brings the tokens of all devices together to sort them. On CPU XLA multiplies every
-expert's matrix with every row.
+The pairs (token, expert) are sorted by expert, so that each expert's matrix multiplies consecutive rows. Experts are not
+split over devices; on a mesh XLA gathers the tokens of all devices to sort them. On CPU XLA multiplies every expert's matrix
+with every row.
 
-Dimension key: n tokens, E experts, j of them a token takes, m = n j pairs, D model, F features in or out.
+Dimension key: n tokens, E experts, j experts per token, m = n j pairs, D model, F features in or out.
 """
 
 import jax
@@ -14,9 +14,9 @@ from prm_jax.kernels.remat import save_for_backward
 
 
 def mixture(x_BLD, logit_BLE, taken: int, to_one: bool, layer):
-    """The sum over the `taken` experts of highest logit of softmax x expert's output; `to_one`: their shares sum to 1.
+    """The outputs of each token's `taken` experts of highest logit, weighted by the softmax; with `to_one` weights sum to 1.
 
-    `layer(x_mD, dot)` is that output, with dot(x_mF, w_EFF, None) in place of a linear layer.
+    `layer(x_mD, dot)` computes an expert's output with dot(x_mF, w_EFF, None) as its linear layers.
     """
     p_nE = jax.nn.softmax(logit_BLE.astype(jnp.float32).reshape(-1, logit_BLE.shape[-1]))
     share_nj, expert_nj = jax.lax.top_k(p_nE, taken)

@@ -1,6 +1,6 @@
-"""What the backward pass finds kept from the forward pass, and what it computes again (`model.remat`).
+"""Rematerialisation (`model.remat`; Chen et al. 2016, 1604.06174).
 
-Chen et al. 2016 (1604.06174): a block keeps its input and its named values, and its backward pass runs the rest once more.
+A block saves its input and its named values, and its backward pass computes the rest again.
 """
 
 import functools
@@ -11,17 +11,17 @@ from jax.ad_checkpoint import checkpoint_name
 
 from prm_jax.launch.mesh import platform
 
-# `dots` keeps what linear layers give and what attention takes and gives (on a GPU not the latter: cuDNN's kernel, which
-# names nothing, runs again); `full` only each block's input.
+# `dots` saves the outputs of linear layers, and the inputs and outputs of attention (on GPU not the outputs, since cuDNN's
+# kernel names nothing and runs again); `full` saves only each block's input.
 REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
 def save_inside(x, name: str):
-    """`save_for_backward` for a hand-written forward pass, whose derivative is not taken again.
+    """`save_for_backward` inside a hand-written forward pass.
 
-    On CPU bfloat16 is kept as its bits: XLA's CPU backend would make float32 of what a loop over layers has kept, all
+    On CPU bfloat16 is saved as its bits. XLA's CPU backend would convert what a loop over layers has saved to float32, all
     layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory). It still does so
-    with the blocks' inputs, which jax.lax.scan keeps.
+    with the blocks' inputs, which jax.lax.scan saves.
     """
     if x.dtype != jnp.bfloat16 or platform() != "cpu":
         return checkpoint_name(x, name)
@@ -31,7 +31,7 @@ def save_inside(x, name: str):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def save_for_backward(x, name: str):
-    """x itself, kept for the backward pass under a policy that has its name."""
+    """x, which is saved for the backward pass under a policy with its name."""
     return save_inside(x, name)
 
 
@@ -40,6 +40,6 @@ def _keep_derivative(name, x, dx):
     return save_inside(*x, name), *dx
 
 
-def remat(layer, how: str):
-    """The body of a loop over layers with its backward pass as asked: none, or a key of REMAT."""
-    return layer if how == "none" else jax.checkpoint(layer, policy=REMAT[how])
+def remat(layer, policy: str):
+    """The body of a loop over layers, rematerialised by a policy of REMAT or "none"."""
+    return layer if policy == "none" else jax.checkpoint(layer, policy=REMAT[policy])
