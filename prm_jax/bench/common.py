@@ -189,10 +189,8 @@ def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
 
 
 def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
-    """{dtype: result} of a job that peers.py does with the same weights; empty without a peer.
-
-    One process does all dtypes. It can import nothing of ours and has no network.
-    """
+    """{dtype: result} of a job that peers.py does with the same weights; empty without a peer. One process does all
+    dtypes. It can import nothing of ours and has no network."""
     if cfg.peer is None:
         return {}
     python, script = cfg.peer_python or sys.executable, Path(__file__).with_name("peers.py")
@@ -223,9 +221,7 @@ def differences(cfg: BenchConfig, what: str, ours: dict[str, list], theirs: dict
 
 def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], theirs: dict[str, float]) -> list[Row]:
     """Rates, shares of the matmul peak and ratios from seconds by dtype, ours and the peer's, and the peak memory.
-
-    `tokens` and `flops` are useful work: padding and recomputation do not count.
-    """
+    `tokens` and `flops` are useful work: padding and recomputation do not count."""
     rows, best, slowest = [], min(ours, key=ours.get), max(ours, key=ours.get)
     for dtype, seconds in ours.items():
         peak = matmul_peak(dtype, cfg.warmup, cfg.repeats)

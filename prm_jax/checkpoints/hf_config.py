@@ -249,10 +249,8 @@ ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", 
 
 
 def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tuple[ModelConfig, dict]:
-    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where these differ).
-
-    `uses` are further fields that the objective decides, such as lm_head.
-    """
+    """(ModelConfig of a Hugging Face config with the chosen fields, {field: (chosen, in config)} where these
+    differ). `uses` are further fields that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
     chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
     original = model_config(config, where)

@@ -126,9 +126,7 @@ def stored_format(stored: Format, requested: Format | None, path: str) -> Format
 
 def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str) -> Format:
     """`fmt`, or for auto the one format whose checkpoints have this head; InputError where the head does not fit.
-
-    `classes` are the architectures of config.json, which distinguish an outcome model from a PRM.
-    """
+    `classes` are the architectures of config.json, which distinguish an outcome model from a PRM."""
     is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
     has = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
     if is_outcome:

@@ -56,9 +56,7 @@ class Checkpoints:
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """(step, notes) of the newest undamaged state, which fills `model` and `opt` in place with their shardings.
-
-        Newer damaged steps are deleted, since the run makes them again. None where no checkpoint was saved yet.
-        """
+        Newer damaged steps are deleted, since the run makes them again. None where no checkpoint was saved yet."""
         for saved in (self.best, self.latest):
             saved.wait_until_finished()  # a save under way has no name yet
             step = newest_whole(Path(saved.directory))
@@ -95,10 +93,8 @@ def write_errors(saved: ocp.CheckpointManager) -> Iterator[None]:
 
 
 def manager(folder: Path) -> ocp.CheckpointManager:
-    """A manager that keeps two checkpoints and whose saving thread adds checksums before the step's folder gets its name.
-
-    Its barriers carry the folder's name, since `latest` and `best` may save the same step.
-    """
+    """A manager that keeps two checkpoints and whose saving thread adds checksums before the step's folder gets its
+    name. Its barriers carry the folder's name, since `latest` and `best` may save the same step."""
 
     def write_checksums():
         if jax.process_index() == 0:
@@ -175,9 +171,7 @@ def structure_hash(model) -> str:
 
 def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
     """The notes of a step, which fills the modules (abstract or not) in place, sharded over the mesh in use.
-
-    InputError where the saved model has another structure than `modules["model"]`.
-    """
+    InputError where the saved model has another structure than `modules["model"]`."""
     try:
         notes = manager.restore(step, args=args.Composite(notes=args.JsonRestore()))["notes"]
         if notes.pop("structure", None) != structure_hash(modules["model"]):
@@ -215,10 +209,8 @@ def load_description(folder: Path) -> ModelConfig:
 
 
 def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictConfig, int]:
-    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the mesh in use.
-
-    Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype.
-    """
+    """(model, tokenizer, configuration, step) of a run's `best` or `latest` checkpoint, sharded over the mesh in
+    use. Low-rank updates are merged, and the backbone's matrices are stored in the compute dtype."""
     expect(which in ("best", "latest"), "which", which, "best or latest")
     run = run_config(folder)
     cfg = dataclasses.replace(load_description(folder / "model"), dtype=dtype, remat="none")

@@ -49,10 +49,8 @@ class TwoTokenHead(ReleasedHead):
 
 
 class Ensemble(ReleasedHead):
-    """P(good) is the mean of E networks' sigmoids, each Linear, ReLU, Linear, ReLU, Linear (ActPRM, arXiv 2504.10559).
-
-    The weights are nn1, nn2 and nn_out of `layer`'s module, [E, in, out] and [E, out].
-    """
+    """P(good) is the mean of E networks' sigmoids, each Linear, ReLU, Linear, ReLU, Linear (ActPRM, arXiv
+    2504.10559). The weights are nn1, nn2 and nn_out of `layer`'s module, [E, in, out] and [E, out]."""
 
     def __init__(self, model: PRM, tensors: dict, layer: str):
         super().__init__(model, "scalar")

@@ -40,10 +40,8 @@ def flatten_tokens(f):
 
 
 def _multiply(x, w, over_x: int, over_w: int, sums=None):
-    """The product of x and w, contracted over one axis each and accumulated in `sums` (None: the dtype of x).
-
-    On CPU it accumulates in float32: only then does XLA multiply bfloat16 at twice the speed of float32.
-    """
+    """The product of x and w, contracted over one axis each and accumulated in `sums` (None: the dtype of x). On CPU
+    it accumulates in float32: only then does XLA multiply bfloat16 at twice the speed of float32."""
     sums = jnp.float32 if platform() == "cpu" else sums
     return jax.lax.dot_general(x, w, (((over_x,), (over_w,)), ((), ())), preferred_element_type=sums)
 
@@ -87,10 +85,8 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 @jax.custom_vjp
 def add_bias(y_nF, b_F):
-    """y + b, with a derivative by a product, since XLA's CPU backend sums over rows six times slower than it multiplies.
-
-    Other backends sum, since accelerators may multiply float32 at a lower precision.
-    """
+    """y + b, with a derivative by a product, since XLA's CPU backend sums over rows six times slower than it
+    multiplies. Other backends sum, since accelerators may multiply float32 at a lower precision."""
     return y_nF + b_F
 
 

@@ -49,10 +49,8 @@ class SweepFolder(Callback):
 
 
 def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None):
-    """Decorates a `main(cfg)` as a Hydra command whose --help is the commented configuration and whose errors are one line.
-
-    `end_of_sweep` gets the folder of a sweep after its last job, even if jobs failed.
-    """
+    """Decorates a `main(cfg)` as a Hydra command whose --help is the commented configuration and whose errors are
+    one line. `end_of_sweep` gets the folder of a sweep after its last job, even if jobs failed."""
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
         full_error = "HYDRA_FULL_ERROR" in os.environ  # the user wants tracebacks

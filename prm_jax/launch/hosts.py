@@ -18,10 +18,8 @@ from prm_jax.launch.config import expect
 
 
 def set_cpu_devices(n: int):
-    """Makes n devices of this process's CPU, before jax initialises its devices.
-
-    XLA runs matrix products on all cores, but the loop of attention and small operations on one; devices run in parallel.
-    """
+    """Makes n devices of this process's CPU, before jax initialises its devices. XLA runs matrix products on all
+    cores, but the loop of attention and small operations on one; devices run in parallel."""
     expect(type(n) is int and n >= 1, "cpu_devices", n, "a number of at least 1")
     try:
         jax.config.update("jax_num_cpu_devices", n)
@@ -32,10 +30,8 @@ def set_cpu_devices(n: int):
 
 
 def init_distributed(cfg):
-    """Connects this process to the others that `cfg.distributed` names, before jax initialises its devices.
-
-    The key is set to null, since it is no setting of the run. Only process 0 prints.
-    """
+    """Connects this process to the others that `cfg.distributed` names, before jax initialises its devices. The key
+    is set to null, since it is no setting of the run. Only process 0 prints."""
     setting, cfg.distributed = cfg.distributed, None
     if setting is None or jax.distributed.is_initialized():
         return

@@ -26,10 +26,8 @@ def require_packages(tensorboard: bool, wandb: str | None):
 
 
 class MetricsLog:
-    """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a run resumes.
-
-    `every` is the number of steps between two lines; missing lines are reported.
-    """
+    """metrics.jsonl with one JSON object per logged step, without the lines after step `first`, from which a run
+    resumes. `every` is the number of steps between two lines; missing lines are reported."""
 
     def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None, every: int = 0):
         self.board = self.wandb = None
