@@ -43,7 +43,7 @@ JOBS = {job.__name__.removeprefix("bench_"): job for job in JOBS}
 
 @cli.command("bench")
 def main(cfg):
-    """Measure the speed of training, scoring, sampling, search, serving, reranking and imports, or the memory of a step."""
+    """Measure the speed of training, scoring, sampling, search, serving, reranking and imports, or a step's memory."""
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig)
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()

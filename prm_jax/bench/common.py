@@ -168,8 +168,8 @@ def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
 
 
 def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
-    """FLOPs of the matrix products of one forward pass: 2 per parameter and token without embeddings, and 4 K per head and
-    visible pair of tokens. A backward pass costs twice as many."""
+    """FLOPs of the matrix products of one forward pass: 2 per parameter and token without embeddings, and 4 K per head
+    and visible pair of tokens. A backward pass costs twice as many."""
     D, F, H, G, K = cfg.dim, cfg.ffn * max(1, cfg.experts_per_token), cfg.heads, cfg.kv_heads, cfg.head_dim
     return cfg.layers * (2 * tokens * (2 * D * (H + G) * K + 3 * D * F) + 4 * H * K * pairs)
 

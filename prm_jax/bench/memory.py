@@ -1,7 +1,7 @@
 """Memory of a large model's state, and of its compiled train and score steps, on devices that need not exist.
 
-Nothing is allocated: arrays are shapes with a sharding. target=cpu compiles for fake devices in float32, so its temporaries
-are a rough guide; target=tpu uses the TPU compiler for v5p slices.
+Nothing is allocated: arrays are shapes with a sharding. target=cpu compiles for fake devices in float32, so its
+temporaries are a rough guide; target=tpu uses the TPU compiler for v5p slices.
 """
 
 import importlib.util
@@ -89,7 +89,7 @@ def row(name: str, parts: dict[str, int], note: str) -> Row:
 
 
 def bench_memory(cfg: BenchConfig) -> list[Row]:
-    """Memory of each model's state under CHOICES on one device, and of the compiled steps of each case on each device."""
+    """Memory of each model's state under CHOICES on one device, and of each case's compiled steps per device."""
     m, sizes = cfg.memory, [case.data * case.fsdp * case.tensor for case in cfg.memory.cases]
     models = {name: parse(shape | FIXED, ModelConfig, f"memory.models.{name}") for name, shape in m.models.items()}
     for i, (case, n) in enumerate(zip(m.cases, sizes, strict=True)):

@@ -1,4 +1,4 @@
-"""Times aggregation, exact best-of-n curves and reweighting of a synthetic pool, and the published shuffles beside them.
+"""Times aggregation, exact best-of-n curves and reweighting of a synthetic pool, beside the published shuffles.
 
 Dimension key: P problems, N candidates, T steps, S trials, n subset sizes.
 """
@@ -16,13 +16,13 @@ import numpy as np
 from prm_jax import rerank
 from prm_jax.bench.common import BenchConfig, Rerank, Row, median_seconds
 
-# Subset sizes and shuffles of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, figure 3), eval/eval.py.
+# Subset sizes and shuffles of the published evaluation of PRM800K's verifiers (Lightman et al. 2023, eval/eval.py).
 PUBLISHED_SIZES = (10, 25, 50, 75, 100, 200, 300, 400, 500, 750, 1000, 1250, 1500, 1860)
 PUBLISHED_TRIALS = 400
 
 
 def synthetic_pool(cfg: Rerank, rng):
-    """(logit_PNT, mask_PNT, right_PN, answered_PN) of problems of all difficulties, whose right solutions score higher."""
+    """(logit_PNT, mask_PNT, right_PN, answered_PN) of problems of all difficulties; right solutions score higher."""
     P, N, T = cfg.problems, cfg.candidates, cfg.steps
     quality_PN = rng.standard_normal((P, 1), np.float32) + rng.standard_normal((P, N), np.float32)
     logit_PNT = 4 + 2 * quality_PN[..., None] + 5 * rng.standard_normal((P, N, T), np.float32)
@@ -75,10 +75,10 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
 
 
 def python_trial(samples: list[list[tuple]], sizes: list[int], shuffle: Callable) -> list[float]:
-    """Pass rate at each n of one trial of the published protocol: shuffle, then the best of the first n with an answer wins.
+    """Pass rate at each n of one trial of the published protocol: shuffle; the best of the first n with an answer wins.
 
-    `samples` holds each problem's candidates (score, is right, has an answer). Every problem is shuffled anew for every n;
-    the first of equal scores wins; n candidates without an answer count as wrong.
+    `samples` holds each problem's candidates (score, is right, has an answer), which are shuffled anew for every n. The
+    first of equal scores wins; n candidates without an answer count as wrong.
     """
     rates = []
     for n in sizes:

@@ -1,4 +1,4 @@
-"""Times samples of a fixed number of tokens for random prompts; the peer is transformers' `generate`, a prompt at a time."""
+"""Times samples of a fixed length for random prompts; the peer is transformers' `generate`, one prompt at a time."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Times step scores of random candidates that share their problem's tokens; the peer pads batches of 32 sorted by length."""
+"""Times step scores of random candidates that share their problem's tokens; the peer pads sorted batches of 32."""
 
 import numpy as np
 

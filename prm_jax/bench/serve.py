@@ -1,4 +1,4 @@
-"""Times the HTTP server with the embedded outcome model under many clients, and task=score's scoring of the same rows."""
+"""Times the HTTP server with the embedded outcome model under many clients, beside task=score on the same rows."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ def started():
 
 
 async def ask(host: str, port: int, queue: list[tuple[int, bytes]], answers: list):
-    """One client, which posts (number, body) pairs until the queue is empty and sets answers[number] = status, body, seconds."""
+    """One client: posts (number, body) pairs of the queue; answers[number] becomes (status, body, seconds)."""
     reader, writer = await asyncio.open_connection(host, port)
     while queue:
         number, body = queue.pop()

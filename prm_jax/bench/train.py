@@ -21,7 +21,7 @@ OPTIMIZER |= {"trainable": "all", "mu_dtype": "float32"}
 
 
 def balanced(lengths, groups: int, size: int) -> list[list[int]]:
-    """`groups` lists of `size` indices with nearly equal sums of lengths: each length, longest first, goes to the least sum."""
+    """`groups` lists of `size` indices with nearly equal sums of lengths: the longest goes first to the least sum."""
     members, total = [[] for _ in range(groups)], np.zeros(groups)
     for i in np.argsort(-np.asarray(lengths), kind="stable"):
         g = int(total.argmin())

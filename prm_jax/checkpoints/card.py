@@ -35,8 +35,8 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
     pooler = json.dumps({"pooling_type": "STEP", "step_tag_id": tag})
     if head.hidden and cfg.family == "qwen2":
         lines.append(
-            f"- vLLM has its class. Set the step tag by `--override-pooler-config '{pooler}'` (`--pooler-config` in newer "
-            "versions): versions 0.9 and 0.10 look for Qwen's id 151651 by default and would read nothing here."
+            f"- vLLM has its class. Set the step tag by `--override-pooler-config '{pooler}'` (`--pooler-config` in "
+            "newer versions): versions 0.9 and 0.10 look for Qwen's id 151651 by default and would read nothing here."
         )
     elif head.hidden:
         lines.append(
@@ -45,8 +45,8 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
     else:
         old = json.dumps({"architectures": [f"{family}ForTokenClassification"]})
         lines.append(
-            f"- vLLM: newer versions recognise ForTokenClassification (pooling task `token_classify`, which gives logits of "
-            f"every token: take those at the step tag); older ones need `--hf-overrides '{old}'` and a class of that name."
+            f"- vLLM: newer versions recognise ForTokenClassification (pooling task `token_classify`: take the logits "
+            f"at the step tag); older ones need `--hf-overrides '{old}'` and a class of that name."
         )
     return "\n".join(lines)
 
@@ -58,9 +58,11 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
     if is_lm:
         use = "`AutoModelForCausalLM` of transformers loads it."
     elif HEADS[cfg.head].hidden:
-        use = "It has the layout of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class is code beside Qwen's checkpoints."
+        use = (
+            "It has the layout of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class comes with Qwen's checkpoints."
+        )
     elif cfg.family in HEADLESS:
-        use = "`AutoModel` of transformers, which has no class with this head, loads the backbone; `score` reads its output."
+        use = "`AutoModel` of transformers loads the backbone, whose output `score` reads; no class has this head."
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in summary.items() if type(v) in (int, float))
     init = config.policy if "policy" in config else config.init  # of RL, of training
     base = f"base_model: {init}\n" if init.count("/") == 1 and not Path(init).exists() else ""

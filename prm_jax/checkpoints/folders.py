@@ -40,7 +40,7 @@ def locate(name: str) -> Path:
 
 
 def adapter_settings(folder: Path) -> dict | None:
-    """The adapter_config.json of a folder with an adapter and no model, else None; InputError where it is no plain LoRA."""
+    """The adapter_config.json of a folder with an adapter and no model, else None; InputError if no plain LoRA."""
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
@@ -59,7 +59,7 @@ def adapter_settings(folder: Path) -> dict | None:
 
 
 def base_of(folder: Path) -> Path | None:
-    """The folder of an adapter's base model, whose path is relative to the adapter or the working folder; None without."""
+    """The folder of an adapter's base model, relative to the adapter or the working folder; None for other folders."""
     if (settings := adapter_settings(folder)) is None:
         return None
     name = settings["base_model_name_or_path"]
@@ -127,8 +127,8 @@ def open_weights(folder: Path) -> dict:
 
 
 def without_wrapper(tensors: dict) -> dict:
-    """The tensors of the language model inside TRL's value-head class (PQM) or beside a vision tower (Gemma 3), whose names
-    lose `pretrained_model.` and `language_model.`."""
+    """The tensors of the language model inside TRL's value-head class (PQM) or beside a vision tower (Gemma 3), without
+    `pretrained_model.` and `language_model.` in their names."""
     wrapper = re.compile(r"^pretrained_model\.|^language_model\.|(?<=^model\.)language_model\.")
     vision = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
     return {wrapper.sub("", name): x for name, x in tensors.items() if not vision.match(name)}

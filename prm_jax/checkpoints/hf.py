@@ -190,9 +190,9 @@ def load(
     """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
 
     Arrays are of `dtype`; None: as stored; "compute": as `model.cast_backbone` stores them. A step head that the folder
-    lacks is initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the binary
-    head consists of these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in
-    tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError.
+    lacks is initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the
+    binary head consists of these two rows of the vocabulary projection: their softmax is the score of a PRM that
+    answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError.
     """
     weights, layer = Weights(folder, cfg), "lm_head"
     if verdicts is not None:

@@ -218,8 +218,8 @@ def rope_scaling(config: dict, rope: dict, where: str) -> RopeScaling | None:
 
 
 def sliding_window(config: dict, where: str) -> dict:
-    """`window` and `sliding` of a ModelConfig; without layer_types all layers of a Mistral, the upper ones of a Qwen, and all
-    but each second (Gemma 2) or sixth (Gemma 3) slide."""
+    """`window` and `sliding` of a ModelConfig; without layer_types all layers of a Mistral, the upper ones of a Qwen,
+    and all but each second (Gemma 2) or sixth (Gemma 3) slide."""
     family, layers = config["model_type"], config.get("num_hidden_layers")
     always = family in ("mistral", *GEMMAS)
     kinds, slides = config.get("layer_types"), always or config.get("use_sliding_window")
@@ -280,8 +280,8 @@ HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassi
 def architecture(cfg: ModelConfig) -> str:
     """Name of the class that reads an export.
 
-    Qwen's own classes, which are code beside its checkpoints, have a hidden layer in the head. transformers has no class
-    with one for other families; a class without one would initialise it at random, silently.
+    Qwen's own classes, which are code beside its checkpoints, have a hidden layer in the head. transformers has no
+    class with one for other families; a class without one would initialise it at random, silently.
     """
     kind, head = "ForCausalLM", HEADS.get(cfg.head)
     if head is not None and not head.hidden:

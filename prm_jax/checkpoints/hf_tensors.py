@@ -20,8 +20,8 @@ INDEX = "model.safetensors.index.json"
 def open_tensors(folder: Path) -> dict:
     """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers.
 
-    A slice has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped, since mapped pages
-    count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled.
+    A slice has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped, since mapped
+    pages count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled.
     """
     index = folder / INDEX
     files = {"model.safetensors": None}
@@ -61,10 +61,11 @@ def open_file(path: Path) -> dict:
 
 
 def write_tensors(folder: Path, parts: list[tuple]):
-    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; files get their names once all are whole.
+    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; files get their names once all are
+    whole.
 
-    A part is (name, array, index into its first axes: (), a layer, or a layer and an expert; stored transposed). Needs the
-    memory of one file (5 GB) beside the arrays.
+    A part is (name, array, index into its first axes: (), a layer, or a layer and an expert; stored transposed). Needs
+    the memory of one file (5 GB) beside the arrays.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 

@@ -47,8 +47,8 @@ def open_checkpoint(
 ) -> Loaded:
     """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name.
 
-    Runs and our exports bring their format. Other checkpoints are read with `fmt`, with `auto` by their step head, and with
-    None as a language model. `reference` is the second model of an implicit PRM.
+    Runs and our exports bring their format. Other checkpoints are read with `fmt`, with `auto` by their step head, and
+    with None as a language model. `reference` is the second model of an implicit PRM.
     """
     implicit = fmt is not None and fmt.head == "implicit"
     if implicit and reference is None:

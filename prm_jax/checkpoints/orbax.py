@@ -38,8 +38,8 @@ MODEL = "model_config.json"
 
 
 class Checkpoints:
-    """`checkpoints/latest/STEP` holds model, optimiser and notes, `best/STEP` model and notes. Each keeps two steps, in case the
-    newest is damaged. Saves are asynchronous."""
+    """`checkpoints/latest/STEP` holds model, optimiser and notes, `best/STEP` model and notes. Each keeps two steps, in
+    case the newest is damaged. Saves are asynchronous."""
 
     def __init__(self, run: Path):
         folder = run.resolve() / "checkpoints"
@@ -146,10 +146,10 @@ def newest_whole(folder: Path) -> int | None:
     return step
 
 
-# The fields of ModelConfig that are always hashed. Others are hashed only where they differ from their default, so that a new
-# field leaves earlier checkpoints readable.
-HASHED = "vocab dim layers heads kv_heads head_dim ffn rope_theta norm_eps qkv_bias tied family o_bias mlp_bias qk_norm window"
-HASHED = {*HASHED.split(), "sliding", "rope_scaling", "lm_head", "head"}
+# The fields of ModelConfig that are always hashed. Others are hashed only where they differ from their default, so that
+# a new field leaves earlier checkpoints readable.
+HASHED = "vocab dim layers heads kv_heads head_dim ffn rope_theta norm_eps qkv_bias tied family o_bias mlp_bias qk_norm"
+HASHED = {*HASHED.split(), "window", "sliding", "rope_scaling", "lm_head", "head"}
 NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # change no parameter and no output
 RENAMED = {  # field: its name in runs before 2026-11-23
     "local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap",
@@ -188,7 +188,7 @@ def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:
 
 
 def save_description(folder: Path, cfg: ModelConfig, tokenizer):
-    """Writes the model's configuration, the tokenizer, and a config.json by which transformers finds the tokenizer's class."""
+    """Writes the model's configuration, the tokenizer, and a config.json that names the tokenizer's class."""
     folder.mkdir(exist_ok=True)
     tokenizer.save_pretrained(folder)
     write_json(folder / "config.json", hf_config.hf_config(cfg, tokenizer))

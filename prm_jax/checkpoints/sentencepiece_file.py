@@ -1,7 +1,7 @@
 """Converts tokenizer.model, SentencePiece's file, to the tokenizer.json that transformers 4 made for Llama and Mistral.
 
-transformers 5 also reads tokenizer.model, but drops the rule for leading blanks, so that even Math-Shepherd's mark becomes
-another token. Only this file needs the sentencepiece package.
+transformers 5 also reads tokenizer.model, but drops the rule for leading blanks, so that even Math-Shepherd's mark
+becomes another token. Only this file needs the sentencepiece package.
 """
 
 import json
@@ -14,8 +14,8 @@ PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ "
 
 
 def write_tokenizer(source: Path, to: Path):
-    """Writes tokenizer.json and copies of the source folder's small files; InputError where it encodes PROBE otherwise than
-    SentencePiece, whose model is then no byte-pair encoding with byte fallback."""
+    """Writes tokenizer.json and copies of the source folder's small files; InputError where it encodes PROBE otherwise
+    than SentencePiece, whose model is then no byte-pair encoding with byte fallback."""
     try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:

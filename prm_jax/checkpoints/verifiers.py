@@ -14,7 +14,7 @@ from prm_jax.launch.config import CONF
 from prm_jax.scorers import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
 
 SERVER = ("http://", "https://")
-# Scorers without a folder: the embedded task's exact checker and exact values, both optionally with faults (the share of
+# Scorers without a folder: the embedded task's exact checker and exact values, optionally with faults (the share of
 # missed errors and d', as in checker-0.05-3), the equations of a text, and noise.
 BUILT_IN = re.compile(r"equations|random|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
 
@@ -62,7 +62,7 @@ def open_verifier(name: str, options: OpenOptions):
 
 
 def critic_of(name: str) -> tuple[Format, str] | None:
-    """(format, checkpoint) of a critic with its format in its name, such as lab_critic:RUN or judge:http://HOST, else None."""
+    """(format, checkpoint) of a critic named with its format, as lab_critic:RUN or judge:http://HOST, else None."""
     match = re.fullmatch(r"(\w+):(?!//)(.+)", name)
     if not match or not (CONF / "format" / f"{match[1]}.yaml").exists():
         return None

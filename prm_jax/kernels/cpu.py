@@ -1,10 +1,9 @@
 """Linear layers, attention and functions of single tokens, written so that XLA's CPU backend runs them fast.
 
-`flatten_tokens`, `matmul` and `add_bias` are the plain operations on other backends; `one_product` and `tiled` are only for
-CPU.
+`flatten_tokens`, `matmul` and `add_bias` are plain operations on other backends; `one_product` and `tiled` are for CPU.
 
-Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G queries
-per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times the tokens of a row or tile.
+Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G
+queries per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times a row's or tile's tokens.
 """
 
 import functools
@@ -23,8 +22,8 @@ TILE = 64  # tokens; a tile's scores fit in a core's cache (measured with gradie
 def flatten_tokens(f):
     """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BTD, x_BLHK).
 
-    XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long for
-    the weight gradient of a 3-D product.
+    XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long
+    for the weight gradient of a 3-D product.
     """
 
     @functools.wraps(f)
@@ -68,9 +67,9 @@ def _matmul_backward(_, saved, dy_nF):
 
 
 def _weight_gradient(x_nD, dy_nF):
-    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this transposes that factor
-    and constrains its layout, lest XLA transpose it back. It transposes the narrower factor, and then the result: XLA writes
-    transposes element by element, and would also compute the wider factor (SwiGLU) in that order."""
+    """x^T dy. XLA's CPU backend takes twice as long for sums over the rows of the left factor, so this transposes that
+    factor and constrains its layout, lest XLA transpose it back. It transposes the narrower factor, and then the
+    result: XLA writes transposes element by element, and would also compute the wider factor (SwiGLU) in that order."""
     if x_nD.shape[1] > dy_nF.shape[1]:
         return _transpose(with_layout_constraint(_weight_gradient(dy_nF, x_nD), Layout((0, 1))))
     return _multiply(_transpose(x_nD), dy_nF, 1, 0)
@@ -109,8 +108,8 @@ def _batch_multiply(a, b, over_a: int, over_b: int):
 
 
 def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """Softmax attention with all L x L scores of every row and head at once, in one batch axis (row, group) and two matrix
-    axes, the only layout that XLA's CPU backend multiplies at full speed."""
+    """Softmax attention with all L x L scores of every row and head at once, in one batch axis (row, group) and two
+    matrix axes, the only layout that XLA's CPU backend multiplies at full speed."""
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     R = H // G
@@ -129,7 +128,7 @@ def _scores(q_bmK, k_bLK, visible_until_BL, cap):
     return jnp.where(visible(visible_until_BL)[:, None, None], s_BGRLL, MASKED).reshape(b, m, L)
 
 
-# The derivative is written by hand, since XLA's own recomputes and transposes the probabilities, which is several times slower.
+# The derivative is written by hand: XLA's own recomputes and transposes the probabilities, several times slower on CPU.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL, cap):
     return _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL, cap)[0]
@@ -171,8 +170,8 @@ _one_product.defvjp(_one_product_forward, _one_product_backward)
 def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """Softmax attention in a loop over the pairs (query tile, key tile) in which some query sees some key.
 
-    Cost and memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in which no token
-    sees one of another row.
+    Cost and memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in which no
+    token sees one of another row.
     """
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
@@ -250,8 +249,8 @@ def _tiled_forward(q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, cap):
 
 
 def _tiled_backward(cap, saved, do_NGmK):
-    """The gradients, from transposed scores (keys first): then no product sums over the rows of its left factor, which is half
-    as fast in XLA's CPU backend."""
+    """The gradients, from transposed scores (keys first): then no product sums over the rows of its left factor, which
+    is half as fast in XLA's CPU backend."""
     q_NGmK, k_NGtK, v_NGtK, visible_until_Nt, o_NGmK, lse_NGm = saved
     delta_NGm = (do_NGmK.astype(jnp.float32) * o_NGmK.astype(jnp.float32)).sum(-1)
     dtype, R = q_NGmK.dtype, q_NGmK.shape[2] // visible_until_Nt.shape[1]

@@ -6,7 +6,7 @@ MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and
 
 
 def visible(visible_until_BS, slot_BL=None):
-    """Boolean mask_BLS: whether the query sees the key. `slot_BL` is each query's position among the keys; None: S = L."""
+    """Boolean mask_BLS: whether the query sees the key. `slot_BL` is a query's position among the keys; None: S = L."""
     key_S = jnp.arange(visible_until_BS.shape[1])
     query_BL1 = key_S[None, :, None] if slot_BL is None else slot_BL[:, :, None]
     return (key_S <= query_BL1) & (query_BL1 <= visible_until_BS[:, None, :])

@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from prm_jax.launch.mesh import platform
 
-# `dots` saves the outputs of linear layers, and the inputs and outputs of attention (on GPU not the outputs, since cuDNN's
+# `dots` saves the outputs of linear layers, and attention's inputs and outputs (on GPU not the outputs, since cuDNN's
 # kernel names nothing and runs again); `full` saves only each block's input.
 REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
@@ -19,9 +19,9 @@ REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attent
 def save_inside(x, name: str):
     """`save_for_backward` inside a hand-written forward pass.
 
-    On CPU bfloat16 is saved as its bits. XLA's CPU backend would convert what a loop over layers has saved to float32, all
-    layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory). It still does so
-    with the blocks' inputs, which jax.lax.scan saves.
+    On CPU bfloat16 is saved as its bits. XLA's CPU backend would convert what a loop over layers has saved to float32,
+    all layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory). It still
+    does so with the blocks' inputs, which jax.lax.scan saves.
     """
     if x.dtype != jnp.bfloat16 or platform() != "cpu":
         return checkpoint_name(x, name)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 def best_first(score_PN):
     """Indices of rounded scores (`rerank.round_score`) from best to worst, the lower index first among equal scores.
 
-    It is a radix sort in two passes over integers of half the key above the index, since XLA sorts bare integers fastest.
+    A radix sort in two passes over integers of half the key above the index: XLA sorts bare integers fastest.
     """
     N = score_PN.shape[-1]
     index_bits, half_bits = max(N - 1, 1).bit_length(), 13

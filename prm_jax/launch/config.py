@@ -1,4 +1,4 @@
-"""Parses configuration into frozen dataclasses; an unknown, missing or wrongly typed key raises an error that names it."""
+"""Parses configuration into frozen dataclasses; errors name the unknown, missing or wrongly typed key."""
 
 import dataclasses
 import difflib
@@ -17,7 +17,8 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
-    """A `cls` from a config node or dict; InputError where a key is unknown, has a wrong type, or is missing without a default.
+    """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed, or missing without a
+    default.
 
     Nested dataclasses are parsed in turn. An int is accepted for a float; nothing else is converted. Sections named in
     `elsewhere` are ignored, and those in `done` are used as they are.

@@ -45,8 +45,8 @@ def init_distributed(cfg):
     except (ValueError, TypeError, RuntimeError) as error:
         why = f"{setting}: {str(error).splitlines()[0]}"
         if setting == "auto":
-            why = "got 'auto', but no SLURM, Open MPI or Cloud TPU says which processes there are; expected null (one) or "
-            why += explicit
+            why = "got 'auto', but no SLURM, Open MPI or Cloud TPU says which processes there are"
+            why += f"; expected null (one) or {explicit}"
         raise InputError(f"distributed: {why}") from error
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the life of the process)
@@ -58,17 +58,12 @@ def start_command(cfg) -> tuple:
     init_distributed(cfg)
     if cfg.resume is not None:
         return *run_folder.resumed(cfg), True
-    return share_folder(run_folder.output_dir()), cfg, False
-
-
-def share_folder(folder: Path) -> Path:
-    """Process 0's output folder on every process; removes the folder that Hydra made for another process."""
-    if jax.process_count() == 1:
-        return folder
-    shared = Path(broadcast(str(folder.resolve()).encode()).decode())
-    if shared != folder.resolve():
-        folder.rmdir()
-    return shared
+    folder = run_folder.output_dir()
+    if jax.process_count() > 1:  # all use the folder of process 0
+        made_by_hydra, folder = folder.resolve(), Path(broadcast(str(folder.resolve()).encode()).decode())
+        if folder != made_by_hydra:
+            made_by_hydra.rmdir()
+    return folder, cfg, False
 
 
 def broadcast(content: bytes) -> bytes:

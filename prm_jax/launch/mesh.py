@@ -1,7 +1,7 @@
 """Makes the mesh of all devices and processes, and shards every array over it by one rule.
 
-Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters, which are gathered layer by layer; `tensor`
-splits heads and features (Shoeybi et al. 2020). Without a mesh everything is on the first device.
+Mesh axes: `data` splits the rows of a batch; `fsdp` splits rows and parameters, which are gathered layer by layer;
+`tensor` splits heads and features (Shoeybi et al. 2020). Without a mesh everything is on the first device.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ class MeshConfig:
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     """A mesh of `devices`, by default of all devices of all processes, for batches of `rows` rows.
 
-    With data=null only as many of each process's CPU devices are used as divide the rows. InputError where the axes do not
-    multiply to the number of devices.
+    With data=null only as many of each process's CPU devices are used as divide the rows. InputError where the axes do
+    not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
@@ -60,7 +60,7 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
 
 
 def usable_devices(devices: list, rows: int, inner: int) -> list:
-    """The first n devices of each process with the largest n whose total divides `rows` and is a multiple of `inner`, or all."""
+    """The first n devices of each process, for the largest n whose total divides `rows` and by `inner`; else all."""
     by_process = {}
     for device in devices:
         by_process.setdefault(device.process_index, []).append(device)
@@ -124,7 +124,7 @@ def abstract_arrays(tree, layout):
 
 
 def make_sharded(make, *args, donate=()):
-    """make(*args) with every array made in its shards, never whole on one device; `donate` numbers arguments to reuse."""
+    """make(*args) with every array made in shards, never whole on one device; `donate` numbers arguments to reuse."""
     return jax.jit(make, out_shardings=shardings(jax.eval_shape(make, *args)), donate_argnums=donate)(*args)
 
 
@@ -150,8 +150,8 @@ def constrain_rows(x):
 def embed_lookup(embed_VD, ids_BL):
     """embed_VD[ids_BL], sharded as the residual stream, under jit.
 
-    Each device looks up its features for the rows of its fsdp group, and an all-to-all exchanges features for rows. Without
-    the constraint XLA may gather every row of the batch.
+    Each device looks up its features for the rows of its fsdp group, and an all-to-all exchanges features for rows.
+    Without the constraint XLA may gather every row of the batch.
     """
     sizes = jax.sharding.get_abstract_mesh().shape
     features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
@@ -174,7 +174,7 @@ def features_are_split() -> bool:
 
 
 def sum_over_rows(product, x_nD, y_nF):
-    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit; features must not be split."""
+    """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole features."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.size <= 1:
         return product(x_nD, y_nF)

@@ -30,10 +30,11 @@ def output_dir() -> Path:
 
 
 def create_run_folder(folder: Path, cfg: DictConfig):
-    """Records the configuration in an output folder, in Hydra's layout; InputError where the folder holds a run already.
+    """Records the configuration in an output folder, in Hydra's layout; InputError where the folder holds a run
+    already.
 
-    Hydra's own record is switched off, since it is written before the command could refuse the folder. The record appears
-    in one step, so that a kill leaves a folder that is either free or a run.
+    Hydra's own record is switched off, since it is written before the command could refuse the folder. The record
+    appears in one step, so that a kill leaves a folder that is either free or a run.
     """
     record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
@@ -127,13 +128,14 @@ DEVICES = ["cpu_devices", "mesh"]
 
 
 def settings(folder: str | Path) -> dict:
-    """{dotted key: value} of a run's configuration without the seed, so that runs that differ only in it are one setting."""
+    """{dotted key: value} of a run's configuration without the seed: runs that differ only in it are one setting."""
     pairs = flatten(run_config(Path(folder)))
     return {key: value for key, value in pairs if key.split(".")[0] not in ("seed", *KEYS_WITHOUT_EFFECT, *DEVICES)}
 
 
 def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
-    """[(the keys in which it differs from others, the indices of its runs)] of each setting, in the order of first runs.
+    """[(the keys in which it differs from others, the indices of its runs)] of each setting, in the order of first
+    runs.
 
     Settings without a key do not differ in it, since older runs lack newer keys. `verifier`, the name of what is no run
     of ours, always counts as a difference.
@@ -158,8 +160,8 @@ def overrides_of(folder: str | Path) -> list[str]:
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     """(folder, stored configuration) of the run that cfg.resume names; removes the folder that Hydra made.
 
-    Overrides of this command line must agree with the stored configuration, except for KEYS_WITHOUT_EFFECT, DEVICES, and
-    `steps`, which may be more: the configuration then keeps the earlier lengths in `lengthened`.
+    Overrides of this command line must agree with the stored configuration, except for KEYS_WITHOUT_EFFECT, DEVICES,
+    and `steps`, which may be more: the configuration then keeps the earlier lengths in `lengthened`.
     """
     with contextlib.suppress(OSError):  # not empty, or removed by another process
         output_dir().rmdir()
@@ -174,7 +176,7 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     differing = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     changed = [key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)]
     if "steps" in changed:
-        more = f"more than the run's {old['steps']}, since a resumed run can only be made longer"
+        more = f"more than the {old['steps']} that the run has: a resumed run can only be made longer"
         expect(type(new["steps"]) is int and new["steps"] > old["steps"], "steps", new["steps"], more)
         changed.remove("steps")
         OmegaConf.update(stored, "lengthened", [*old.get("lengthened", ()), old["steps"]])

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import functools
 import hmac
-import json
 import logging
 import time
 from http import HTTPStatus
@@ -14,7 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -30,21 +29,17 @@ LOG = logging.getLogger("prm_jax.serve")
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
 
-def json_response(content: dict, status: int = 200, **headers: str) -> Response:
-    return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
-
-
 def refusal(status: int, why: str) -> Response:
-    """An error in the form of the OpenAI protocol and vLLM. The connection closes, since more of the request may come."""
+    """An error in the form of the OpenAI protocol and vLLM. The connection closes: more of the request may come."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if status == 401 else {})
     headers |= {"retry-after": "1"} if status == 429 else {}
-    return json_response({"error": {"message": why, "type": kind, "code": status}}, status, **headers)
+    return JSONResponse({"error": {"message": why, "type": kind, "code": status}}, status, headers)
 
 
 class PatientProtocol(AutoHTTPProtocol):
-    """uvicorn's protocol with JSON refusals, a limit on headers, and a limit of `seconds` for headers to arrive and for the
-    client to read its answer."""
+    """uvicorn's protocol with JSON refusals, a limit on headers, and a limit of `seconds` for headers to arrive and for
+    the client to read its answer."""
 
     def __init__(self, *args, seconds: float, **more):
         super().__init__(*args, **more)
@@ -98,7 +93,7 @@ class PatientProtocol(AutoHTTPProtocol):
 
 
 class App:
-    """The state of the routes. A client may call the model by any of `names` and must send `token` unless it is None."""
+    """The state of the routes. A client may call the model by any of `names`, and must send `token` if there is one."""
 
     def __init__(
         self, scorer, names: tuple[str, ...], aggregator: str | None, limits, solutions: int, token, page: bytes
@@ -192,19 +187,19 @@ class App:
 
     async def score(self, request: Request) -> Response:
         job, sizes = await self.scored(request, lambda body: score_job(body, self.aggregator, self.limits))
-        return json_response({"model": self.names[0]} | score_answer(job, sizes, self.scorer))
+        return JSONResponse({"model": self.names[0]} | score_answer(job, sizes, self.scorer))
 
     async def pooling(self, request: Request) -> Response:
         job, activated = await self.scored(
             request, lambda body: pooling_job(body, self.scorer, self.names, self.limits)
         )
-        return json_response(pooling_answer(job, activated, self.scorer, self.names[0]))
+        return JSONResponse(pooling_answer(job, activated, self.scorer, self.names[0]))
 
     async def health(self, request: Request) -> Response:
         scorer, limits = self.scorer, dataclasses.asdict(self.limits)
         state = {"status": "ok", "model": self.names[0], "verifier": scorer.name, "unit": scorer.unit}
         state |= {"label_kind": scorer.label_kind, "objective": scorer.objective, "aggregator": self.aggregator}
-        return json_response(state | {"aggregators": list(AGGREGATORS), "limits": limits})
+        return JSONResponse(state | {"aggregators": list(AGGREGATORS), "limits": limits})
 
     async def show_metrics(self, request: Request) -> Response:
         stats = self.scorer.stats if isinstance(self.scorer, ModelScorer) else None

@@ -88,7 +88,7 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
 
 
 def score_answer(job: Job, sizes: list[int], scorer) -> dict:
-    """The answer to POST /score: each candidate's step scores, aggregate and weakest step, and each problem's ranking."""
+    """The answer to POST /score: candidates with step scores, aggregate and weakest step, and a ranking per problem."""
     problems, start, log_odds = [], 0, UNITS[scorer.unit].log_odds
     for size in sizes:
         scores, score_N = job.scores[start : start + size], job.log_scores[start : start + size]
@@ -166,8 +166,8 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
 
 
 def pooling_answer(job: Job, activated: bool, scorer, name: str) -> dict:
-    """vLLM's answer to POST /pooling: for each input a row per step tag, [P(good)] for a head with one output, else [P(bad),
-    P(good)]; without activation logits, with 0 for bad."""
+    """vLLM's answer to POST /pooling: for each input a row per step tag, [P(good)] for a head with one output, else
+    [P(bad), P(good)]; without activation logits, with 0 for bad."""
     two, data = HEADS[scorer.model.cfg.head].outputs == 2, []
     for index, logit_T in enumerate(job.scores):
         good_T = probability(logit_T) if activated else logit_T.astype(np.float64)

@@ -74,8 +74,8 @@ def ask(url: str, body: dict, seconds: float) -> dict:
 def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str) -> np.ndarray:
     """P(good) at each step of a solution, score_T, from a server's class probabilities.
 
-    class_nC has a row for each token, or for each step tag (vLLM's STEP pooling); an outcome model has one row. Classes are
-    [good], or bad first and one or two good ones after it.
+    class_nC has a row for each token, or for each step tag (vLLM's STEP pooling); an outcome model has one row. Classes
+    are [good], or bad first and one or two good ones after it.
     """
     class_nC = class_nC.reshape(1, -1) if class_nC.ndim == 1 else class_nC
     tags_n = encoded.step_end_T if tag is None else np.flatnonzero(encoded.ids_L == tag)
@@ -95,7 +95,7 @@ def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str
 
 
 def gives_one_row(checkpoint: str) -> bool:
-    """Whether a server reads a checkpoint as a model of one score per text; our outcome models have the class of PRMs."""
+    """Whether a server reads a checkpoint as a model of one score per text; our outcome models are read as PRMs."""
     config = locate(checkpoint) / "config.json"
     classes = run_folder.read_json(config).get("architectures") if config.exists() else None
     return any("SequenceClassification" in name for name in classes or ())

@@ -49,7 +49,7 @@ class ServedScorer(ModelScorer):
 
 @dataclasses.dataclass
 class Job:
-    """The solutions of one request: texts and the aggregator that ranks them, or a function that returns them as tokens."""
+    """The solutions of one request: texts with the aggregator that ranks them, or a function that returns tokens."""
 
     rows: Rows = ()
     aggregator: str = "min"
