@@ -157,35 +157,23 @@ class Weights:
             scale = 0 if key.startswith("b_") else head_scale(key, shape[0])
             return from_array(scale * np.random.default_rng([seed, 2]).standard_normal(shape).astype(np.float32))
         if key == "w_head" and not has_head:
-            raise InputError(
-                f"{self.folder}: has no step head ({name}); set model.new_head=true to start one at random"
-            )
+            hint = "set model.new_head=true to start one at random"
+            raise InputError(f"{self.folder}: has no step head ({name}); {hint}")
         if key == "b_head" and name not in self.tensors:  # a classification head may have none
             return from_array(np.zeros(shape, DTYPES[self.tensors[self.prefix + TOP["embed"][0]].get_dtype()]))
         return self.source(key, name, transposed, shape)
 
     def check_all_used(self):
         """InputError where a tensor has no place in the model; the LM head, or any head of an LM, may go unused."""
-        unused = {
-            name for name in self.tensors if name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq")
-        }
-        if self.cfg.head == "none":
-            heads = {fmt.layer.split(".")[0] for fmt in all_formats()}
-            unused = {name for name in unused if name.split(".")[0] not in heads}
-        if unused := sorted(unused - self.used):
-            listed = ", ".join(unused[:3])
-            raise InputError(
-                f"{self.folder}: {len(unused)} tensors have no place in a {self.cfg.family} PRM: {listed} ..."
-            )
+        heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else {"lm_head"}
+        unused = [name for name in sorted(self.tensors.keys() - self.used) if name.split(".")[0] not in heads]
+        if unused := [name for name in unused if not name.endswith("rotary_emb.inv_freq")]:
+            model, listed = f"{self.cfg.family} PRM", ", ".join(unused[:3])
+            raise InputError(f"{self.folder}: {len(unused)} tensors have no place in a {model}: {listed} ...")
 
 
 def load(
-    folder: Path,
-    cfg: ModelConfig,
-    new_head: bool = False,
-    seed: int = 0,
-    dtype=np.float32,
-    verdicts: tuple | None = None,
+    folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts: tuple | None = None
 ) -> PRM:
     """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
 

@@ -20,9 +20,8 @@ from prm_jax.launch.config import Count, expect
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = AXES[:2]
-# The mesh axes over the two axes of a matrix [in, out]; a parameter says its own as `mesh_axes`. Heads and features are outputs
-# of one kind of product and inputs of the next, so that a pair of them needs one sum over `tensor`. What says none (norms,
-# biases, step heads) is small and lies whole on every device.
+# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a pair of them needs one
+# sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms, biases, step heads) are not split.
 OUT_SPLIT = ("fsdp", "tensor")
 IN_SPLIT = ("tensor", "fsdp")
 
@@ -84,14 +83,11 @@ def path_names(path) -> list[str]:
 
 
 def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
-    """How an array is split whose last axes lie over `mesh_axes`, on a mesh of these sizes.
-
-    An axis that the mesh does not divide evenly stays whole, and so do those before, of stacked layers and experts: the loop
-    over layers takes one at a time.
-    """
+    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Axes that the mesh does
+    not divide evenly are not split, nor those of stacked layers, of which the loop takes one at a time, and experts."""
     axes = [None] * (len(shape) - len(mesh_axes)) + list(mesh_axes)
     axes = [a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True)]
-    # Without trailing None, as jax itself writes it; else the outputs of a step would not match its inputs.
+    # No trailing None, as jax itself writes it; otherwise the outputs of a step would not match its inputs.
     while axes and axes[-1] is None:
         axes.pop()
     return P(*axes)
@@ -104,7 +100,7 @@ def sharding(*axes):
 
 
 def map_layout(f, tree, sizes: dict[str, int]):
-    """f(array, its PartitionSpec) of every array: a parameter, its gradient and its Adam moments are split as it declares."""
+    """f(array, PartitionSpec) of every array: a parameter, its gradient and its Adam moments are split as it declares."""
 
     def map_variable(x):
         mesh_axes = x.get_metadata("mesh_axes", ()) if isinstance(x, nnx.Variable) else ()
@@ -114,7 +110,7 @@ def map_layout(f, tree, sizes: dict[str, int]):
 
 
 def shardings(tree):
-    """The sharding of every array of a model or optimiser (abstract ones will do) on the mesh in use."""
+    """The sharding of every array, real or abstract, of a model or optimiser on the mesh in use."""
     return map_layout(lambda _, axes: sharding(*axes), tree, jax.sharding.get_mesh().shape)
 
 
@@ -134,7 +130,7 @@ def pin(x, *axes):
 
 
 def constrain(tree):
-    """Under jit: pins every array of a model, optimiser or gradient to the layout that its parameter declares."""
+    """Constrains every array of a model, optimiser or gradient to the sharding of its parameter under jit."""
     return map_layout(lambda x, axes: pin(x, *axes), tree, jax.sharding.get_abstract_mesh().shape)
 
 
