@@ -39,9 +39,7 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
             "newer versions): versions 0.9 and 0.10 look for Qwen's id 151651 by default and would read nothing here."
         )
     elif head.hidden:
-        lines.append(
-            f"- Neither transformers nor vLLM has a class for this head on {family}: `AutoModel` loads the backbone."
-        )
+        lines.append(f"- No class of transformers or vLLM has this head on {family}; `AutoModel` loads the backbone.")
     else:
         old = json.dumps({"architectures": [f"{family}ForTokenClassification"]})
         lines.append(
@@ -58,9 +56,7 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
     if is_lm:
         use = "`AutoModelForCausalLM` of transformers loads it."
     elif HEADS[cfg.head].hidden:
-        use = (
-            "It has the layout of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class comes with Qwen's checkpoints."
-        )
+        use = "Its layout is that of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class comes with Qwen's weights."
     elif cfg.family in HEADLESS:
         use = "`AutoModel` of transformers loads the backbone, whose output `score` reads; no class has this head."
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in summary.items() if type(v) in (int, float))

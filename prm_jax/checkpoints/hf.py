@@ -165,8 +165,9 @@ class Weights:
 
     def check_all_used(self):
         """InputError where a tensor has no place in the model; the LM head, or any head of an LM, may go unused."""
-        heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else {"lm_head"}
-        unused = [name for name in sorted(self.tensors.keys() - self.used) if name.split(".")[0] not in heads]
+        heads = {fmt.layer.split(".")[0] for fmt in all_formats()} if self.cfg.head == "none" else set()
+        unused = sorted(self.tensors.keys() - self.used - {"lm_head.weight"})
+        unused = [name for name in unused if name.split(".")[0] not in heads]
         if unused := [name for name in unused if not name.endswith("rotary_emb.inv_freq")]:
             model, listed = f"{self.cfg.family} PRM", ", ".join(unused[:3])
             raise InputError(f"{self.folder}: {len(unused)} tensors have no place in a {model}: {listed} ...")
@@ -250,9 +251,7 @@ def save_weights(folder: Path, model: PRM):
         x = x - 1 if is_less_one(key, cfg) else x
         parts += [(f"model.{name.format(*place)}", x, place, transposed) for place in places(name, cfg)]
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
-    parts += [
-        (name.format(layer), state[key], (), transposed) for key, (name, transposed) in HEAD.items() if key in state
-    ]
+    parts += [(HEAD[key][0].format(layer), state[key], (), HEAD[key][1]) for key in HEAD if key in state]
     write_tensors(folder, parts)
 
 

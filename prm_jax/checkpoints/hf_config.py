@@ -14,36 +14,18 @@ from prm_jax.kernels.remat import REMAT
 from prm_jax.launch.config import Count, Rule, expect, one_of
 from prm_jax.model import FAMILIES, ModelConfig, RopeScaling, choose_dtype
 
-SIZES = {  # field of ModelConfig -> key of a config.json
-    "vocab": "vocab_size",
-    "dim": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "ffn": "intermediate_size",
-}
+# Field of ModelConfig -> key of a config.json.
+SIZES = {"vocab": "vocab_size", "dim": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
+SIZES |= {"ffn": "intermediate_size"}
 EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
 # Defaults of transformers' classes for keys that a Gemma's config.json leaves out.
-GEMMA = {
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-6,
-}
-GEMMAS = {
-    "gemma2": GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2},
-    "gemma3_text": GEMMA
-    | {
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "sliding_window_pattern": 6,
-        "vocab_size": 262_208,
-    }
-    | {"max_position_embeddings": 131_072, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0},
-}
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
+GEMMA |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256}
+GEMMA2 = GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2}
+GEMMA3 = GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window_pattern": 6}
+GEMMA3 |= {"vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
+GEMMAS = {"gemma2": GEMMA2, "gemma3_text": GEMMA3}
 
 
 def read_config(folder: Path) -> dict:
@@ -151,10 +133,8 @@ def gemma_fields(config: dict, dim: int, head_dim: int, where: str) -> dict:
     """The fields of ModelConfig that only a Gemma sets."""
     if config["model_type"] == "gemma3_text":  # transformers' Gemma 3 ignores it
         expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
-    attention, final = (
-        None if config[key] is None else float(config[key])
-        for key in ("attn_logit_softcapping", "final_logit_softcapping")
-    )
+    caps = (config["attn_logit_softcapping"], config["final_logit_softcapping"])
+    attention, final = (None if cap is None else float(cap) for cap in caps)
     return {
         "post_norms": True,
         "embed_scale": dim**0.5,
@@ -271,9 +251,8 @@ def export_config(cfg: ModelConfig, tokenizer) -> dict:
     return config
 
 
-CLASSES = {
-    name: name.title().replace("_Text", "").replace("_", "") for name in FAMILIES
-}  # prefixes of transformers' classes
+# Family -> prefix of its classes in transformers.
+CLASSES = {name: name.title().replace("_Text", "").replace("_", "") for name in FAMILIES}
 HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassification
 
 

@@ -47,9 +47,9 @@ def open_tensors(folder: Path) -> dict:
 def open_file(path: Path) -> dict:
     """{tensor name: its slice} of one file."""
     if not path.is_file():
-        convert = "torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
-        why = (
-            "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once with"
+        why = "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once"
+        convert = (
+            "with torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
         )
         pickles = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
         raise InputError(f"{path}: no such file" + (f"; {pickles[0]} {why} {convert}" if pickles else ""))

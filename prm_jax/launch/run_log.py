@@ -40,15 +40,10 @@ class MetricsLog:
             from wandb import Settings, init
 
             path = str(run.resolve())
-            names = {
-                "project": "prm_jax",
-                "group": run.parent.name,
-                "name": f"{run.parent.name}/{run.name}",
-                "dir": path,
-            }
+            names = {"project": "prm_jax", "group": run.parent.name, "name": f"{run.parent.name}/{run.name}"}
             run_id = hashlib.sha256(path.encode()).hexdigest()[:16]  # the same for a resumed run
             config, quiet = dict(flatten(run_config(run))), Settings(silent=True, console="off")
-            self.wandb = init(**names, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet)
+            self.wandb = init(**names, dir=path, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet)
         path, kept, broken = run / "metrics.jsonl", [], 0
         for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
             try:

@@ -47,36 +47,37 @@ class PatientProtocol(AutoHTTPProtocol):
 
     def connection_made(self, transport):
         super().connection_made(transport)
-        self.timer = self.loop.call_later(self.seconds, self.cut)
+        self.set_timer(self.refuse_late)
 
     def data_received(self, data: bytes):
         self.size += len(data)
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:  # the headers have arrived
-            self.stop_timer()
+            self.set_timer(None)
         elif self.size > MOST_HEADERS:
             self.refuse(431, f"the headers have more than {MOST_HEADERS} bytes")
         elif self.timer is None:  # the next request has begun
-            self.timer = self.loop.call_later(self.seconds, self.cut)
+            self.timer = self.loop.call_later(self.seconds, self.refuse_late)
 
     def pause_writing(self):
         super().pause_writing()
-        self.timer = self.loop.call_later(self.seconds, self.transport.abort)
+        self.set_timer(self.transport.abort)
 
     def resume_writing(self):
         super().resume_writing()
-        self.stop_timer()
+        self.set_timer(None)
 
     def connection_lost(self, exc):
-        self.stop_timer()
+        self.set_timer(None)
         super().connection_lost(exc)
 
-    def stop_timer(self):
+    def set_timer(self, act):
+        """Replaces the timer by one that calls act(), or by none."""
         if self.timer is not None:
             self.timer.cancel()
-        self.timer, self.size = None, 0
+        self.timer, self.size = act and self.loop.call_later(self.seconds, act), 0
 
-    def cut(self):
+    def refuse_late(self):
         self.refuse(408, f"the headers did not arrive within {self.seconds:g} s")
 
     def send_400_response(self, msg: str):
@@ -95,9 +96,7 @@ class PatientProtocol(AutoHTTPProtocol):
 class App:
     """The state of the routes. A client may call the model by any of `names`, and must send `token` if there is one."""
 
-    def __init__(
-        self, scorer, names: tuple[str, ...], aggregator: str | None, limits, solutions: int, token, page: bytes
-    ):
+    def __init__(self, scorer, names: tuple[str, ...], aggregator, limits, solutions: int, token, page: bytes):
         self.scorer, self.names, self.limits, self.token = scorer, names, limits, token
         self.aggregator = aggregator or default_aggregator(scorer)
         self.metrics, self.page = Metrics(), page
@@ -190,9 +189,8 @@ class App:
         return JSONResponse({"model": self.names[0]} | score_answer(job, sizes, self.scorer))
 
     async def pooling(self, request: Request) -> Response:
-        job, activated = await self.scored(
-            request, lambda body: pooling_job(body, self.scorer, self.names, self.limits)
-        )
+        read = functools.partial(pooling_job, scorer=self.scorer, names=self.names, limits=self.limits)
+        job, activated = await self.scored(request, read)
         return JSONResponse(pooling_answer(job, activated, self.scorer, self.names[0]))
 
     async def health(self, request: Request) -> Response:

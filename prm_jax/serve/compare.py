@@ -79,10 +79,8 @@ def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str
     """
     class_nC = class_nC.reshape(1, -1) if class_nC.ndim == 1 else class_nC
     tags_n = encoded.step_end_T if tag is None else np.flatnonzero(encoded.ids_L == tag)
-    places = {
-        len(encoded.ids_L): np.arange(len(encoded.ids_L)),
-        len(tags_n): tags_n,
-    }  # token of each row, by their number
+    # Number of rows -> the token of each.
+    places = {len(encoded.ids_L): np.arange(len(encoded.ids_L)), len(tags_n): tags_n}
     if len(class_nC) not in places or class_nC.shape[1] > 3:
         expected = f"rows of 1 to 3 classes: {' or '.join(map(str, sorted(places)))} of them"
         hint = "is the step tag the server's? (docs/vllm.md)"
