@@ -66,11 +66,9 @@ def is_less_one(key: str, cfg: ModelConfig) -> bool:
 
 
 def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
-    """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one.
-
-    Of several heads with this number of outputs it is the one that our export `named`, else the first of HEADS. Raises
-    InputError on several heads, on a part of one, and on a head that no known system uses.
-    """
+    """(step head, name of its last layer) of a checkpoint by its tensors; ("none", "lm_head") without one. Of
+    several heads with this number of outputs it is the one that our export `named`, else the first of HEADS. Raises
+    InputError on several heads, on a part of one, and on a head that no known system uses."""
     layers = dict.fromkeys(fmt.layer for fmt in all_formats() if fmt.layer != "lm_head")
     present = [layer for layer in layers if f"{layer}.weight" in tensors]
     if len(present) > 1:
@@ -231,10 +229,8 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes config.json, the weights (safetensors, float32) and the tokenizer in the layout of transformers.
-
     `notes` (format, label kind, objective) and the head's name are stored in config.json under `prm_jax`, which
-    transformers ignores. InputError where a config.json cannot describe the model.
-    """
+    transformers ignores. InputError where a config.json cannot describe the model."""
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     save_weights(folder, model)
     write_json(folder / "config.json", config)

@@ -156,10 +156,8 @@ ROPE = {
 
 def rope_settings(config: dict, where: str) -> tuple[dict, float | None]:
     """(rotary settings of a config, rope_theta of its sliding layers or None where all layers share one).
-
     transformers 5 writes rope_parameters, for Gemma 3 by kind of layer; earlier versions wrote rope_theta,
-    rope_local_base_freq and rope_scaling.
-    """
+    rope_local_base_freq and rope_scaling."""
     rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if config["model_type"] != "gemma3_text":
         return rope or scaling, None
@@ -257,11 +255,9 @@ HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassi
 
 
 def architecture(cfg: ModelConfig) -> str:
-    """Name of the class that reads an export.
-
-    Qwen's own classes, which are code beside its checkpoints, have a hidden layer in the head. transformers has no
-    class with one for other families; a class without one would initialise it at random, silently.
-    """
+    """Name of the class that reads an export. Qwen's own classes, which are code beside its checkpoints, have a
+    hidden layer in the head. transformers has no class with one for other families; a class without one would
+    initialise it at random, silently."""
     kind, head = "ForCausalLM", HEADS.get(cfg.head)
     if head is not None and not head.hidden:
         kind = "ForTokenClassification"

@@ -18,11 +18,9 @@ INDEX = "model.safetensors.index.json"
 
 
 def open_tensors(folder: Path) -> dict:
-    """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers.
-
-    A slice has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped, since mapped
-    pages count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled.
-    """
+    """{tensor name: its slice} of model.safetensors or of all shards of the index; reads only the headers. A slice
+    has `get_shape()` and `get_dtype()`, and reads what it is indexed by. Files are not mapped, since mapped pages
+    count as memory. The library refuses truncated files and overlapping tensors; nothing is unpickled."""
     index = folder / INDEX
     files = {"model.safetensors": None}
     if index.exists():

@@ -45,11 +45,9 @@ class Loaded:
 def open_checkpoint(
     path: str | Path, which: str, fmt: Format | None, dtype: str, reference: str | None = None
 ) -> Loaded:
-    """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name.
-
-    Runs and our exports bring their format. Other checkpoints are read with `fmt`, with `auto` by their step head, and
-    with None as a language model. `reference` is the second model of an implicit PRM.
-    """
+    """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our exports bring
+    their format. Other checkpoints are read with `fmt`, with `auto` by their step head, and with None as a language
+    model. `reference` is the second model of an implicit PRM."""
     implicit = fmt is not None and fmt.head == "implicit"
     if implicit and reference is None:
         hint = "scores by the log-ratio of two models, so name the second: reference=FOLDER"

@@ -20,11 +20,9 @@ TILE = 64  # tokens; a tile's scores fit in a core's cache (measured with gradie
 
 
 def flatten_tokens(f):
-    """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BTD, x_BLHK).
-
-    XLA's CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long
-    for the weight gradient of a 3-D product.
-    """
+    """Decorates f(x_nD, ...) of single tokens to accept and return any leading axes (x_BLD, x_BTD, x_BLHK). XLA's
+    CPU backend takes 20 times as long for a norm and its derivative in [1, L, D] as in [L, D], and twice as long for
+    the weight gradient of a 3-D product."""
 
     @functools.wraps(f)
     def call(x, *args, **options):
@@ -168,11 +166,9 @@ _one_product.defvjp(_one_product_forward, _one_product_backward)
 
 
 def tiled(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """Softmax attention in a loop over the pairs (query tile, key tile) in which some query sees some key.
-
-    Cost and memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in which no
-    token sees one of another row.
-    """
+    """Softmax attention in a loop over the pairs (query tile, key tile) in which some query sees some key. Cost and
+    memory grow with the visible pairs and not with L x L. All rows are tiles of one long row, in which no token sees
+    one of another row."""
     B, L, H, K = q_BLHK.shape
     G, t = k_BLGK.shape[2], TILE
     R, n = H // G, -(-L // t)

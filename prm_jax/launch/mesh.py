@@ -36,11 +36,9 @@ class MeshConfig:
 
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
-    """A mesh of `devices`, by default of all devices of all processes, for batches of `rows` rows.
-
-    With data=null only as many of each process's CPU devices are used as divide the rows. InputError where the axes do
-    not multiply to the number of devices.
-    """
+    """A mesh of `devices`, by default of all devices of all processes, for batches of `rows` rows. With data=null
+    only as many of each process's CPU devices are used as divide the rows. InputError where the axes do not multiply
+    to the number of devices."""
     devices = jax.devices() if devices is None else devices
     inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
     if on_cpu and cfg.data is None:
@@ -135,20 +133,16 @@ def constrain(tree):
 
 
 def constrain_rows(x):
-    """Splits the rows of the residual stream x_BLD over data and fsdp under jit.
-
-    Rows split over `tensor`, too, would store less for the backward pass, but XLA would then exchange rows for features
-    among all devices in the linear layers: nine times the bytes (72B on 64 devices).
-    """
+    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Rows split over `tensor`, too,
+    would store less for the backward pass, but XLA would then exchange rows for features among all devices in the
+    linear layers: nine times the bytes (72B on 64 devices)."""
     return pin(x, ROWS)
 
 
 def embed_lookup(embed_VD, ids_BL):
-    """embed_VD[ids_BL], sharded as the residual stream, under jit.
-
-    Each device looks up its features for the rows of its fsdp group, and an all-to-all exchanges features for rows.
-    Without the constraint XLA may gather every row of the batch.
-    """
+    """embed_VD[ids_BL], sharded as the residual stream, under jit. Each device looks up its features for the rows of
+    its fsdp group, and an all-to-all exchanges features for rows. Without the constraint XLA may gather every row of
+    the batch."""
     sizes = jax.sharding.get_abstract_mesh().shape
     features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
     return constrain_rows(pin(embed_VD[pin(ids_BL, "data")], "data", None, *features))

@@ -50,11 +50,9 @@ def create_run_folder(folder: Path, cfg: DictConfig):
 
 @contextlib.contextmanager
 def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
-    """Locks an output folder for this process, and records the configuration in a new one.
-
-    A command that fails before it has written a non-empty file matching `worth` removes what it made, so the corrected
-    command can use the folder. The lock is released when the process ends.
-    """
+    """Locks an output folder for this process, and records the configuration in a new one. A command that fails
+    before it has written a non-empty file matching `worth` removes what it made, so the corrected command can use
+    the folder. The lock is released when the process ends."""
     with contextlib.ExitStack() as stack:
         before = set(folder.iterdir())
         if not resumes or not (folder / ".hydra").is_dir():  # only process 0 has the folder of a resumed run
@@ -158,11 +156,9 @@ def overrides_of(folder: str | Path) -> list[str]:
 
 
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
-    """(folder, stored configuration) of the run that cfg.resume names; removes the folder that Hydra made.
-
-    Overrides of this command line must agree with the stored configuration, except for KEYS_WITHOUT_EFFECT, DEVICES,
-    and `steps`, which may be more: the configuration then keeps the earlier lengths in `lengthened`.
-    """
+    """(folder, stored configuration) of the run that cfg.resume names; removes the folder that Hydra made. Overrides
+    of this command line must agree with the stored configuration, except for KEYS_WITHOUT_EFFECT, DEVICES, and
+    `steps`, which may be more: the configuration then keeps the earlier lengths in `lengthened`."""
     with contextlib.suppress(OSError):  # not empty, or removed by another process
         output_dir().rmdir()
     run = Path(str(cfg.resume)).resolve()

@@ -54,11 +54,9 @@ def check_list(x, where: str, most: int):
 
 
 def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
-    """(job with the solutions of all problems, number of solutions of each problem) of POST /score.
-
-    The body is {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, each
-    optionally with "aggregator".
-    """
+    """(job with the solutions of all problems, number of solutions of each problem) of POST /score. The body is
+    {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, each optionally
+    with "aggregator"."""
     many = "problems" in body
     keys = ("problems",) if many else ("problem", "steps", "candidates")
     check_keys(body, "the body", (*keys, "aggregator"))
@@ -120,11 +118,9 @@ def no_pooling(scorer) -> str | None:
 
 
 def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job, bool]:
-    """(job with the inputs as tokens, whether to answer with probabilities) of POST /pooling, vLLM's request.
-
-    The input is a text, a list of texts, token ids, or a list of lists of token ids. Scores are read at every step tag
-    (vLLM's STEP pooling), for an outcome format at the last token.
-    """
+    """(job with the inputs as tokens, whether to answer with probabilities) of POST /pooling, vLLM's request. The
+    input is a text, a list of texts, token ids, or a list of lists of token ids. Scores are read at every step tag
+    (vLLM's STEP pooling), for an outcome format at the last token."""
     why, outcome = no_pooling(scorer), isinstance(scorer, ModelScorer) and scorer.format.outcome
     expect(why is None, "/pooling", names[0], f"a verifier that vLLM could serve: {why}; POST /score")
     expect("messages" not in body, "messages", "a conversation", "its text or its token ids as `input`")
