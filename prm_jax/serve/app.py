@@ -176,7 +176,7 @@ class App:
     async def scored(self, request: Request, read):
         """(scored job, second result) of `read`, which makes a job of the request's body."""
         if self.metrics.waiting >= self.limits.requests:
-            raise Refused(429, f"{self.metrics.waiting} requests, the most at a time, are being answered; try later")
+            raise Refused(429, f"{self.metrics.waiting} requests are being answered, the most at a time; try later")
         self.metrics.waiting += 1
         try:
             job, extra = read(await self.body(request))
