@@ -51,38 +51,15 @@ class Score:
     repeats: Count
 
 
-@dataclasses.dataclass(frozen=True)
-class Samples:
-    prompts: Count
-    prompt_tokens: Count
-    n: Count
-    new_tokens: Count
-    rows: Count
-    repeats: Count
+def counts(name: str, *keys: str) -> type:
+    """A frozen dataclass whose fields are all Counts."""
+    return dataclasses.make_dataclass(name, [(key, Count) for key in keys], frozen=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Search:
-    problems: Count
-    width: Count
-    singles: Count
-
-
-@dataclasses.dataclass(frozen=True)
-class Serve:
-    requests: Count
-    candidates: Count
-    clients: Count
-    repeats: Count
-
-
-@dataclasses.dataclass(frozen=True)
-class Rerank:
-    problems: Count
-    candidates: Count
-    steps: Count
-    betas: Count
-    python_trials: Count
+Samples = counts("Samples", "prompts", "prompt_tokens", "n", "new_tokens", "rows", "repeats")
+Search = counts("Search", "problems", "width", "singles")
+Serve = counts("Serve", "requests", "candidates", "clients", "repeats")
+Rerank = counts("Rerank", "problems", "candidates", "steps", "betas", "python_trials")
 
 
 @dataclasses.dataclass(frozen=True)

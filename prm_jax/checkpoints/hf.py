@@ -42,13 +42,8 @@ AROUND = LAYER | {key: (f"layers.{{}}.{name}_layernorm.weight", False) for key, 
 EXPERTS = {f"w_{x}": (f"layers.{{}}.mlp.experts.{{}}.{x}_proj.weight", True) for x in ("down", "gate", "up")}
 EXPERTS = {"w_router": ("layers.{}.mlp.gate.weight", True)} | LAYER | EXPERTS
 # Parameters outside the backbone, never prefixed; {} is the name of the step head's last layer.
-HEAD = {
-    "unembed": ("lm_head.weight", True),
-    "w_mlp_head": ("score.0.weight", True),
-    "b_mlp_head": ("score.0.bias", False),
-    "w_head": ("{}.weight", True),
-    "b_head": ("{}.bias", False),
-}
+HEAD = {"unembed": ("lm_head.weight", True), "w_head": ("{}.weight", True), "b_head": ("{}.bias", False)}
+HEAD |= {"w_mlp_head": ("score.0.weight", True), "b_mlp_head": ("score.0.bias", False)}
 
 
 def layer_names(cfg: ModelConfig) -> dict:

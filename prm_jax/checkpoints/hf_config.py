@@ -17,6 +17,8 @@ from prm_jax.model import FAMILIES, ModelConfig, RopeScaling, choose_dtype
 # Field of ModelConfig -> key of a config.json.
 SIZES = {"vocab": "vocab_size", "dim": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
 SIZES |= {"ffn": "intermediate_size"}
+OTHERS = {"kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_eps": "rms_norm_eps"}
+OTHERS |= {"rope_theta": "rope_theta", "max_positions": "max_position_embeddings", "tied": "tie_word_embeddings"}
 EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
 # Defaults of transformers' classes for keys that a Gemma's config.json leaves out.
@@ -274,17 +276,11 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
     if scaling := cfg.rope_scaling:
         rope = {"rope_type": scaling.kind} | {key: getattr(scaling, field) for field, key in ROPE[scaling.kind].items()}
     config = {
-        **{key: getattr(cfg, field) for field, key in SIZES.items()},
+        **{key: getattr(cfg, field) for field, key in (SIZES | OTHERS).items()},
         "architectures": [architecture(cfg)],
         "model_type": cfg.family,
-        "num_key_value_heads": cfg.kv_heads,
-        "head_dim": cfg.head_dim,
         "hidden_act": ACTIVATIONS[cfg.activation],
-        "rms_norm_eps": cfg.norm_eps,
-        "rope_theta": cfg.rope_theta,
         "rope_parameters": rope | {"rope_theta": cfg.rope_theta},
-        "max_position_embeddings": cfg.max_positions,
-        "tie_word_embeddings": cfg.tied,
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "dtype": "float32",

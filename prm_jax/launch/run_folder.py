@@ -30,12 +30,9 @@ def output_dir() -> Path:
 
 
 def create_run_folder(folder: Path, cfg: DictConfig):
-    """Records the configuration in an output folder, in Hydra's layout; InputError where the folder holds a run
-    already.
-
-    Hydra's own record is switched off, since it is written before the command could refuse the folder. The record
-    appears in one step, so that a kill leaves a folder that is either free or a run.
-    """
+    """Records the configuration in an output folder in Hydra's layout; InputError where the folder holds a run. Hydra's
+    own record is switched off, since it is written before the command could refuse the folder. The record appears in
+    one step, so that a kill leaves a folder that is either free or a run."""
     record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     OmegaConf.save(cfg, temporary / "config.yaml")
@@ -44,7 +41,7 @@ def create_run_folder(folder: Path, cfg: DictConfig):
         os.rename(temporary, record)  # `record` may be an empty folder
     except OSError:
         shutil.rmtree(temporary)
-        hint = f"resume={folder} goes on with one that was stopped"
+        hint = f"resume={folder} continues one that was stopped"
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}") from None
 
 
@@ -53,11 +50,10 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
     """Locks an output folder for this process, and records the configuration in a new one. A command that fails
     before it has written a non-empty file matching `worth` removes what it made, so the corrected command can use
     the folder. The lock is released when the process ends."""
-    with contextlib.ExitStack() as stack:
-        before = set(folder.iterdir())
-        if not resumes or not (folder / ".hydra").is_dir():  # only process 0 has the folder of a resumed run
-            create_run_folder(folder, cfg)
-        lock = stack.enter_context((folder / ".hydra" / "lock").open("a+"))
+    before = set(folder.iterdir())
+    if not resumes or not (folder / ".hydra").is_dir():  # only process 0 has the folder of a resumed run
+        create_run_folder(folder, cfg)
+    with (folder / ".hydra" / "lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
