@@ -31,7 +31,7 @@ def bench_startup(cfg: BenchConfig) -> list[Row]:
     rows = []
     for module in ("rerank", "scoring", "model"):
         command = [sys.executable, "-c", program.format(f"prm_jax.{module}", LATE)]
-        start = functools.partial(subprocess.check_output, command, text=True)
+        start = functools.partial(subprocess.check_output, command, text=True, stderr=subprocess.DEVNULL)
         note = f"imported too early: {start().strip() or 'none'}"
         rows.append(Row(f"import_{module}_seconds", median_seconds(start, 0, cfg.repeats), note))
     return rows
