@@ -346,7 +346,7 @@ def test_sigterm_saves_and_resume_refuses_what_would_change_the_result(monkeypat
     err = call(train.main, monkeypatch, "train.py", f"resume={folder}", "optimizer.lr=1", "log_every=7")
     assert re.fullmatch(r"error: resume: optimizer.lr \(was 0.\d+, asked 1\): would change the result.*", err)
     err = call(train.main, monkeypatch, "train.py", f"resume={folder}", "experiment=random_init")
-    assert err.startswith("error: resume: goes on with the run's own configuration, expected no experiment=")
+    assert err.startswith("error: resume: uses the run's own configuration, expected no experiment=")
     err = call(train.main, monkeypatch, "train.py", f"hydra.run.dir={folder}", "optimizer.lr=1")
     assert "already holds a run" in err and (folder / ".hydra/config.yaml").read_text() == before
 

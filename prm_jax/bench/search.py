@@ -50,7 +50,7 @@ def bench_search(cfg: BenchConfig) -> list[Row]:
         profile = cProfile.Profile()
         together = seconds(every)
         alone = sum(seconds([p]) for p in some) / len(some) * len(problems)
-        profile.runcall(seconds, every)  # apart from the timed run: it slows what is Python
+        profile.runcall(seconds, every)  # not the timed run: profiling slows Python
         share = model_seconds(profile) / together
         rows += [
             Row(f"{method}_seconds", together, f"{len(problems)} problems at once, width {s.width}"),

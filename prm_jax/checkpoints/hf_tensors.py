@@ -59,12 +59,9 @@ def open_file(path: Path) -> dict:
 
 
 def write_tensors(folder: Path, parts: list[tuple]):
-    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; files get their names once all are
-    whole.
-
-    A part is (name, array, index into its first axes: (), a layer, or a layer and an expert; stored transposed). Needs
-    the memory of one file (5 GB) beside the arrays.
-    """
+    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; all files are written before they get
+    their names. A part is (name, array, index into its first axes: (), a layer, or a layer and an expert; stored
+    transposed). Needs the memory of one file (5 GB) beside the arrays."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     parts = {part[0]: part[1:] for part in parts}

@@ -53,7 +53,7 @@ def open_checkpoint(
         hint = "scores by the log-ratio of two models, so name the second: reference=FOLDER"
         raise InputError(f"reference: format={fmt.name} {hint}")
     if reference is not None and not implicit:
-        raise InputError(f"reference: format={fmt.name if fmt else 'null'} uses one model alone, expected null")
+        raise InputError(f"reference: format={fmt.name if fmt else 'null'} uses only one model, expected null")
     open_one = of_run if (Path(path) / "checkpoints").is_dir() else of_folder
     loaded = open_one(str(path), which, None if implicit else fmt, dtype)
     if loaded.objective == "implicit":

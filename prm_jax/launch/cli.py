@@ -29,10 +29,8 @@ active_sweeps: list[tuple[Path, TextIO | None]] = []
 
 
 class SweepFolder(Callback):
-    """Notes a sweep's folder and locks it. Only the jobs, which may run elsewhere, and this callback learn the folder.
-
-    A folder of numbered jobs belongs to one sweep at a time; stages of a figure share one, each under its own name.
-    """
+    """Notes a sweep's folder and locks it. Only the jobs, which may run elsewhere, and this callback learn the folder. A
+    folder of numbered jobs belongs to one sweep at a time; stages of a figure share one, each under its own name."""
 
     def on_multirun_start(self, config: DictConfig, **more):
         folder, lock = Path(config.hydra.sweep.dir), None
@@ -67,7 +65,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     path.write_text(f"{why} ({' '.join(hydra_cfg.overrides.task)})\n")
                     print(f"job {hydra_cfg.job.num}: {why}", file=sys.stderr)
                     error.is_printed = True
-                # SystemExit would end a sweep; an exception lets Hydra go on with the next job.
+                # SystemExit would end a sweep; an exception lets Hydra start the next job.
                 if is_sweep or full_error or not isinstance(error, USER_ERRORS):
                     raise
                 sys.exit(one_line(error))

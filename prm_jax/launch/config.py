@@ -17,12 +17,9 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
-    """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed, or missing without a
-    default.
-
+    """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed, or missing without default.
     Nested dataclasses are parsed in turn. An int is accepted for a float; nothing else is converted. Sections named in
-    `elsewhere` are ignored, and those in `done` are used as they are.
-    """
+    `elsewhere` are ignored, and those in `done` are used as they are."""
     try:
         is_config = OmegaConf.is_config(node)
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node

@@ -128,12 +128,9 @@ def settings(folder: str | Path) -> dict:
 
 
 def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
-    """[(the keys in which it differs from others, the indices of its runs)] of each setting, in the order of first
-    runs.
-
-    Settings without a key do not differ in it, since older runs lack newer keys. `verifier`, the name of what is no run
-    of ours, always counts as a difference.
-    """
+    """[(its {key: value} that differ from others, indices of its runs)] of each setting, in the order of first runs.
+    Settings without a key do not differ in it, since older runs lack newer keys; `verifier`, which names what is not a
+    run of ours, always counts as a difference."""
     values, groups = {}, {}
     for setting in settings:
         for key, value in setting.items():
@@ -164,7 +161,7 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
         raise InputError(f"resume: {error}") from None
     old, new, overrides = dict(flatten(stored)), dict(flatten(cfg)), overridden_keys()
     if "experiment" in overrides:
-        raise InputError("resume: goes on with the run's own configuration, expected no experiment= beside it")
+        raise InputError("resume: uses the run's own configuration, expected no experiment= beside it")
     differing = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     changed = [key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)]
     if "steps" in changed:
