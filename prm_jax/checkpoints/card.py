@@ -39,9 +39,7 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
             "newer versions): versions 0.9 and 0.10 look for Qwen's id 151651 by default and would read nothing here."
         )
     elif head.hidden:
-        lines.append(
-            f"- transformers and vLLM have no class for this head on {family}: `AutoModel` loads the backbone."
-        )
+        lines.append(f"- No library has a class for this head on {family}: `AutoModel` loads the backbone.")
     else:
         old = json.dumps({"architectures": [f"{family}ForTokenClassification"]})
         lines.append(
