@@ -213,7 +213,7 @@ LINES = [
     ("train resume=broken", r"broken/.hydra/config.yaml: cannot be read"),
     ("train wandb=on", r"wandb: got 'on', expected offline or online"),
     ("train format.separator=''", r"format.separator: got '', expected a text"),
-    ("train format=trl", r"model.head: got 'scalar', but format=trl belongs to a head of its own: binary"),
+    ("train format=trl", r"model.head: got 'scalar', but format=trl has its own head: binary"),
     ("train format=none_such", r"format: got 'none_such', expected .*plain"),
     ("train data=nothing", r"data: got 'nothing', expected .*chain, chain_easy, "),
     ("train experiment=base_lmm", r"experiment: got 'base_lmm', expected base_lm, "),
