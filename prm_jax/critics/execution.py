@@ -1,7 +1,7 @@
-"""Runs the code of a critique in a process of its own, which ends with it. Only where it is asked for: format.critic.execute=true.
+"""Runs the code of a critique in a process of its own, where format.critic.execute=true.
 
-Limits: CPU seconds, memory, output, no file to write, none to read but Python's own, no process, no network, no environment. They
-hold off mistakes and plain mischief; who runs a critic that he does not trust gives it a container besides.
+The process has limits on CPU time, memory and output; it may write no file, read only Python's own, and start no process; it has
+neither network nor environment. The limits stop mistakes and simple attacks. Run a critic that you do not trust in a container.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ import tempfile
 
 SECONDS, MEGABYTES, CHARACTERS = 5, 1024, 2000
 
-# In the child: limits, then a hook, which Python calls before it opens, connects or starts anything and which cannot be removed.
+# The child sets limits, then an audit hook, which Python calls before it opens, connects or starts anything. It cannot be removed.
 CHILD = """
 import os, resource, sys, sysconfig
 seconds, megabytes = int(sys.argv[1]), int(sys.argv[2])
@@ -42,18 +42,18 @@ exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
 
 
 def run_code(code: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> tuple[str, bool]:
-    """(what the code prints, cut to CHARACTERS, or how it failed, whether it ended by itself and without an error)."""
+    """(the code's output cut to CHARACTERS, or how it failed; whether it ended by itself and without an error)."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = subprocess.run(
+            process = subprocess.run(
                 [sys.executable, "-I", "-B", "-c", CHILD, str(seconds), str(megabytes)],
                 input=code.encode("utf-8", "replace"), capture_output=True, cwd=folder, env={}, timeout=4 * seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"Error: took more than {4 * seconds} seconds", False
-    text = found.stdout.decode("utf-8", "replace").strip()
-    if found.returncode:
-        last = found.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        why = last[0] if last else f"ended with status {found.returncode}, as at a limit"
+    text = process.stdout.decode("utf-8", "replace").strip()
+    if process.returncode:
+        last = process.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        why = last[0] if last else f"ended with status {process.returncode}, as at a limit"
         text = f"{text}\n" * bool(text) + f"Error: {why}"
-    return text[:CHARACTERS], found.returncode == 0
+    return text[:CHARACTERS], process.returncode == 0
