@@ -34,7 +34,7 @@ from prm_jax.protocols import Continuation, Prefix
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """Settings of requests; conf/server/default.yaml says what each key means."""
+    """Settings of requests; conf/sampling.yaml says what each key means."""
 
     model: str | None = None
     concurrency: Count = 64
