@@ -47,6 +47,6 @@ class Policy(Protocol):
     def extend(self, prefixes: Rows, n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each prefix, up to the end of a step (stop="step") or of the solution (stop="end").
 
-        Prefix i draws with fold_in(key, first + i), or with fold_in(key, first[i]) where `first` is a sequence, so that a draw does
-        not depend on the others in the call.
+        Prefix i draws with fold_in(key, first + i), or with fold_in(key, first[i]) where `first` is a sequence, so that
+        a draw does not depend on the others in the call.
         """

@@ -165,7 +165,7 @@ def kl_divergence(p_PN, ref_PN):
 
 @jax.jit
 def mean_score(p_PN, score_PN, eligible_PN=None):
-    """The mean score under a distribution, over the eligible candidates with a finite score; nan where these have no weight."""
+    """The mean score under a distribution, over the eligible candidates with a finite score, or nan."""
     counts_PN = jnp.isfinite(score_PN) if eligible_PN is None else jnp.isfinite(score_PN) & eligible_PN
     p_PN = jnp.where(counts_PN, p_PN, 0.0)
     return expectation(p_PN, score_PN) / p_PN.sum(-1)

@@ -1,10 +1,10 @@
 """A Scorer that writes before it judges: a critique of each step, then P(good) from the logits of its two verdicts.
 
-A step's score depends only on the step and those before it, as the format asks about them. n votes are n critiques, rows of one
-batch. Vote j of a prompt is a function of seed, j and the prompt, so n votes are n single runs (`first_vote`), whatever is scored
-beside them. A critique without a verdict within its tokens is counted and printed. The format's text `force` then asks for the
-verdict; a format without it leaves the critique out of the votes, and gives a step without any vote the P(good) `unscored`.
-Every format that writes has one of the two, so no step stops a command.
+A step's score depends only on the step and those before it. n votes are n critiques, rows of one batch. Vote j of a
+prompt is a function of seed, j and the prompt, so n votes are n single runs (`first_vote`), whatever is scored beside
+them. A critique without a verdict within its tokens is counted and printed. The format's text `force` then asks for the
+verdict; a format without it leaves the critique out, and gives a step without any vote P(good) = `unscored`. Formats
+that write have one of the two.
 
 Dimension key: N votes, n prompts.
 """
@@ -161,13 +161,14 @@ class Critic:
             self.known[prefix] = logit_n[part].tolist(), texts
 
     def has_ended(self, draft: Draft) -> bool:
-        """Whether a critique reached a text of `cut` or, in a format without these, its end; only then it is asked for the verdict."""
+        """Whether a critique reached a text of `cut` or, in a format without these, its end; then its verdict is asked."""
         if draft.last is None or not self.format.critic.cut:
             return draft.last is None or draft.last.finish_reason == "eos"
         return cut_at(self.format, draft.text, draft.step) is not None
 
     def ask(self, questions: Sequence[tuple[str, Draft, str]]) -> np.ndarray:
-        """Log-odds logit_n of verdicts. Each (prompt, critique, question) gets the question and then the likelier verdict appended."""
+        """Log-odds logit_n of verdicts on (prompt, critique, question); appends question and likelier verdict to each
+        critique."""
         parts = [question.partition("{verdict}") for *_, question in questions]
         for (_, draft, _), (before, *_) in zip(questions, parts, strict=True):
             draft.text = draft.text[: cut_at(self.format, draft.text, draft.step)] + before
@@ -177,7 +178,7 @@ class Critic:
         return logit_n
 
     def write(self, drafts: Sequence[Draft], votes: Sequence[int]):
-        """Writes the drafts to their end. Where code is run each round ends with a block of code, and its output is appended."""
+        """Writes the drafts to their end. Where code is run, each round ends with a block of code and its output."""
         c, key, unfinished = self.format.critic, jax.random.key(self.seed), list(zip(drafts, votes, strict=True))
         for rounds_left in reversed(range(c.rounds + 1 if c.execute else 1)):
             numbers = [number_of(vote, draft.prompt) for draft, vote in unfinished]
@@ -204,8 +205,7 @@ def number_of(vote: int, prompt: str) -> int:
 
 
 def combine(logit_n: np.ndarray, rule: str) -> float:
-    """Log-odds of the votes' mean P(good) or, for majority, of the share of votes with P(good) >= .5 with half a vote of each kind
-    added, so that it is finite."""
+    """Log-odds of the mean P(good), or of the share of votes with P(good) >= .5, half a vote of each kind added."""
     if rule == "majority":
         good = int((logit_n >= 0).sum())
         return float(np.log(good + 0.5) - np.log(len(logit_n) - good + 0.5))

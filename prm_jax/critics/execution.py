@@ -1,7 +1,8 @@
 """Runs the code of a critique in a process of its own, where format.critic.execute=true.
 
-The process has limits on CPU time, memory and output; it may write no file, read only Python's own, and start no process; it has
-neither network nor environment. The limits stop mistakes and simple attacks. Run a critic that you do not trust in a container.
+The process has limits on CPU time, memory and output. It writes no file, reads only Python's own, starts no process,
+and has neither network nor environment. The limits stop mistakes and simple attacks. Run a critic that you do not trust
+in a container.
 """
 
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 
 SECONDS, MEGABYTES, CHARACTERS = 5, 1024, 2000
 
-# The child sets limits, then an audit hook, which Python calls before it opens, connects or starts anything. It cannot be removed.
+# The child sets limits, then an audit hook, which Python calls before it opens, connects or starts anything.
 CHILD = """
 import os, resource, sys, sysconfig
 seconds, megabytes = int(sys.argv[1]), int(sys.argv[2])

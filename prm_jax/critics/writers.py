@@ -31,7 +31,7 @@ def as_text(fmt: Format) -> Format:
 
 
 class LocalWriter:
-    """A model of ours. A verdict's log-odds are the difference of its two logits after the ids that the critic wrote."""
+    """A model of ours. A verdict's log-odds are the difference of its two logits after the critic's ids."""
 
     def __init__(self, loaded: Loaded, path: str, fmt: Format, rows: int, row_tokens: int | None):
         text = as_text(fmt)
@@ -75,7 +75,7 @@ class LocalWriter:
         return np.array([logit.get(ids, np.nan) for ids in ids_n])
 
     def verdict_token(self, ids_L: np.ndarray, text: str) -> int | None:
-        """Index of the token that is the critique's last verdict; None if there is none, or it is no token of its own."""
+        """Index of the token that is the critique's last verdict; None where no token is one."""
         start = verdict_at(self.format, text)
         for n in reversed(np.flatnonzero(np.isin(ids_L, self.pair)).tolist()) if start is not None else ():
             if len(self.tokenizer.decode(ids_L[:n], clean_up_tokenization_spaces=False)) == start:
@@ -84,8 +84,8 @@ class LocalWriter:
 
 
 class RemoteWriter:
-    """A model behind a server of the completions protocol. The server scores prompt, critique and either verdict as one text
-    (`echo`), so that the verdict's log-probability is exact and not taken from a list of the likeliest tokens."""
+    """A model behind a server of the completions protocol, which scores prompt, critique and either verdict as one text
+    (`echo`), so that the verdict's log-probability is exact."""
 
     computed = 0  # a server does not say what it reads
 

@@ -2,12 +2,12 @@
 
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8     writes labels.jsonl (native rows) and about.json
 
-MC_t is the share of right completions among K of the problem and steps 1..t. LABELS are functions of these. first_error costs less: in
-a solution with a wrong answer it finds the first prefix without a right completion by bisection (OmegaPRM, Luo et al. 2024), for
-ceil(log2 T) prefixes of T, all solutions of a chunk at once. Steps before the error are good, it is bad, later ones have no label;
-all steps of a solution with a right answer are good. tree looks for more such solutions among the completions (omegaprm.py). So labels
-are values or advantages of the policy as completer (data.label_kind=value, advantage). Rows keep the counts, from which other labels
-can be made without new completions.
+MC_t is the share of right completions among K of the problem and steps 1..t; LABELS are functions of these. first_error
+costs less: in solutions with a wrong answer it finds the first prefix without a right completion by bisection
+(OmegaPRM, Luo et al. 2024), with ceil(log2 T) prefixes of T. Steps before the error are good, it is bad, later ones
+have no label; all steps of a solution with a right answer are good. tree looks for more such solutions among the
+completions (omegaprm.py). So labels are values or advantages of the policy (data.label_kind=value, advantage). Rows
+keep the counts, from which other labels can be made.
 """
 
 import collections
@@ -39,9 +39,9 @@ from prm_jax.protocols import Prefix
 
 
 def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
-    """GenPRM's relative progress (Zhao et al. 2025): is MC_t / MC_(t-1) at least the threshold? 0 for the first t with MC_t = 0.
+    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else 0.
 
-    Later steps, and every step of a problem without a right completion, have no MC to compare with: null.
+    The first t with MC_t = 0 has 0. Later steps, and all steps of a problem without a right completion, have null.
     """
     n_alive = next((t for t, x in enumerate(mc) if not x.right), len(mc))
     alive = list(itertools.pairwise(mc))[:n_alive]
@@ -50,7 +50,7 @@ def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
 
 
 def advantage(mc: Sequence[MC], cfg: "Labels") -> list[float]:
-    """PAV's progress A_t = Q_t - Q_(t-1) under the best of `prover` completions (Setlur et al. 2024), as (1 + A) / 2."""
+    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q that of the best of `prover` completions."""
     q = [x.best_of(cfg.prover) for x in mc]
     return [(1 + after - before) / 2 for before, after in itertools.pairwise(q)]
 
@@ -70,7 +70,7 @@ KINDS = {"advantage": "advantage"}  # label -> label_kind, where it is not value
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveK:
-    """K by difficulty: a problem's prefixes get k[i] where the MC of the bare problem is below below[i], else the last k."""
+    """K of a problem's prefixes: k[i] where the MC of the bare problem is below below[i], else the last k."""
 
     below: tuple[Share, ...]
     k: tuple[Count, ...]
@@ -114,7 +114,7 @@ class Labels:
 def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: int, noise: Noise, grade):
     """k graded completions, RollOut, of each distinct prefix.
 
-    The completions of a prefix and the checker's errors depend only on the seed, the prefix's text and the completion's number, so
+    The completions and the checker's errors depend only on the seed, the prefix's text and the completion's number, so
     labels of any kind and file see the same ones.
     """
     digests = [hashlib.sha256(json.dumps(prefix).encode()).digest() for prefix in prefixes]
@@ -166,8 +166,7 @@ class Completions:
         return estimate(self.roll_outs[prefix]) if prefix in self.roll_outs else None
 
     def charge_tokens(self, prefixes: Sequence[Prefix]) -> dict[str, int]:
-        """The prefixes' policy tokens and number of completions that were cut or state no readable answer. Prefixes that solutions
-        share are charged to the first."""
+        """Policy tokens and unanswered (cut or unreadable) completions of prefixes; shared prefixes are charged once."""
         charged = [r for prefix in prefixes for r in self.uncharged.pop(prefix, ())]
         unanswered = sum(not r.finished or r.answer is None for r in charged)
         return {"policy_tokens": sum(r.tokens for r in charged), "unanswered": unanswered}
@@ -196,7 +195,7 @@ def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -
 
 
 def label_rows(solutions: Sequence[Solution], complete: Completions, cfg: Labels, origin: dict) -> list[dict]:
-    """A native row for each solution; right: how many of k completions of each prefix are; null where none were drawn."""
+    """A native row for each solution; right: of k completions of each prefix, null where none were drawn."""
     by_search = cfg.label == "first_error"
     labels = label_to_first_error(solutions, complete) if by_search else label_all_prefixes(solutions, cfg, complete)
     return [row_of(s, label_T, complete) | origin for s, label_T in zip(solutions, labels, strict=True)]
@@ -219,8 +218,8 @@ def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Lab
 
 
 def tree_rows(first: Solution, states: dict, paths: Sequence, complete: Completions) -> list[dict]:
-    """A row for each path of a problem's tree. A state's MC is the label in the first path through it; the last step has the label 0,
-    since the answer is wrong.
+    """A row for each path of a problem's tree. A state's MC labels the first path through it; the last step, which is
+    wrong, has 0.
 
     start: steps of the state that was searched from; visits: of each state; q, u: the scores that chose the path.
     """
@@ -249,8 +248,9 @@ def label_file(
 ) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts.
 
-    A search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree keeps a line a
-    problem in trees.jsonl, from which it makes the rows. A stopped call is resumed as in `draw_pool`, in chunks of whole problems.
+    A search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree
+    makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in `draw_pool`, in chunks of whole
+    problems.
     """
     is_tree, is_search, n_given = cfg.label == "tree", cfg.label in SEARCHES, len(solutions)
     solutions, by_problem = [s for s in solutions if not is_search or s.outcome is not None], {}
@@ -272,7 +272,7 @@ def label_file(
             return {"id": item[0].id, "prompt": item[0].problem, "given": len(item)}
         return {"id": item.id, "prompt": item.problem, "completions": list(item.steps)}
 
-    # Chunks fill batches: all prefixes of a solution are completed at once, or one prefix of each solution or problem in a search.
+    # Chunks fill batches: with all prefixes of a solution or, in a search, with one of each solution or problem.
     groups, k = list(by_problem.values()), max(cfg.adapt.k) if cfg.adapt else cfg.k
     at_once = policy.batch_rows * (4 if is_search else 1) // k
     size = max(1, at_once if is_tree else at_once * len(groups) // len(solutions))
@@ -300,7 +300,8 @@ class LabelingConfig(Labels, PolicyConfig):
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: its right answer}) of a pool, or of native rows, which have none and so need an exact checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows, which have no answers and need an exact
+    checker."""
     is_exact = checker not in RULES
     if "candidates" in next(iter(read_rows(path)))[1]:
         pool = read_pool(path)

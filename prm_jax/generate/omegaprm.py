@@ -1,7 +1,8 @@
-"""OmegaPRM (Luo et al. 2024): bisection for the first error of a solution, and a tree of states that is searched for more errors.
+"""OmegaPRM (Luo et al. 2024): bisection for a solution's first error, and a tree of states in which more errors are
+found.
 
-Both are generators that yield a prefix, (problem, steps), and are sent its roll-outs; `run_batched` runs many of them with one call
-of the policy a round.
+Both are generators that yield a prefix and are sent its roll-outs; `run_batched` runs many with one call of the policy
+a round.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class MC(NamedTuple):
         return self.right / self.k
 
     def best_of(self, n: int) -> float:
-        """Unbiased estimate of the probability that any of n roll-outs is right (pass@n): 1 - C(wrong, n) / C(k, n); n <= k."""
+        """Unbiased P(any of n roll-outs is right), pass@n: 1 - C(wrong, n) / C(k, n); n <= k."""
         return 1 - math.comb(self.k - self.right, n) / math.comb(self.k, n)
 
 
@@ -62,8 +63,8 @@ def run_batched(searches: Sequence[Generator], complete: Callable[[list[Prefix]]
 def bisect(length: int, is_alive: Callable[[int], Generator]) -> Generator:
     """Binary search for the first of `length` steps whose prefix has no correct roll-out.
 
-    The empty prefix counts as alive, the whole solution as dead. is_alive(number of steps), itself such a generator, says whether
-    any roll-out of the prefix is correct; it runs at most ceil(log2 length) times.
+    The empty prefix counts as alive, the whole solution as dead. is_alive(number of steps), itself such a generator,
+    says whether any roll-out of the prefix is correct; it runs at most ceil(log2 length) times.
     """
     low, high = 0, length  # lengths of an alive and of a dead prefix
     while high - low > 1:
@@ -115,7 +116,7 @@ class SearchedPath:
 
 
 def quality(share: float, r: RollOut, cfg: TreeConfig) -> float:
-    """Q = alpha^(1 - MC) beta^(words / L), which prefers short wrong roll-outs and those from states that mostly go right.
+    """Q = alpha^(1 - MC) beta^(words / L): high for short wrong roll-outs from states that mostly go right.
 
     The paper counts tokens; words, as OpenR counts, are known without a tokenizer.
     """
@@ -130,9 +131,9 @@ def exploration(state: State, visits: int, cfg: TreeConfig) -> float:
 def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConfig) -> Generator:
     """Searches the tree of one problem; returns ({steps: State}, [SearchedPath in the order of search]).
 
-    Each search bisects the wrong roll-out with the highest Q + U among the states with 0 < MC < 1; the states that it visits join
-    the tree. The root's roll-outs are `solutions` and, where these are less than k, completions. No text is searched twice, and
-    none that was cut off, since it might have become right.
+    Each search bisects the wrong roll-out with the highest Q + U among the states with 0 < MC < 1; the states that it
+    visits join the tree. The root's roll-outs are `solutions` and, where these are less than k, completions. No text is
+    searched twice, and none that was cut off, since it might have become right.
     """
     states, paths, seen = {}, [], set()
 

@@ -11,7 +11,7 @@ from prm_jax.launch.config import Count, NotNegative, Share, expect
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """The distribution that tokens are drawn from: temperature, then top-k, then top-p of the rest, as transformers applies them."""
+    """The distribution of tokens: temperature, then top-k, then top-p of the rest, in transformers' order."""
 
     temperature: NotNegative  # 0: always the most likely token
     top_k: Count | None  # only the k most likely tokens, and those as likely as the last of them

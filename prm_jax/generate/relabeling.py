@@ -1,10 +1,10 @@
 """Labels steps without completions: by a verifier's scores, outcomes, equations or two label files.
 
-python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER     writes labels.jsonl (native rows) and about.json
+python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER    writes labels.jsonl (native rows), about.json
 
-`by` names the source of labels. scorer and scores distil another verifier, from new or stored scores; checker and equations are
-formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file; consensus keeps the
-solutions on which two label files agree. labeling.py labels by completions.
+`by` names the source of labels. scorer and scores distil another verifier, from new or stored scores; checker and
+equations are formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
+consensus keeps the solutions on which two label files agree. labeling.py labels by completions.
 
 Dimension key: T steps.
 """
@@ -39,12 +39,13 @@ from prm_jax.scoring import score_into, stored_scores
 
 
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
-    """TD(lambda) target in [0, 1] of the value after each step, target_T: labels without roll-outs (AgentPRM, 2511.08325).
+    """TD(lambda) target in [0, 1] of the value after each step, target_T, without roll-outs (AgentPRM, 2511.08325).
 
-    value_T: P(final answer right) after each step by a model. With V_t = value_T[t - 1] after step t, V_0 before the first
-    (it cancels), V_T = 0, since nothing follows, and the outcome as the last step's reward, generalised advantages
-    (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1}; the target of
-    step t is V_{t-1} + A_t. The last target is the outcome; lambda (`decay`) = 1 gives gamma^(T-t) outcome, 0 gives gamma V_t.
+    value_T: P(final answer right) after each step by a model. With V_t = value_T[t - 1] after step t, V_0 before the
+    first (it cancels), V_T = 0, since nothing follows, and the outcome as the last step's reward, generalised
+    advantages (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1};
+    the target of step t is V_{t-1} + A_t. The last one is the outcome; lambda (`decay`) = 1 gives gamma^(T-t) outcome,
+    0 gamma V_t.
     """
     target_T = np.full(len(value_T), outcome, np.float64)
     for t in reversed(range(len(value_T) - 1)):
@@ -58,8 +59,8 @@ def first_wrong(labels: Sequence[float | None], threshold: float) -> int:
 
 
 def consensus(labels, others, threshold: float, other_threshold: float) -> list[float | None] | None:
-    """The labels on which two sources agree (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0 at it, null behind it
-    and where `labels` is; None where they name different steps, or one of them labels no step."""
+    """The labels on which two sources agree (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0 at it,
+    null behind it and where `labels` is; None where they name different steps, or one of them labels no step."""
     if any(all(y is None for y in source) for source in (labels, others)):
         return None
     if (t := first_wrong(labels, threshold)) != first_wrong(others, other_threshold):
@@ -108,12 +109,12 @@ class RelabelingConfig:
 
 
 def kind_of(scorer) -> str:
-    """The label_kind of step scores; an outcome model's are probabilities of a right answer, whatever labels its steps had."""
+    """The label_kind of step scores; an outcome model's are values, whatever labels its steps had."""
     return "value" if scorer.objective == "orm" else scorer.label_kind
 
 
 def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
-    """(solutions, for each probability_T with by=scores, its labels with by=labels, the other file's labels with by=consensus)."""
+    """(solutions, what the file or files hold for each: by=scores probability_T, by=labels and by=consensus labels)."""
     if cfg.by == "consensus":
         solutions, others = (sources.load(path, "native", labels_required=True)[0] for path in cfg.files)
         n, m = len(solutions), len(others)
@@ -144,7 +145,7 @@ def pool_scores(cfg: RelabelingConfig) -> list[np.ndarray]:
 
 
 def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], stored) -> Iterator[list | None]:
-    """The labels of each solution, None where it is dropped. `stored`: from `read`; a scorer's scores go to `path`, to be resumed."""
+    """The labels of each solution, None where it is dropped; stored: from `read`; path: keeps a scorer's scores."""
     if cfg.by == "consensus":
         bounds = 0.5 if cfg.threshold is None else cfg.threshold, cfg.other_threshold
         return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, stored, strict=True))

@@ -1,15 +1,15 @@
 """A policy behind a server of the OpenAI completions protocol: vLLM, SGLang, `transformers serve`.
 
-Commands that need a policy take checkpoint=http://HOST:PORT. This needs `pip install openai`; a server's key is in OPENAI_API_KEY.
+Commands take it as checkpoint=http://HOST:PORT; it needs `pip install openai` and, where the server does,
+OPENAI_API_KEY.
 
-Each sample is one request. Its seed depends on the key, its prefix's number and its own, so that a stopped pool can be resumed;
-the server shares prompts' common beginnings. Prompts are sent as text, so the server's tokenizer may fuse what training keeps
-apart (`.` and a line end), as it does in texts that the model writes. Ids are -1 and log-probabilities NaN where a server gives
-none; there are always as many as tokens were generated.
+Each sample is one request. Its seed depends on the key, its prefix's number and its own, so that a stopped pool can be
+resumed. Prompts are sent as text, so the server's tokenizer may fuse what training keeps apart (`.` and a line end), as
+it does in texts that the model writes. Ids are -1 and log-probabilities NaN where a server gives none.
 
-A server's finish_reason "stop" means the end of a step or of the text. vLLM (stop_reason) and SGLang (matched_stop) say which and
-cut the separator off; transformers leaves it in the text. An answer that does neither is an error. transformers also reports a
-text that ends with the last allowed token as cut.
+A server's finish_reason "stop" means the end of a step or of the text. vLLM (stop_reason) and SGLang (matched_stop) say
+which and cut the separator off; transformers leaves it in the text, and reports a text that ends with the last allowed
+token as cut. An answer that does neither is an error.
 """
 
 import concurrent.futures
@@ -54,7 +54,7 @@ class Served:
 
 
 def sampling_fields(kind: str, s: Sampling) -> dict:
-    """The request's fields that set the distribution, all of them: servers take what is missing from generation_config.json."""
+    """The request's fields of the distribution, all of them: servers take missing ones from generation_config.json."""
     fields = {"max_tokens": s.max_tokens, "temperature": s.temperature, "top_p": s.top_p}
     if kind in ("vllm", "sglang"):
         fields |= {"top_k": s.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -75,7 +75,7 @@ def seeds(key, prefix_B, sample_B):
 
 
 def open_client(url: str, server: Server):
-    """The client, which repeats requests with growing pauses after a lost connection, a time-out, 408, 409, 429 or 5xx."""
+    """The client. It repeats requests after a lost connection, a time-out, 408, 409, 429, 5xx, with growing pauses."""
     try:
         import openai
     except ImportError:
@@ -112,7 +112,7 @@ class RemotePolicy:
         self.fields = sampling_fields(self.model.server, self.sampling) | {"model": self.model.name}
 
     def find_model(self) -> Served:
-        """The served model: vLLM and SGLang name themselves in their list of models, `transformers serve` is known by its routes."""
+        """The served model: the list of models names vLLM and SGLang, its routes show `transformers serve`."""
         listing, why = self.get("/models")
         rows = listing.get("data") or [] if isinstance(listing, dict) else []
         owner_of = {row["id"]: row.get("owned_by") for row in rows if isinstance(row, dict) and "id" in row}
@@ -146,8 +146,8 @@ class RemotePolicy:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
 
     def post(self, body: dict, read: Callable, failure: str):
-        """read(the answer to a completion request); InputError with `failure` and the reason where it fails for good or read
-        raises ValueError."""
+        """read(answer to a completion request); InputError with `failure` and the reason, also where read raises
+        ValueError."""
         import openai
 
         try:
@@ -167,7 +167,8 @@ class RemotePolicy:
     ) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
 
-        InputError with the server, the prefix and the reason where a request fails for good; then nothing is returned or counted.
+        InputError with the server, the prefix and the reason where a request fails for good; then none is returned or
+        counted.
         """
         start, size = time.perf_counter(), len(prefixes) * n
         if not size:

@@ -2,9 +2,9 @@
 
 python -m prm_jax.sampling checkpoint=POLICY problems=FILE n=64    writes pool.jsonl (data/pools.py) and about.json
 
-Sample j of the prefix numbered i draws the token at position t with the key fold_in(fold_in(fold_in(key, i), j), t), so it depends on
-neither the batch nor the devices, up to rounding: other shapes may sum a logit in another order, and a draw within about 1e-6 of
-the border between two tokens may then take the other one.
+Sample j of prefix i draws the token at position t with fold_in(fold_in(fold_in(key, i), j), t), so it depends on
+neither the batch nor the devices, up to rounding: other shapes may sum a logit in another order, and a draw within
+about 1e-6 of the border between two tokens may then take the other one.
 
 Dimension key: P prompts, B rows decoded together, L tokens of a prompt, t new tokens, D model, V vocabulary.
 """
@@ -43,12 +43,12 @@ from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
 
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two, so that a few shapes serve all
-# Tokens after which the loop first stops to double its cache: attention reads every slot of it, and a step seldom has many tokens.
+# Tokens after which the loop first stops to double its cache: attention reads all of it, and a step is seldom long.
 CACHE_GROWTH = {"end": 64, "step": 16}
 
 
 def draw_ids(logit_BV, uniform_B, sampling: Sampling):
-    """A token for each row, id_B, from one random number of 23 bits: probabilities are exact to 1e-7, absolute."""
+    """A token for each row, id_B, from one random number of 23 bits: probabilities have an absolute error of 1e-7."""
     if sampling.temperature == 0:
         return logit_BV.argmax(-1).astype(jnp.int32)
     p_BV = jnp.exp((logit_BV - logit_BV.max(-1, keepdims=True)) / sampling.temperature)
@@ -60,7 +60,7 @@ def draw_ids(logit_BV, uniform_B, sampling: Sampling):
 
 
 def uniforms(key_B, t, n: int):
-    """The random numbers of n tokens from position t on, uniform_tB; all at once, since the loop would wait for each."""
+    """Random numbers of n tokens from position t on, uniform_tB; all at once, since the loop would wait for each."""
     key_tB = jax.vmap(jax.vmap(jax.random.fold_in, (0, None)), (None, 0))(key_B, t + jnp.arange(n))
     return jax.vmap(jax.vmap(jax.random.uniform))(key_tB)
 
@@ -75,7 +75,8 @@ def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
 
 @jax.jit
 def prefill(model: PRM, ids_PL, first_P):
-    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts whose first token is in place first_P."""
+    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: places of the first
+    tokens."""
     slot_L, cache = jnp.arange(ids_PL.shape[1]), make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
     pos_PL = jnp.maximum(slot_L - first_P[:, None], 0)
@@ -93,7 +94,7 @@ def first_token(model: PRM, x_PD, cache, rows, stop_V, sampling: Sampling):
 
 @functools.partial(jax.jit, static_argnames=("slots", "sampling"))
 def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampling):
-    """Up to `slots` more tokens of each row from position t on: the state, (id_tB, logp_tB, whether all rows are done)."""
+    """Up to `slots` more tokens of each row from position t on: the state, (id_tB, logp_tB, whether all are done)."""
     model, (cache, id_B, done_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
     uniform_tB = uniforms(rows["key"], t, slots)
@@ -119,8 +120,8 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
 class Policy:
     """A language model that continues solutions.
 
-    A step ends with any token whose text contains the format's separator (many tokenizers fuse `.` and a line end). A separator
-    that no single token contains is refused.
+    A step ends with any token whose text contains the format's separator (many tokenizers fuse `.` and a line end). A
+    separator that no single token contains is refused.
     """
 
     model: PRM
@@ -160,7 +161,7 @@ class Policy:
     def extend(
         self, prefixes: Sequence[Prefix], n: int, stop: Literal["step", "end"], key, first: int | Sequence[int] = 0
     ) -> list[list[Continuation]]:
-        """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, first + i), or fold_in(key, first[i])."""
+        """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, first + i), or first[i]."""
         stop_V, start, number_P = self.stop_masks[stop], time.perf_counter(), prefix_numbers(first, len(prefixes))
         expect(stop_V is not None, "format.separator", self.format.separator, f"a text within one token of {self.name}")
         check_divides(self.model.cfg, self.batch_rows, "batch_rows")
@@ -193,9 +194,10 @@ class Policy:
             yield group
 
     def bucket_rows(self, n: int, tokens: int) -> int:
-        """The number of rows that n rows of `tokens` tokens are padded to: one of a few, so that a few shapes serve all.
+        """The size that n rows of `tokens` tokens are padded to, at most a batch: one of a few, so that a few shapes
+        serve all.
 
-        It is at most a batch. Below 512 tokens all sizes take as long; single tokens are padded to 32 rows, 128, 512, ...
+        Below 512 tokens all sizes take as long; single tokens are padded to 32 rows, 128, 512, ...
         """
         rows, growth = max(1, min(32, 512 // tokens)), 4 if tokens <= 64 else 2
         while rows < n:
@@ -280,7 +282,7 @@ def as_policy(loaded: Loaded, path: str | Path, fmt: Format, sampling: Sampling,
 
 
 def fingerprint(model: PRM | Served) -> str:
-    """sha256 over names, shapes and values of the weights; for a server's model only the name that the server gives it."""
+    """sha256 over names, shapes and values of the weights; for a server's model only its name there."""
     if isinstance(model, Served):
         return f"not known: served as {model.name} by {model.server}"
     digest = hashlib.sha256()
@@ -307,11 +309,12 @@ def described_file(path: Path, about: dict):
 def draw_pool(
     path: str | Path, policy: Policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
-    """Appends one graded problem a line to `path`, n solutions each, and writes about.json beside it; returns its counts.
+    """Appends one graded problem a line to `path`, n solutions each, and writes about.json beside it; returns its
+    counts.
 
-    `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. A stopped call is resumed, and
-    the file becomes that of an undisturbed call byte for byte: problems are drawn in fixed chunks, so no batch depends on where
-    the call was stopped. InputError where the file has other problems or settings.
+    `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. A stopped call is
+    resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks.
+    InputError where the file has other problems or settings.
     """
     origin = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype, "n": n, "seed": seed}
     settings = {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
@@ -338,7 +341,7 @@ def draw_pool(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyConfig:
-    """The keys of commands that sample from a policy and check its answers; conf/sampling.yaml says what each means."""
+    """The keys of commands that sample from a policy and check answers; conf/sampling.yaml says what each means."""
 
     checkpoint: str
     which: Literal["best", "latest"]
@@ -362,7 +365,7 @@ def task_of(checker: str, file: str):
 
 @contextlib.contextmanager
 def open_graded(cfg: PolicyConfig, task):
-    """(the policy, f(pools.Problem) that grades it, the checker's name), on the mesh; prints the policy's cost in the end."""
+    """(policy, f(pools.Problem) that grades it, checker's name), on the mesh; prints the policy's cost at the end."""
     with (
         jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
         contextlib.closing(Checker("string" if task else cfg.checker)) as checker,

@@ -1,9 +1,9 @@
 """Search at test time: spends policy tokens where a verifier scores the steps so far highly.
 
-Every method is written against two functions, `policy.extend` and `scorer.score` (protocols.py), and searches all problems at once,
-with one call of each a round. `budget` is the mean number of policy tokens a problem. An entry of METHODS says how a method searches
-and how it spends a budget; `search` repeats it until the budget is spent, so that methods compare at equal cost. The finished
-solutions are a pool, from which the best score or a weighted vote chooses (rerank.py, votes.py).
+Methods are written against `policy.extend` and `scorer.score` (protocols.py) and search all problems at once, with one
+call of each a round. `budget` is the mean number of policy tokens a problem. An entry of METHODS says how a method
+searches and how it spends a budget; `search` repeats it until the budget is spent, so that methods compare at equal
+cost. The finished solutions are a pool, from which the best score or a weighted vote chooses (rerank.py, votes.py).
 
 Dimension key: P problems.
 """
@@ -29,13 +29,13 @@ def best_of_n(state: SearchState, problems: Iterable[int], width: int):
 
 
 def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, groups=1, block=1, ahead=0):
-    """Searches step by step with independent beams: one group is a plain beam (Snell et al. 2024), width / branch groups are DVTS
-    (Beeching et al. 2024).
+    """Beam search by steps: one group is a plain beam (Snell et al. 2024), width / branch groups are DVTS (Beeching et
+    al. 2024).
 
-    Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and so on;
-    a finished solution leaves the beam. A step is ranked by its value, or by that of the node that `ahead` more greedy steps reach
-    (lookahead). `block`: least number of tokens between two choices, rounded up to a step. Long blocks with a value or outcome
-    model are value-guided search (2505.17373).
+    Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and
+    so on; a finished solution leaves the beam. A step is ranked by its value, or by that of the node that `ahead` more
+    greedy steps reach (lookahead). `block`: least number of tokens between two choices; long blocks with a value or
+    outcome model are value-guided search (2505.17373).
     """
     keep = max(1, width // (groups * branch))
     beams, n = [(Node(p), group) for p in problems for group in range(groups)], width // groups
@@ -81,10 +81,7 @@ class Method:
 
 
 def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1, ahead: int = 0) -> dict:
-    """The arguments of a beam with `width` samples a step, rounded down to a multiple of `branch`; branch <= width.
-
-    `apart`: each kept node is a group of its own.
-    """
+    """A beam of `width` samples a step, rounded down to a multiple of `branch`; apart: each kept node is a group."""
     branch = min(width, options.branch)
     keep = width // branch
     groups = keep if apart else 1
@@ -112,7 +109,7 @@ METHODS = {
 
 
 def plan(method: str, budget: float, per_solution: float, options: Options) -> dict:
-    """The arguments with which a method spends about `budget` policy tokens a problem, where a whole solution costs per_solution."""
+    """The arguments by which a method spends `budget` tokens a problem, if a whole solution costs per_solution."""
     unit = per_solution * METHODS[method].cost(options)
     return METHODS[method].plan(max(1, int(budget / unit)), options)
 
@@ -127,9 +124,9 @@ def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2
 def search(state: SearchState, method: str, budget: float, per_solution: float, options: Options):
     """Spends a mean of `budget` policy tokens a problem by a method of METHODS.
 
-    Every second problem is searched first, with the width that per_solution pays for. Their measured cost of a unit of width sets
-    the width of the others. Problems with more than a unit's estimated cost left are searched again; the last tokens pay for one
-    whole solution each of the problems that cost least. With options.stop_at `search_unsolved` spends the budgets.
+    Every second problem is searched first, with the width that per_solution pays for. Their measured cost of a unit of
+    width sets the width of the others. Problems with more than a unit's estimated cost left are searched again; the
+    last tokens pay for one whole solution each of the cheapest problems. With options.stop_at see `search_unsolved`.
     """
     state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
     if options.stop_at is not None:
@@ -154,7 +151,7 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
 
 
 def search_by_width(state: SearchState, method: str, problems: list[int], width: float, options: Options) -> float:
-    """Searches each problem once with a mean `width`: with 2.1 a tenth of them get 3, the others 2. Returns the mean tokens spent."""
+    """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth of them, else 2. Returns the mean tokens."""
     step = METHODS[method].step(options) if width >= METHODS[method].step(options) else 1
     before, low = state.tokens_P.sum(), int(width / step) * step
     n_more = round((width - low) / step * len(problems))
@@ -166,8 +163,9 @@ def search_by_width(state: SearchState, method: str, problems: list[int], width:
 
 
 def search_unsolved(state: SearchState, method: str, budget: float, options: Options):
-    """Spends the budgets of all problems as one. Each problem is searched with the share options.first of its budget; the rest pays
-    for the same search again of the problems without a finished solution of probability options.stop_at, cheapest first."""
+    """Spends the budgets of all problems as one: each is searched with the share options.first of its budget; the rest
+    pays for more searches of the problems without a finished solution of probability options.stop_at, cheapest first.
+    """
     P, arguments = len(state.problems), plan(method, options.first * budget, state.per_solution, options)
     problems = list(range(P))
     while problems:

@@ -37,7 +37,8 @@ class Node:
 class SearchState:
     """The problems, all nodes so far, and their cost.
 
-    A continued prefix draws with a number that only its own problem sets, so that a problem's draws do not depend on the others.
+    A continued prefix draws with a number that its own problem sets, so that the others do not change a problem's
+    draws.
     """
 
     def __init__(self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key):
@@ -122,8 +123,8 @@ class SearchState:
     def continues(self, p: int, samples: int = 0) -> bool:
         """Whether to search the problem further: no solution has the probability `stop_at`, and budget is left.
 
-        Without `stop_at` a problem has a budget of its own, which must pay for `samples` next steps and, where no solution is
-        finished, for the end of one. With `stop_at` problems share one budget.
+        A problem's budget must pay for `samples` next steps and, where no solution is finished, for the end of one.
+        With `stop_at` all problems share one budget.
         """
         if self.stop_at is not None:
             return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)

@@ -2,8 +2,8 @@
 
 python -m prm_jax.rl    GRPO of the embedded policy by the answer checker; conf/rl.yaml says what each key means.
 
-`Trainer` reads from top to bottom: the set-up, the loop `fit`, one step `learn`, its update, the evaluation. The roll-outs of a
-step depend only on the weights and on fold_in(seed, step), so a resumed run repeats the undisturbed one bit for bit.
+Read `Trainer` from top to bottom. The roll-outs of a step depend only on the weights and on fold_in(seed, step), so a
+resumed run repeats the undisturbed one bit for bit.
 
 Dimension key: N roll-outs of a step, T steps, L tokens.
 """
@@ -285,8 +285,7 @@ class Trainer:
         return {name: float(x) for name, x in numbers.items()}
 
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
-        """Estimates advantages and makes `passes` updates by them. A roll-out without an advantage has no gradient, so it is left
-        out."""
+        """Estimates advantages and makes `passes` updates on the roll-outs whose advantage is not 0."""
         cfg, model = self.cfg.update, self.policy.model
         step_NL, mask_NL, group_N = arrays(rollouts)
         most, width = self.cfg.problems * self.cfg.n, mask_NL.shape[1]
@@ -323,7 +322,7 @@ class Trainer:
         return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)), width)
 
     def evaluate(self) -> dict[str, float]:
-        """What is watched, on held-out problems with the same draws each time, and the KL divergence from the first policy."""
+        """The same numbers on held-out problems with fixed draws, and the KL divergence from the first policy."""
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, self.cfg.eval.n, key)
         step_reward_NT, outcome_N, scores, _ = self.rewards(rollouts)
@@ -360,7 +359,7 @@ def select(rule: str, rollouts: list[Rollout], scores: RolloutScores) -> np.ndar
 
 
 def diagnose(rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
-    """Numbers that show hacking: gold beside proxy, lengths, restated steps, and the PRM's quality on what the policy writes now."""
+    """Numbers that show hacking: gold beside proxy, lengths, restated steps, the PRM's quality on new roll-outs."""
     steps, verdicts, numbers = [len(r.steps) for r in rollouts], scores.verdicts, {}
     restated = [
         verdict == "neutral" or step == before

@@ -8,16 +8,16 @@ step_of_token_NL  which step a token belongs to, from 0
 mask_NL           True for the tokens that the policy wrote
 group_N           which prompt a response answers; a baseline is of one group
 
-A step reward stays at its step; only estimators with `sums_steps` add a response's step rewards up. Outcome and step rewards have
-separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the other.
+A step reward stays at its step; only estimators with `sums_steps` add a response's step rewards up. Outcome and step
+rewards have separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the other.
 
-grpo_process, rloo_sources and pure subtract a baseline from every step, so an extra step costs the mean step reward. A policy that
-decides when to stop then maximises R - (mean step reward) x (number of steps), exactly so under rloo_sources and pure's sum form:
-it writes fewer steps than R asks for where that mean is positive (P(good)), more where it is negative. grpo, rloo and reinforce
-have no such price.
+grpo_process, rloo_sources and pure subtract a baseline from every step, so an extra step costs the mean step reward. A
+policy that decides when to stop then maximises R - (mean step reward) x (number of steps), exactly so under
+rloo_sources and pure's sum form: it writes fewer steps than R asks for where that mean is positive (P(good)), more
+where it is negative. grpo, rloo and reinforce have no such price.
 
-To add an estimator, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig with its line
-in conf/rl.yaml.
+To add an estimator, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig
+with its line in conf/rl.yaml.
 
 Dimension key: N responses, T steps, L tokens, G groups.
 """
@@ -89,16 +89,15 @@ def total(step_reward_NT, outcome_N) -> np.ndarray:
 def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
     """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R = `total`.
 
-    Without `normalise` it is Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), whose loss does not average over a response's tokens
-    either (loss_norm=constant).
+    Without `normalise` Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs loss_norm=constant, too.
     """
     advantage_N = centred(total(step_reward_NT, outcome_N), group_N, normalise)
     return np.where(mask_NL, advantage_N[:, None], 0.0)
 
 
 def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
-    """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of all responses in the
-    group, A = the sum of r~ from the token's step on, plus `grpo` of the outcome."""
+    """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of all
+    responses in the group, A = the sum of r~ from the token's step on, plus `grpo` of the outcome."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     row_n, step_n = is_step_NT.nonzero()
     centred_NT = np.zeros(is_step_NT.shape)
@@ -108,14 +107,14 @@ def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, 
 
 
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j, R = `total`."""
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j (`total`)."""
     return np.where(mask_NL, leave_one_out(total(step_reward_NT, outcome_N), group_N)[:, None], 0.0)
 
 
 def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens):
 
-    A_t = sum over steps s >= t of (r_s - mean over the others j of the mean step reward of j), plus `rloo` of the outcome.
+    A_t = sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome.
     """
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
@@ -129,10 +128,11 @@ def pure(
 ) -> np.ndarray:
     """PURE (Cheng et al. 2025, arXiv 2504.15275): the return is the lowest step reward to come, not their sum.
 
-    Rewards become r* = softmax(-r / temperature) r; summed from a step on, they are about the lowest reward while that is still
-    ahead, and about 0 behind it. The baseline is per token, as in the authors' code: a step of n tokens loses n times the mean
-    reward a token of the other responses in its group, so neither splitting a step nor an enormous one pays. `rloo` of the
-    outcome is added. form="sum" keeps the rewards as they are; its policies learn to write more steps that score above the mean.
+    Rewards become r* = softmax(-r / temperature) r; summed from a step on, they are about the lowest reward while that
+    is ahead, then about 0. The baseline is per token, as in the authors' code: a step of n tokens loses n times the
+    mean reward a token of the other responses in its group, so neither many short steps nor a long one pay. `rloo` of
+    the outcome is added. form="sum" keeps the rewards; its policies learn to write more steps that score above the
+    mean.
     """
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
     weight_NT = min_weights(step_reward_NT, n_NT > 0, temperature) if form == "min" else 1.0
@@ -153,14 +153,14 @@ def min_weights(step_reward_NT, is_step_NT, temperature: float) -> np.ndarray:
 
 
 def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the prover's advantage of the token's
-    step, given as its step reward (reward.prm_form=difference of a prover's values), plus `rloo` of the outcome."""
+    """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the step reward, the prover's
+    advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of the outcome."""
     return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
 def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, discount: float = 1.0) -> np.ndarray:
-    """REINFORCE++ (Hu 2025, arXiv 2501.03262): discounted returns of a step's reward at its last token and the outcome at the
-    response's last, normalised over all tokens of the batch; groups play no part."""
+    """REINFORCE++ (Hu 2025, arXiv 2501.03262): discounted returns of a step's reward at its last token and the outcome
+    at the response's last, normalised over all tokens of the batch; groups play no part."""
     N, L = mask_NL.shape
     changes_NL = ~mask_NL[:, 1:] | (step_of_token_NL[:, 1:] != step_of_token_NL[:, :-1])
     last_NL = mask_NL & np.append(changes_NL, np.ones((N, 1), bool), 1)
@@ -219,10 +219,11 @@ class EstimatorConfig:
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
-    """The number of responses in its group that share each response's steps up to and including step t, count_NT (at least 1).
+    """The number of responses in its group that share each response's steps up to and including t, count_NT (at least
+    1).
 
-    lambda-GRPO (arXiv 2509.21154): outcome GRPO weights a step by the number of roll-outs that share it; dividing each token's
-    loss by this count undoes that. prefixes: the steps of each response.
+    lambda-GRPO (arXiv 2509.21154): outcome GRPO weights a step by the number of roll-outs that share it; dividing each
+    token's loss by this count undoes that. prefixes: the steps of each response.
     """
     keys = [
         [(group, response[: t + 1]) for t in range(min(len(response), steps))]
@@ -240,8 +241,8 @@ def keep_mixed(outcome_N, group_N) -> np.ndarray:
 
 
 def keep_prof(mean_step_N, right_N, group_N, share: float = 0.5) -> np.ndarray:
-    """PROF (arXiv 2509.03403): keeps a share of each group, keep_N, with right and wrong responses as equal in number as possible:
-    the right ones whose steps score highest and the wrong ones whose steps score lowest.
+    """PROF (arXiv 2509.03403): keeps a share of each group, keep_N, with right and wrong responses as equal in number
+    as possible: the right ones whose steps score highest and the wrong ones whose steps score lowest.
 
     The PRM chooses what is learned from and gives no reward, so there is nothing to hack in it.
     """

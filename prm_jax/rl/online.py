@@ -1,9 +1,9 @@
-"""Trains a verifier beside the policy on the policy's roll-outs, so that its scores stay valid for what the policy writes.
+"""Trains a verifier on the policy's roll-outs, so that its scores stay valid for what the policy writes.
 
-labels=outcome with a language model is PRIME (Cui et al. 2025, arXiv 2502.01456): an implicit PRM, at first the policy itself, learns
-by cross-entropy whether answers are right, and a step's reward is beta log PRM / reference of its tokens (scoring.step_ratios).
-labels=steps with a PRM retrains it on fresh labels of the exact checker, up to the first wrong step. labels=outcome with a PRM
-takes a response as one roll-out from each of its steps: its outcome is their value, a Monte-Carlo label with K = 1.
+labels=outcome with a language model is PRIME (Cui et al. 2025, arXiv 2502.01456): an implicit PRM, at first the policy
+itself, learns by cross-entropy whether answers are right, and a step's reward is beta log PRM / reference of its tokens
+(scoring.step_ratios). labels=steps retrains a PRM on labels of the exact checker, up to the first wrong step.
+labels=outcome with a PRM takes a response's outcome as the value of its steps, a Monte-Carlo label with K = 1.
 
 Dimension key: A micro-batches, B rows, L tokens.
 """
@@ -43,7 +43,7 @@ class OnlineConfig:
 
 
 def open_prm(name: str, options: Opening, cfg: OnlineConfig):
-    """The verifier `name`. A language model that learns online is opened as an implicit PRM with itself as reference."""
+    """The verifier `name`. A language model that learns online is an implicit PRM with itself as reference."""
     if not cfg.every or BUILT_IN.fullmatch(name):
         return open_verifier(name, options)
     loaded, reference = (open_checkpoint(name, options.which, options.format, options.dtype) for _ in range(2))

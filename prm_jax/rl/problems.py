@@ -1,4 +1,4 @@
-"""The problems that a policy learns from and is evaluated on: an embedded task's, those of files, or steps that a critic judges."""
+"""Problems to learn from and to evaluate on: an embedded task's, those of files, or steps that a critic judges."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -66,7 +66,7 @@ def of_task(data: TaskData, n_held_out: int, seed: int) -> Problems:
 
 
 def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problems:
-    """All problems of one file and the first of the other. InputError for one without an answer, in both, or with two answers."""
+    """All problems of one file, the first of the other; InputError without an answer, in both, or with two answers."""
     answers, splits, is_exact = {}, [], cfg.checker in ("task", *tasks.TASKS)
     for path in (cfg.file, cfg.held_out):
         splits.append(problems := {})
@@ -90,9 +90,11 @@ def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problem
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:
-    """The questions that a critic of format `name` gets about labelled steps of the task's solutions; right: its verdict is the label.
+    """Labelled steps of the task's solutions as questions to a critic of format `name`; right: its verdict is the
+    label.
 
-    As in StepWiser (arXiv 2508.19229, section 3.3) right and wrong steps are equally many; surplus ones are left out at random.
+    Right and wrong steps are equally many, as in StepWiser (arXiv 2508.19229, section 3.3); surplus ones are left out
+    at random.
     """
     fmt, splits, labels = read_format(name), load_splits(data, seed, policy_pool).splits, {}
     writes = fmt.critic and fmt.critic.ask is None and fmt.critic.next is None

@@ -1,7 +1,7 @@
 """Rewards of roll-outs: a weighted sum of sources, each computed for a whole batch at once, in this process.
 
-A source is f(rollouts, scores) -> a row of step rewards for each roll-out, which stay at their steps, or one number for each
-roll-out, outcome_N; arrays or lists. A user's own is a function f(rollouts) with the same results, named by
+A source is f(rollouts, scores) -> a row of step rewards for each roll-out, which stay at their steps, or one number for
+each roll-out, outcome_N; arrays or lists. A user's own is a function f(rollouts) with the same results, named by
 `reward.own_function=FILE.py:FUNCTION` with the weight `reward.own`.
 
 Dimension key: N roll-outs, T steps, L tokens.
@@ -67,7 +67,7 @@ FORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class RewardConfig:
-    """Weights of SOURCES, and the verifiers and the function that three of them ask; conf/rl.yaml says what each key means."""
+    """Weights of SOURCES, and what three of them ask; conf/rl.yaml says what each key means."""
 
     answer: float
     steps: float
@@ -159,7 +159,7 @@ def score(scorer, policy: Policy, rollouts: Sequence[Rollout]) -> list[np.ndarra
 
 
 def as_scored(policy: Policy, r: Rollout) -> Encoded:
-    """A roll-out with its separators as step ends: the end-of-sequence token is left out, a cut last step gets its separator."""
+    """A roll-out as a verifier reads it: without end of sequence, with the separator that a cut last step lacks."""
     separator = policy.tokenizer.encode(policy.format.separator, add_special_tokens=False)
     n = len(r.ids_L) - int(r.ids_L[-1] in policy.eos_ids)
     ids, step_n = r.ids_L[:n].tolist(), r.step_L[:n].tolist()

@@ -43,7 +43,7 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key, first: int = 
 
 
 def cut(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L): a step ends with a token whose text contains the separator; blank pieces belong to the step before."""
+    """(steps, step_L): a token whose text contains the separator ends a step; blank pieces join the step before."""
     separator, steps, step_L = policy.format.separator, [], np.zeros(len(ids_L), int)
     ends = np.flatnonzero(policy.stop_masks["step"][ids_L]) + 1
     starts = [0, *ends.tolist()]
@@ -75,7 +75,7 @@ def padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The places of roll-outs' tokens in packed rows, which are prefix trees: responses share their common first tokens.
+    """The places of roll-outs' tokens in packed rows, which are prefix trees: responses share their first tokens.
 
     Rows are in A micro-batches of B. A shared token belongs to several responses, so `scatter` adds their numbers up.
     """

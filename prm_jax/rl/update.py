@@ -1,4 +1,4 @@
-"""One update of a policy: the clipped objective over the tokens that it sampled, and its KL divergence from a reference.
+"""One update of a policy: the clipped objective over the sampled tokens, and the KL divergence from a reference.
 
 Dimension key: A micro-batches, B rows, L tokens, V vocabulary.
 """
@@ -40,9 +40,9 @@ class UpdateConfig:
 def kl(log_ratio, estimator: str):
     """Estimates KL(policy || reference) from log policy - log reference of the policy's samples (Schulman 2020).
 
-    k1 = log ratio: unbiased, may be negative. k2 = its square over 2: biased, little variance. k3 = exp(-log ratio) - 1 + log ratio:
-    unbiased, never negative. As a loss to differentiate, k2 has the gradient of the KL; k1 has none in expectation, and k3's is
-    that of KL(reference || policy).
+    k1 = log ratio: unbiased, may be negative. k2 = its square over 2: biased, little variance. k3 = exp(-log ratio) - 1
+    + log ratio: unbiased, never negative. As a loss to differentiate, k2 has the gradient of the KL; k1 has none in
+    expectation, and k3's is that of KL(reference || policy).
     """
     if estimator == "k1":
         return log_ratio
@@ -50,8 +50,8 @@ def kl(log_ratio, estimator: str):
 
 
 def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray:
-    """The weight of each token in the loss, weight_NL. response: the mean over responses of the mean over their tokens (GRPO);
-    token: the mean over all tokens (DAPO); constant: the sum over all tokens / (responses x max_tokens) (Dr. GRPO)."""
+    """The weight of each token in the loss, weight_NL. response: mean over responses of the mean over their tokens
+    (GRPO); token: mean over all tokens (DAPO); constant: sum over all tokens / (responses x max_tokens) (Dr. GRPO)."""
     N, n_N = len(mask_NL), mask_NL.sum(1, keepdims=True)
     size = {"response": N * n_N, "token": mask_NL.sum(), "constant": N * max_tokens}[norm]
     return np.where(mask_NL, 1 / np.maximum(size, 1), 0.0)
@@ -74,8 +74,9 @@ def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) 
 def surrogate(log_ratio, up, down, cfg: UpdateConfig):
     """(the clipped objective's loss, the weighted |A| that the clip cuts off), rho = policy / sampling policy (PPO).
 
-    -min(rho A, clip(rho) A) is linear in A on either side of 0. So a token that many responses share needs only two sums over
-    them, up = sum w max(A, 0) and down = sum w min(A, 0): the loss is -(up min(rho, clip rho) + down max(rho, clip rho)).
+    -min(rho A, clip(rho) A) is linear in A on either side of 0. So a shared token needs only two sums over its
+    responses, up = sum w max(A, 0) and down = sum w min(A, 0): the loss is -(up min(rho, clip rho) + down max(rho, clip
+    rho)).
     """
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
@@ -109,8 +110,8 @@ def written_logps(model: PRM, batch, used: int):
 def policy_loss(model: PRM, batch, cfg: UpdateConfig):
     """The loss of one micro-batch [B, L], and sums over its tokens to be logged.
 
-    batch: up, down and weight, in shares of the whole batch; count: the number of responses with the token; old and (with a
-    KL loss) reference: log p under the policy that sampled it and under the one that the run began with.
+    batch: up, down and weight, in shares of the whole batch; count: the number of responses with the token; old and
+    (with a KL loss) reference: log p under the policy that sampled it and under the one that the run began with.
     """
     count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
     logp_BL = logps(written_logits(model, batch), batch["ids"])
@@ -128,8 +129,8 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
 def update(model: PRM, opt: nnx.Optimizer, batch, used: int, cfg: UpdateConfig):
-    """Makes one optimiser step on the first `used` micro-batches of arrays [A, B, L]; returns (model, opt, metrics): means over
-    sampled tokens, and the share of the absolute advantage that the clip cuts off."""
+    """Makes one optimiser step on the first `used` micro-batches of arrays [A, B, L]; returns (model, opt, metrics):
+    means over sampled tokens, and the share of the absolute advantage that the clip cuts off."""
     graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 
     def loss_and_sums(trained, micro):
