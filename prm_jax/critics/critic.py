@@ -161,14 +161,13 @@ class Critic:
             self.known[prefix] = logit_n[part].tolist(), texts
 
     def has_ended(self, draft: Draft) -> bool:
-        """Whether a critique reached a text of `cut` or, in a format without these, its end; then its verdict is asked."""
+        """Whether a critique reached a text of `cut` or, in a format without these, its end; then it gets its question."""
         if draft.last is None or not self.format.critic.cut:
             return draft.last is None or draft.last.finish_reason == "eos"
         return cut_at(self.format, draft.text, draft.step) is not None
 
     def ask(self, questions: Sequence[tuple[str, Draft, str]]) -> np.ndarray:
-        """Log-odds logit_n of verdicts on (prompt, critique, question); appends question and likelier verdict to each
-        critique."""
+        """Log-odds logit_n of verdicts; appends each question and its likelier verdict to the critique."""
         parts = [question.partition("{verdict}") for *_, question in questions]
         for (_, draft, _), (before, *_) in zip(questions, parts, strict=True):
             draft.text = draft.text[: cut_at(self.format, draft.text, draft.step)] + before
@@ -181,7 +180,9 @@ class Critic:
         """Writes the drafts to their end. Where code is run, each round ends with a block of code and its output."""
         c, key, unfinished = self.format.critic, jax.random.key(self.seed), list(zip(drafts, votes, strict=True))
         for rounds_left in reversed(range(c.rounds + 1 if c.execute else 1)):
-            numbers = [number_of(vote, draft.prompt) for draft, vote in unfinished]
+            # A vote is drawn with 31 bits of its number and prompt, so that it depends on nothing else.
+            digests = [hashlib.sha256(json.dumps([vote, d.prompt]).encode()).digest() for d, vote in unfinished]
+            numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
             continuations = self.writer.write([draft.prompt for draft, _ in unfinished], numbers, key)
             blocks = [CODE.search(new.text) if rounds_left else None for new in continuations]
             with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -197,11 +198,6 @@ class Critic:
             unfinished = [(d, vote) for d, vote in unfinished if d.stopped and d.tokens < c.max_tokens]
             if not unfinished:
                 break
-
-
-def number_of(vote: int, prompt: str) -> int:
-    """A number of 31 bits that seeds a vote on a prompt, so that the vote depends on nothing else."""
-    return int.from_bytes(hashlib.sha256(json.dumps([vote, prompt]).encode()).digest()[:4], "big") >> 1
 
 
 def combine(logit_n: np.ndarray, rule: str) -> float:

@@ -166,7 +166,7 @@ class Completions:
         return estimate(self.roll_outs[prefix]) if prefix in self.roll_outs else None
 
     def charge_tokens(self, prefixes: Sequence[Prefix]) -> dict[str, int]:
-        """Policy tokens and unanswered (cut or unreadable) completions of prefixes; shared prefixes are charged once."""
+        """Policy tokens and unanswered (cut or unreadable) completions of prefixes, each charged once."""
         charged = [r for prefix in prefixes for r in self.uncharged.pop(prefix, ())]
         unanswered = sum(not r.finished or r.answer is None for r in charged)
         return {"policy_tokens": sum(r.tokens for r in charged), "unanswered": unanswered}
@@ -300,8 +300,7 @@ class LabelingConfig(Labels, PolicyConfig):
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: right answer}) of a pool, or of native rows, which have no answers and need an exact
-    checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows, without answers, which need an exact checker."""
     is_exact = checker not in RULES
     if "candidates" in next(iter(read_rows(path)))[1]:
         pool = read_pool(path)

@@ -22,18 +22,18 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
-from prm_jax.data.formats import Format
+
 from prm_jax.data.pools import read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
 from prm_jax.data.solutions import Solution, native_row, relabel_after_error
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.generate.labeling import read_input
-from prm_jax.generate.sampling import described_file, fingerprint
+from prm_jax.generate.sampling import CommandConfig, described_file, fingerprint
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Share, expect, one_of, parse
+from prm_jax.launch.config import Share, expect, one_of, parse
 from prm_jax.launch.hosts import start_command, writable_folder
-from prm_jax.launch.mesh import MeshConfig, make_mesh
+from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import score_into, stored_scores
 
@@ -69,7 +69,7 @@ def consensus(labels, others, threshold: float, other_threshold: float) -> list[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RelabelingConfig:
+class RelabelingConfig(CommandConfig):
     """conf/relabeling.yaml says what each key means."""
 
     input: str
@@ -79,10 +79,6 @@ class RelabelingConfig:
     after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
     checkpoint: str | None
     reference: str | None
-    which: Literal["best", "latest"]
-    format: Format
-    dtype: str
-    batch_rows: Count
     scores: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
     checker: Annotated[str, one_of(tasks.TASKS)] | None
@@ -90,10 +86,6 @@ class RelabelingConfig:
     gamma: Share
     other: str | None
     other_threshold: Share
-    mesh: MeshConfig
-    cpu_devices: Count
-    distributed: str | dict | None
-    resume: str | None
 
     def __post_init__(self):
         for by, key in (("scorer", "checkpoint"), ("scores", "scores"), ("consensus", "other")):
@@ -133,15 +125,12 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
     if cfg.by == "td" and all(s.outcome is None for s in solutions):
         expected = "0 or 1: by=td spreads it over the steps, and no solution has one"
         raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
-    return solutions, pool_scores(cfg) if cfg.by == "scores" else None
-
-
-def pool_scores(cfg: RelabelingConfig) -> list[np.ndarray]:
-    """probability_T of each candidate of the pool `input`, from its step scores `scores`."""
+    if cfg.by != "scores":
+        return solutions, None
     if "candidates" not in next(iter(read_rows(cfg.input)))[1]:
         raise InputError(f"{cfg.input}: by=scores reads the step scores of a pool, and this file has no candidates")
     scores, unit = scores_in_unit(read_pool(cfg.input, [cfg.scores]), cfg.scores, cfg.scores_unit)
-    return [as_probability(score_T, unit) for score_T in scores]
+    return solutions, [as_probability(score_T, unit) for score_T in scores]
 
 
 def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], stored) -> Iterator[list | None]:
@@ -160,10 +149,8 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
     else:
         labels = stored or (np.zeros(len(s.steps)) for s in solutions)  # values have no weight without a value model
     if cfg.by == "td":  # a solution without an outcome, such as a cut one, has nothing to spread: all null
-        labels = (
-            td_targets(y_T, np.nan if s.outcome is None else s.outcome, cfg.td_lambda, cfg.gamma)
-            for s, y_T in zip(solutions, labels, strict=True)
-        )
+        outcomes = [np.nan if s.outcome is None else s.outcome for s in solutions]
+        labels = (td_targets(y_T, y, cfg.td_lambda, cfg.gamma) for y_T, y in zip(labels, outcomes, strict=True))
     if cfg.threshold is not None:
         labels = (np.where(np.isnan(y_T), np.nan, y_T >= cfg.threshold) for y_T in labels)
     return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in labels)
@@ -227,8 +214,7 @@ def main(cfg):
             labels = label_all(cfg, scorer, resumable, solutions, stored)
             write_rows(path, labelled_rows(solutions, labels, origin, counts))
             about |= getattr(scorer, "about", {})  # a critic's: what became of its critiques
-    kind = {"unknown": "correctness|value, which their source does not say"}.get(
-        about["label_kind"], about["label_kind"]
-    )
+    kind = about["label_kind"]
+    kind = "correctness|value, which their source does not say" if kind == "unknown" else kind
     cli.print_counts(counts, totals=())
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

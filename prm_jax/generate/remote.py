@@ -122,9 +122,7 @@ class RemotePolicy:
             routes, _ = self.get(urllib.parse.urljoin(self.url, "/openapi.json"))
             kind = "transformers" if isinstance(routes, dict) and "/load_model" in routes.get("paths", ()) else kind
         if kind == "transformers":  # it lists its cache, not what it serves
-            expect(
-                chosen is not None, "server.model", chosen, "a name: `transformers serve` does not say what it serves"
-            )
+            expect(chosen, "server.model", chosen, "a name: `transformers serve` does not say what it serves")
         elif chosen is None and len(names) != 1:
             models = ", ".join(names) or f"no model at /models ({why})"
             raise InputError(f"{self.url}: lists {models}; name one: server.model=NAME")
@@ -146,8 +144,8 @@ class RemotePolicy:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
 
     def post(self, body: dict, read: Callable, failure: str):
-        """read(answer to a completion request); InputError with `failure` and the reason, also where read raises
-        ValueError."""
+        """read(answer to a completion request); InputError with `failure` where the request or, by ValueError, read
+        fails."""
         import openai
 
         try:
@@ -162,13 +160,10 @@ class RemotePolicy:
         expect(text, f"prefix {problem[:60]!r}", text, "a text of at least one token")
         return text
 
-    def extend(
-        self, prefixes: Sequence[Prefix], n: int, stop: Literal["step", "end"], key, first: int | Sequence[int] = 0
-    ) -> list[list[Continuation]]:
+    def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
 
-        InputError with the server, the prefix and the reason where a request fails for good; then none is returned or
-        counted.
+        InputError where a request fails for good; then none is returned or counted.
         """
         start, size = time.perf_counter(), len(prefixes) * n
         if not size:

@@ -75,8 +75,7 @@ def sample_token(model: PRM, x_BD, uniform_B, sampling: Sampling):
 
 @jax.jit
 def prefill(model: PRM, ids_PL, first_P):
-    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: places of the first
-    tokens."""
+    """Hidden states of the last tokens, x_PD, and the cache of left-padded prompts; first_P: first tokens' places."""
     slot_L, cache = jnp.arange(ids_PL.shape[1]), make_cache(model.cfg, *ids_PL.shape)
     is_real_PL = slot_L >= first_P[:, None]
     pos_PL = jnp.maximum(slot_L - first_P[:, None], 0)
@@ -158,9 +157,7 @@ class Policy:
             expect(len(ids[-1]), f"prefix {problem[:60]!r}", "", "a text of at least one token")
         return ids
 
-    def extend(
-        self, prefixes: Sequence[Prefix], n: int, stop: Literal["step", "end"], key, first: int | Sequence[int] = 0
-    ) -> list[list[Continuation]]:
+    def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i draws with fold_in(key, first + i), or first[i]."""
         stop_V, start, number_P = self.stop_masks[stop], time.perf_counter(), prefix_numbers(first, len(prefixes))
         expect(stop_V is not None, "format.separator", self.format.separator, f"a text within one token of {self.name}")
@@ -169,9 +166,8 @@ class Policy:
         for i, ids_L in enumerate(self.prefix_ids(prefixes)):
             requests[tuple(ids_L.tolist())].append(i)
         samples = [[None] * n for _ in prefixes]
-        for L, prompts in itertools.groupby(
-            sorted(requests, key=padded_length), padded_length
-        ):  # sorted keeps the order
+        by_length = sorted(requests, key=padded_length)  # among equals the order stays
+        for L, prompts in itertools.groupby(by_length, padded_length):
             for group in self.groups(prompts, lambda ids: n * len(requests[ids])):
                 rows = [(p, i, j) for p, ids in enumerate(group) for i in requests[ids] for j in range(n)]
                 decoded = self.decode(group, rows, L, stop_V, key, number_P, CACHE_GROWTH[stop])
@@ -194,8 +190,7 @@ class Policy:
             yield group
 
     def bucket_rows(self, n: int, tokens: int) -> int:
-        """The size that n rows of `tokens` tokens are padded to, at most a batch: one of a few, so that a few shapes
-        serve all.
+        """The size that n rows of `tokens` tokens are padded to: one of a few, so that a few shapes serve all.
 
         Below 512 tokens all sizes take as long; single tokens are padded to 32 rows, 128, 512, ...
         """
@@ -259,10 +254,7 @@ def padded_length(ids: Sequence[int]) -> int:
 def open_policy(
     path: str | Path, which: str, fmt: Format, dtype: str, sampling: Sampling, batch_rows: int, server=AS_USUAL
 ) -> Policy | RemotePolicy:
-    """The language model at `path`, a folder, hub name or http://HOST:PORT; InputError for a verifier.
-
-    A run of ours or its export has a format of its own; others get `fmt`.
-    """
+    """The language model at `path`, a folder, hub name or http://HOST:PORT, with its own format or `fmt`."""
     if str(path).startswith(("http://", "https://")):
         return RemotePolicy(str(path), fmt, sampling, batch_rows, server)
     return as_policy(open_checkpoint(path, which, None, choose_dtype(dtype)), path, fmt, sampling, batch_rows)
@@ -340,22 +332,28 @@ def draw_pool(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PolicyConfig:
-    """The keys of commands that sample from a policy and check answers; conf/sampling.yaml says what each means."""
+class CommandConfig:
+    """The keys of commands that run a model; their conf files say what each means."""
 
-    checkpoint: str
     which: Literal["best", "latest"]
     format: Format
     dtype: str
-    checker: Annotated[str, one_of(tasks.CHECKERS)]
-    sampling: Sampling
     batch_rows: Count
-    server: Server = AS_USUAL
-    seed: Seed
     mesh: MeshConfig
     cpu_devices: Count
     distributed: str | dict | None
     resume: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PolicyConfig(CommandConfig):
+    """The keys of commands that sample from a policy and check answers; conf/sampling.yaml says what each means."""
+
+    checkpoint: str
+    checker: Annotated[str, one_of(tasks.CHECKERS)]
+    sampling: Sampling
+    server: Server = AS_USUAL
+    seed: Seed
 
 
 def task_of(checker: str, file: str):

@@ -10,6 +10,7 @@ Dimension key: P problems.
 
 import collections
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -92,18 +93,13 @@ def plan_mcts(width: int, options: Options) -> dict:
     return {"simulations": options.simulations, "branch": min(options.branch, width), "rule": options.rule}
 
 
-def branch_of(options: Options) -> int:
-    return options.branch
-
-
+BRANCH = operator.attrgetter("branch")
 METHODS = {
-    "best_of_n": Method(best_of_n, lambda width, options: {"width": width}),
-    "beam": Method(beam, plan_beam, step=branch_of),
-    "dvts": Method(beam, lambda n, options: plan_beam(n, options, apart=True), step=branch_of),
-    "lookahead": Method(
-        beam, lambda n, options: plan_beam(n, options, ahead=options.ahead), lambda o: 1 + o.ahead, branch_of
-    ),
-    "vgs": Method(beam, lambda n, options: plan_beam(n, options, apart=True, block=options.block), step=branch_of),
+    "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
+    "beam": Method(beam, plan_beam, step=BRANCH),
+    "dvts": Method(beam, lambda width, o: plan_beam(width, o, apart=True), step=BRANCH),
+    "lookahead": Method(beam, lambda width, o: plan_beam(width, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH),
+    "vgs": Method(beam, lambda width, o: plan_beam(width, o, apart=True, block=o.block), step=BRANCH),
     "mcts": Method(mcts, plan_mcts),
 }
 

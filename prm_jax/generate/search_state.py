@@ -152,15 +152,13 @@ class SearchState:
 
     def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
         """The finished solutions of each problem; where there is none, a cut or an empty one marked unfinished."""
-        empty = Candidate(("",), finished=False, step_scores={name: (0.0,)})
-
-        def candidate(node: Node) -> Candidate:
-            scores = {name: tuple(map(float, node.logit_T))}
-            return Candidate(node.steps, extract("\n".join(node.steps)), None, node.finish_reason == "eos", scores)
-
         problems = []
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
             nodes = self.finished(p) or [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
-            candidates = tuple(candidate(node) for node in nodes if node.steps) or (empty,)
-            problems.append(Problem(id_, self.problems[p], answer, candidates, {name: "logit"}))
+            candidates = []
+            for node in [node for node in nodes if node.steps] or [Node(p, ("",), np.zeros(1), finish_reason="length")]:
+                scores = {name: tuple(map(float, node.logit_T))}
+                stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
+                candidates.append(Candidate(node.steps, stated, None, finished, scores))
+            problems.append(Problem(id_, self.problems[p], answer, tuple(candidates), {name: "logit"}))
         return problems

@@ -25,17 +25,17 @@ from tqdm import tqdm
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
-from prm_jax.data.formats import Format
+
 from prm_jax.data.grading import Checker
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
 from prm_jax.generate.policies import Sampling, SamplingStats
-from prm_jax.generate.sampling import open_policy
+from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
-from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, make_sharded, shard_batch
+from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, require_packages
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.metrics import step_metrics
@@ -64,18 +64,15 @@ class EvalConfig:
     n: Count
 
 
-@dataclasses.dataclass(frozen=True)
-class RLConfig(advantages.EstimatorConfig):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RLConfig(advantages.EstimatorConfig, CommandConfig):
     """conf/rl.yaml says what each key means."""
 
     policy: str
-    which: Literal["best", "latest"]
-    dtype: str
     seed: Seed
     steps: Count
     problems: Count
     n: Count
-    format: Format
     sampling: Sampling
     share_counts: bool
     select: Literal["all", "mixed", "prof"]
@@ -86,13 +83,10 @@ class RLConfig(advantages.EstimatorConfig):
     optimizer: OptimizerConfig
     lora: LoraConfig
     batch: BatchConfig
-    batch_rows: Count
     eval: EvalConfig
     objective: Literal["lm"]
-    resume: str | None
     log_every: Count
     checkpoint_every: Count
-    mesh: MeshConfig
     tensorboard: bool
     wandb: Literal["offline", "online"] | None
 
@@ -113,15 +107,12 @@ def main(cfg):
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     expect(isinstance(data_cfg, TaskData), "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
-    cfg = parse(raw_cfg, RLConfig, elsewhere=("data", "distributed", "cpu_devices"))
+    cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    questions, n_held_out = cfg.questions, cfg.eval.problems
-    with (
-        run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*"),
-        jax.set_mesh(mesh),
-        contextlib.closing(Checker(questions.answer_rule)) as checker,
-    ):
+    questions, n_held_out, checker = cfg.questions, cfg.eval.problems, Checker(cfg.questions.answer_rule)
+    claim = run_folder.claimed(texts, raw_cfg, resumes, "checkpoints/*/*")
+    with contextlib.closing(checker), claim, jax.set_mesh(mesh):
         if questions.critic:
             problems = of_critic(data_cfg, questions.critic, n_held_out, cfg.seed)
         elif questions.file:
@@ -132,16 +123,9 @@ def main(cfg):
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
         final = trainer.fit(run, texts)
-    summary = {
-        "finished": True,
-        "objective": "lm",
-        "label_kind": "unknown",
-        "seed": cfg.seed,
-        **final,
-        "overrides": run_folder.overrides_of(run),
-        "versions": run_folder.versions(),
-    }
-    run_folder.write_json(texts / "summary.json", summary)
+    origin = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
+    kind = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed}
+    run_folder.write_json(texts / "summary.json", {**kind, **final, **origin})
     score = "agreement" if questions.critic else "pass@1"
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} at step {best_step}".format(score, **final))
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
@@ -161,11 +145,9 @@ class Trainer:
         self.spent = collections.Counter()  # seconds of PARTS and of evaluations; tokens rolled out
         self.has_warned = False  # that the estimator sums step rewards
         dtype, width = choose_dtype(cfg.dtype), cfg.batch.tokens
-        self.policy, initial = (
-            open_policy(cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows) for _ in range(2)
-        )
+        options = cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows
+        self.policy, self.reference = open_policy(*options), open_policy(*options).model
         expect(self.policy.format == cfg.format, "format", cfg.format.name, f"that of {cfg.policy}")
-        self.reference = initial.model
         if cfg.optimizer.trainable == "lora":
             self.policy.model = make_sharded(lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0)
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
@@ -179,8 +161,7 @@ class Trainer:
         task = problems.task and tasks.name_of(problems.task)
         opening = Opening(dtype=dtype, rows=32, tokens=width, seed=cfg.seed, task=task)
         prm, orm = cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint
-        prm = open_prm(prm, opening, cfg.online) if prm else None
-        orm = open_verifier(orm, opening) if orm else None
+        prm, orm = prm and open_prm(prm, opening, cfg.online), orm and open_verifier(orm, opening)
         self.rewards = Rewards(cfg.reward, self.policy, problems.is_right, problems.task, prm, orm)
         self.online = Online(cfg.online, prm, self.policy, width, cfg.steps) if cfg.online.every else None
 
@@ -326,15 +307,11 @@ class Trainer:
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, self.cfg.eval.n, key)
         step_reward_NT, outcome_N, scores, _ = self.rewards(rollouts)
-        _, mask_NL, _ = arrays(rollouts)
+        mask_NL = arrays(rollouts)[1]
         width = mask_NL.shape[1]
         ratio_NL = padded([r.logp_L for r in rollouts], width) - self.reference_logps(rollouts, width, len(rollouts))
-        numbers = {
-            **diagnose(rollouts, scores),
-            **self.problems.watch(rollouts),
-            "reward": (step_reward_NT.sum(1) + outcome_N).mean(),
-            "kl": kl(ratio_NL[mask_NL], "k3").mean(),
-        }
+        reward, divergence = (step_reward_NT.sum(1) + outcome_N).mean(), kl(ratio_NL[mask_NL], "k3").mean()
+        numbers = {**diagnose(rollouts, scores), **self.problems.watch(rollouts), "reward": reward, "kl": divergence}
         numbers["pass_at_1"] = numbers.pop("right")
         self.spent["evaluate"] += time.perf_counter() - start
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
@@ -361,11 +338,9 @@ def select(rule: str, rollouts: list[Rollout], scores: RolloutScores) -> np.ndar
 def diagnose(rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
     """Numbers that show hacking: gold beside proxy, lengths, restated steps, the PRM's quality on new roll-outs."""
     steps, verdicts, numbers = [len(r.steps) for r in rollouts], scores.verdicts, {}
-    restated = [
-        verdict == "neutral" or step == before
-        for r, judged in zip(rollouts, verdicts or [[""] * n for n in steps], strict=True)
-        for verdict, step, before in zip(judged, r.steps, ("", *r.steps))
-    ]
+    restated = []
+    for r, judged in zip(rollouts, verdicts or [[""] * n for n in steps], strict=True):
+        restated += [x == "neutral" or step == before for x, step, before in zip(judged, r.steps, ("", *r.steps))]
     if verdicts is not None:
         labels = [tasks.correctness(judged) for judged in verdicts]
         sound = [right and label_T[-1] > 0 for right, label_T in zip(scores.right_N, labels, strict=True)]

@@ -106,9 +106,13 @@ def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, 
     return process_NL + grpo(np.zeros((len(outcome_N), 1)), outcome_N, step_of_token_NL, mask_NL, group_N, normalise)
 
 
+def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
+    return np.where(mask_NL, leave_one_out(outcome_N, group_N)[:, None], 0.0)
+
+
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j (`total`)."""
-    return np.where(mask_NL, leave_one_out(total(step_reward_NT, outcome_N), group_N)[:, None], 0.0)
+    return outcome_rloo(total(step_reward_NT, outcome_N), mask_NL, group_N)
 
 
 def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
@@ -123,9 +127,7 @@ def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) 
     return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
-def pure(
-    step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperature: float = 0.1, form: str = "min"
-) -> np.ndarray:
+def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperature=0.1, form="min") -> np.ndarray:
     """PURE (Cheng et al. 2025, arXiv 2504.15275): the return is the lowest step reward to come, not their sum.
 
     Rewards become r* = softmax(-r / temperature) r; summed from a step on, they are about the lowest reward while that
@@ -175,10 +177,6 @@ def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, dis
     return np.where(mask_NL, divided(return_NL - mean, deviation), 0.0)
 
 
-def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
-    return np.where(mask_NL, leave_one_out(outcome_N, group_N)[:, None], 0.0)
-
-
 @dataclasses.dataclass(frozen=True)
 class Estimator:
     """An advantage estimator and what a run has to know of it."""
@@ -225,10 +223,7 @@ def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
     lambda-GRPO (arXiv 2509.21154): outcome GRPO weights a step by the number of roll-outs that share it; dividing each
     token's loss by this count undoes that. prefixes: the steps of each response.
     """
-    keys = [
-        [(group, response[: t + 1]) for t in range(min(len(response), steps))]
-        for group, response in zip(group_N, prefixes, strict=True)
-    ]
+    keys = [[(g, x[: t + 1]) for t in range(min(len(x), steps))] for g, x in zip(group_N, prefixes, strict=True)]
     counts, count_NT = collections.Counter(itertools.chain(*keys)), np.ones((len(prefixes), steps))
     for row, shared in enumerate(keys):
         count_NT[row, : len(shared)] = [counts[key] for key in shared]

@@ -58,11 +58,8 @@ class Problems(NamedTuple):
 def of_task(data: TaskData, n_held_out: int, seed: int) -> Problems:
     """New problems of an embedded task."""
     task = tasks.TASKS[data.name]
-    train, held_out = (
-        tasks.make_problems(task, data.task, n, split, seed)
-        for n, split in ((DISTINCT, "train"), (n_held_out, "validation"))
-    )
-    return Problems(train, held_out, by_task(task), task)
+    train = tasks.make_problems(task, data.task, DISTINCT, "train", seed)
+    return Problems(train, tasks.make_problems(task, data.task, n_held_out, "validation", seed), by_task(task), task)
 
 
 def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problems:

@@ -82,9 +82,7 @@ class Layout:
 
     batch: dict[str, np.ndarray]  # ids, pos, visible_until and `before`, the place of the token before, [A, B, L]
     used: int  # micro-batches with tokens; empty ones follow, so that one compiled program serves all batches
-    places: list[
-        tuple[int, np.ndarray]
-    ]  # the row (of A x B) of each roll-out, and the places of its tokens in that row
+    places: list[tuple[int, np.ndarray]]  # each roll-out's row (of A x B), and its tokens' places in that
 
     def scatter(self, x_NL: np.ndarray) -> np.ndarray:
         """x_ABL: the numbers of each response's tokens, summed at their places; 0 elsewhere."""
