@@ -22,7 +22,6 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
-
 from prm_jax.data.pools import read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
 from prm_jax.data.solutions import Solution, native_row, relabel_after_error

@@ -25,7 +25,6 @@ from tqdm import tqdm
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import Opening, open_verifier
-
 from prm_jax.data.grading import Checker
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
