@@ -47,7 +47,7 @@ class Reweighted(NamedTuple):
 # Step scores to solution scores
 
 
-class Steps(NamedTuple):
+class StepScores(NamedTuple):
     """What an aggregator sees: log p_t and log-odds of p_t, which of them exist, the options of `aggregate`.
 
     Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU.
@@ -66,7 +66,7 @@ class Steps(NamedTuple):
 
 
 class Aggregator(NamedTuple):
-    """score: Steps -> score_PN; what it gives for a solution without steps does not count."""
+    """score: StepScores -> score_PN; what it gives for a solution without steps does not count."""
 
     score: Callable
     is_log_probability: bool = True  # exp(score) lies in [0, 1] and can be calibrated
@@ -137,7 +137,7 @@ def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, 
         logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
     else:
         logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
-    score_PN = AGGREGATORS[how].score(Steps(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
+    score_PN = AGGREGATORS[how].score(StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
     return jnp.where(mask_PTN.any(-2), score_PN, -jnp.inf)
 
 
