@@ -22,20 +22,23 @@ code = sys.stdin.read()
 for name in ("numpy", "sympy"):  # what critics use; they load libraries, which the hook forbids
     if name in code:
         __import__(name)
-own = tuple({os.path.realpath(path) + os.sep for path in (*sysconfig.get_paths().values(), *sys.path) if os.path.isdir(path)})
+paths = (*sysconfig.get_paths().values(), *sys.path)
+allowed = tuple({os.path.realpath(path) + os.sep for path in paths if os.path.isdir(path)})
 reading, realpath, string = os.O_RDONLY | os.O_CLOEXEC, os.path.realpath, str
 def hook(event, args):
     kind = event.split(".")[0]
     if event == "open":
         path, mode, flags = args
-        if isinstance(path, int) or (flags is None or not flags & ~reading) and realpath(string(path)).startswith(own):
+        reads = flags is None or not flags & ~reading
+        if isinstance(path, int) or reads and realpath(string(path)).startswith(allowed):
             return
         raise PermissionError(f"no file may be opened: {path}")
-    if kind in ("socket", "subprocess", "ctypes", "shutil", "ftplib", "urllib", "smtplib", "pty", "mmap", "_winapi", "fcntl", "webbrowser"):
+    if kind in ("socket", "subprocess", "ctypes", "shutil", "ftplib", "urllib", "smtplib", "pty", "mmap", "_winapi", "fcntl",
+                "webbrowser"):
         raise PermissionError(f"not allowed: {event}")
     if kind == "os" and event not in ("os.listdir", "os.scandir", "os.putenv", "os.unsetenv"):
         raise PermissionError(f"not allowed: {event}")
-    if kind == "os" and event in ("os.listdir", "os.scandir") and not (realpath(string(args[0])) + "/").startswith(own):
+    if event in ("os.listdir", "os.scandir") and not (realpath(string(args[0])) + "/").startswith(allowed):
         raise PermissionError(f"not allowed: {event}")
 sys.addaudithook(hook)
 exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
@@ -48,7 +51,8 @@ def run_code(code: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> t
         try:
             process = subprocess.run(
                 [sys.executable, "-I", "-B", "-c", CHILD, str(seconds), str(megabytes)],
-                input=code.encode("utf-8", "replace"), capture_output=True, cwd=folder, env={}, timeout=4 * seconds, check=False,
+                input=code.encode("utf-8", "replace"), capture_output=True, cwd=folder, env={}, check=False,
+                timeout=4 * seconds,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"Error: took more than {4 * seconds} seconds", False
