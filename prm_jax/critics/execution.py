@@ -33,8 +33,8 @@ def hook(event, args):
         if isinstance(path, int) or reads and realpath(string(path)).startswith(allowed):
             return
         raise PermissionError(f"no file may be opened: {path}")
-    if kind in ("socket", "subprocess", "ctypes", "shutil", "ftplib", "urllib", "smtplib", "pty", "mmap", "_winapi", "fcntl",
-                "webbrowser"):
+    if kind in ("socket", "subprocess", "ctypes", "shutil", "ftplib", "urllib", "smtplib", "pty", "mmap", "_winapi",
+                "fcntl", "webbrowser"):
         raise PermissionError(f"not allowed: {event}")
     if kind == "os" and event not in ("os.listdir", "os.scandir", "os.putenv", "os.unsetenv"):
         raise PermissionError(f"not allowed: {event}")

@@ -300,7 +300,8 @@ class LabelingConfig(Labels, PolicyConfig):
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: right answer}) of a pool, or of native rows, without answers, which need an exact checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows, which have no answers: these need an exact
+    checker."""
     is_exact = checker not in RULES
     if "candidates" in next(iter(read_rows(path)))[1]:
         pool = read_pool(path)
