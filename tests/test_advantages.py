@@ -1,12 +1,14 @@
 """Advantage estimators: the papers' numbers, the invariances that they promise, and what each does to dense rewards."""
 
+import dataclasses
+import inspect
 import itertools
 
 import numpy as np
 import pytest
 
 from prm_jax.rl import advantages
-from prm_jax.rl.advantages import ESTIMATORS, pure
+from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig, pure
 
 
 def laid_out(*rewards, tokens=None, outcome=None, group=None):
@@ -73,6 +75,16 @@ def test_outcome_estimators_are_their_formulas():
     assert all(
         (estimator.f(*alike) == 0).all() for estimator in ESTIMATORS.values()
     )  # a zero advantage, not rounding over rounding
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_entry_takes_its_options_from_the_configuration(name):
+    estimator, given = ESTIMATORS[name], laid_out([0.9, 0.2], [0.3], [0.4, 0.8], outcome=[1, 0, 1])
+    assert {*estimator.options} <= {f.name for f in dataclasses.fields(EstimatorConfig)}
+    assert {*estimator.options} <= inspect.signature(estimator.f).parameters.keys()
+    one, other = EstimatorConfig(name, True, "min", 1.0), EstimatorConfig(name, False, "sum", 0.5)
+    np.testing.assert_array_equal(one.estimate(*given), estimator.f(*given))
+    assert (other.estimate(*given) != one.estimate(*given)).any() == bool(estimator.options)
 
 
 def test_rloo_of_sources_is_its_formula():
