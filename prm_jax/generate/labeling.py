@@ -31,7 +31,7 @@ from prm_jax.data.rows import append_rows, field_error, read_rows, write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.steps import steps_of
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, build_tree, estimate, find_first_error, run_batched
-from prm_jax.generate.sampling import Policy, PolicyConfig, described_file, fingerprint, open_graded, task_of
+from prm_jax.generate.sampling import Policy, PolicyConfig, described_file, fingerprint, open_graded
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import start_command, writable_folder
@@ -194,18 +194,12 @@ def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -
     return labels
 
 
-def label_rows(solutions: Sequence[Solution], complete: Completions, cfg: Labels, origin: dict) -> list[dict]:
-    """A native row for each solution; right: of k completions of each prefix, null where none were drawn."""
-    by_search = cfg.label == "first_error"
-    labels = label_to_first_error(solutions, complete) if by_search else label_all_prefixes(solutions, cfg, complete)
-    return [row_of(s, label_T, complete) | origin for s, label_T in zip(solutions, labels, strict=True)]
-
-
 def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Labels, origin: dict) -> list[dict]:
     """A line for each problem, given by its solutions: its tree and the rows of the paths in it."""
-    roots = [[RollOut(s.steps, s.answer, s.outcome > 0, True, 0) for s in group] for group in groups]
-    trees = [build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)]
-    lines = []
+    trees, lines = [], []
+    for group in groups:
+        root = [RollOut(s.steps, s.answer, s.outcome > 0, True, 0) for s in group]
+        trees.append(build_tree(group[0].problem, root, cfg.k, cfg.tree))
     for group, (states, paths) in zip(groups, run_batched(trees, complete), strict=True):
         first, mc = group[0], states[()].mc
         rows = [row | origin for row in tree_rows(first, states, paths, complete)]
@@ -236,7 +230,7 @@ def tree_rows(first: Solution, states: dict, paths: Sequence, complete: Completi
 
 
 def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -> dict:
-    """The native row of a solution with the counts of its prefixes."""
+    """The native row of a solution; right: of k completions of each prefix, null where none were drawn."""
     problem, *mc = map(complete.mc, prefixes_of(s))
     counts = {"right": [x and x.right for x in mc], "k": next((x.k for x in mc if x), None)}
     of_problem = {"problem_right": problem.right, "problem_k": problem.k} if problem else {}
@@ -265,7 +259,10 @@ def label_file(
 
     def label_chunk(chunk: Sequence, _) -> list[dict]:
         complete = Completions(cfg, lambda p, k: roll_outs(policy, p, golds, k, seed, cfg.noise, grade))
-        return (tree_lines if is_tree else label_rows)(chunk, complete, cfg, origin)
+        if is_tree:
+            return tree_lines(chunk, complete, cfg, origin)
+        labels = label_to_first_error(chunk, complete) if is_search else label_all_prefixes(chunk, cfg, complete)
+        return [row_of(s, label_T, complete) | origin for s, label_T in zip(chunk, labels, strict=True)]
 
     def fields(item) -> dict:
         if is_tree:
@@ -328,7 +325,7 @@ def main(cfg):
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, LabelingConfig)
     solutions, golds = read_input(cfg.input, cfg.checker)
-    if task := task_of(cfg.checker, cfg.input):
+    if task := None if cfg.checker in RULES else tasks.of_files([cfg.input], cfg.checker):
         solutions = [dataclasses.replace(s, task=tasks.name_of(task)) for s in solutions]
     if cfg.label in SEARCHES and all(s.outcome is None for s in solutions):
         expected = f"0 or 1: label={cfg.label} searches wrong answers, and no solution has an outcome"

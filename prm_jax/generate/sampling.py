@@ -356,18 +356,14 @@ class PolicyConfig(CommandConfig):
     seed: Seed
 
 
-def task_of(checker: str, file: str):
-    """The embedded task whose exact checker grades the problems of a file; None where answers are compared."""
-    return None if checker in RULES else tasks.of_files([file], checker)
-
-
 @contextlib.contextmanager
 def open_graded(cfg: PolicyConfig, task):
-    """(policy, f(pools.Problem) that grades it, checker's name), on the mesh; prints the policy's cost at the end."""
-    with (
-        jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)),
-        contextlib.closing(Checker("string" if task else cfg.checker)) as checker,
-    ):
+    """(policy, f(pools.Problem) that grades it, checker's name), on the mesh; prints the policy's cost at the end.
+
+    task: the embedded task whose exact checker grades; None: answers are compared.
+    """
+    checker = Checker("string" if task else cfg.checker)
+    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)), contextlib.closing(checker):
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
         grade = functools.partial(tasks.grade, task) if task else grader(checker)
         yield policy, grade, "the task's checker" if task else checker.name
@@ -389,7 +385,7 @@ def main(cfg):
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, SamplingConfig)
     total = sum(1 for _ in read_questions(cfg.problems))  # reads every row once, before anything is drawn
-    path, task = folder / "pool.jsonl", task_of(cfg.checker, cfg.problems)
+    path, task = folder / "pool.jsonl", None if cfg.checker in RULES else tasks.of_files([cfg.problems], cfg.checker)
     with run_folder.claimed(folder, raw_cfg, resumes), open_graded(cfg, task) as (policy, grade, checker):
         counts = draw_pool(path, policy, read_questions(cfg.problems), cfg.n, cfg.seed, grade, total)
     cli.print_counts(counts, totals=())
