@@ -161,7 +161,7 @@ class Critic:
             self.known[prefix] = logit_n[part].tolist(), texts
 
     def has_ended(self, draft: Draft) -> bool:
-        """Whether a critique reached a text of `cut` or, in a format without these, its end, and so gets its question."""
+        """Whether a critique reached a text of `cut` or, in a format without these, its end; then it is asked."""
         if draft.last is None or not self.format.critic.cut:
             return draft.last is None or draft.last.finish_reason == "eos"
         return cut_at(self.format, draft.text, draft.step) is not None

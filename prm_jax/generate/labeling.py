@@ -212,8 +212,7 @@ def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Lab
 
 
 def tree_rows(first: Solution, states: dict, paths: Sequence, complete: Completions) -> list[dict]:
-    """A row for each path of a problem's tree. A state's MC labels the first path through it; the last step, which is
-    wrong, has 0.
+    """A row for each path of a problem's tree. A state's MC labels the first path through it; the last step has 0.
 
     start: steps of the state that was searched from; visits: of each state; q, u: the scores that chose the path.
     """
@@ -243,8 +242,7 @@ def label_file(
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts.
 
     A search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree
-    makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in `draw_pool`, in chunks of whole
-    problems.
+    makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in `draw_pool`.
     """
     is_tree, is_search, n_given = cfg.label == "tree", cfg.label in SEARCHES, len(solutions)
     solutions, by_problem = [s for s in solutions if not is_search or s.outcome is not None], {}
@@ -297,8 +295,7 @@ class LabelingConfig(Labels, PolicyConfig):
 
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
-    """(solutions, {problem: right answer}) of a pool, or of native rows, which have no answers: these need an exact
-    checker."""
+    """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact checker."""
     is_exact = checker not in RULES
     if "candidates" in next(iter(read_rows(path)))[1]:
         pool = read_pool(path)

@@ -1,8 +1,6 @@
-"""OmegaPRM (Luo et al. 2024): bisection for a solution's first error, and a tree of states in which more errors are
-found.
+"""OmegaPRM (Luo et al. 2024): bisection for a solution's first error, and a tree of states with more errors.
 
-Both are generators that yield a prefix and are sent its roll-outs; `run_batched` runs many with one call of the policy
-a round.
+Both are generators that yield a prefix and are sent its roll-outs; `run_batched` runs many at once.
 """
 
 import dataclasses

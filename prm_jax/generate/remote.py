@@ -1,7 +1,6 @@
 """A policy behind a server of the OpenAI completions protocol: vLLM, SGLang, `transformers serve`.
 
-Commands take it as checkpoint=http://HOST:PORT; it needs `pip install openai` and, where the server does,
-OPENAI_API_KEY.
+Commands take it as checkpoint=http://HOST:PORT; it needs `pip install openai`, and some servers OPENAI_API_KEY.
 
 Each sample is one request. Its seed depends on the key, its prefix's number and its own, so that a stopped pool can be
 resumed. Prompts are sent as text, so the server's tokenizer may fuse what training keeps apart (`.` and a line end), as
@@ -144,8 +143,7 @@ class RemotePolicy:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
 
     def post(self, body: dict, read: Callable, failure: str):
-        """read(answer to a completion request); InputError with `failure` where the request or, by ValueError, read
-        fails."""
+        """read(answer to a completion request); InputError with `failure` where either fails, read by ValueError."""
         import openai
 
         try:

@@ -301,8 +301,7 @@ def described_file(path: Path, about: dict):
 def draw_pool(
     path: str | Path, policy: Policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
-    """Appends one graded problem a line to `path`, n solutions each, and writes about.json beside it; returns its
-    counts.
+    """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the counts.
 
     `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. A stopped call is
     resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks.

@@ -30,8 +30,7 @@ def best_of_n(state: SearchState, problems: Iterable[int], width: int):
 
 
 def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, groups=1, block=1, ahead=0):
-    """Beam search by steps: one group is a plain beam (Snell et al. 2024), width / branch groups are DVTS (Beeching et
-    al. 2024).
+    """Beam search: one group is a plain beam (Snell et al. 2024), width / branch are DVTS (Beeching et al. 2024).
 
     Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and
     so on; a finished solution leaves the beam. A step is ranked by its value, or by that of the node that `ahead` more

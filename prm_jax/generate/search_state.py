@@ -37,8 +37,7 @@ class Node:
 class SearchState:
     """The problems, all nodes so far, and their cost.
 
-    A continued prefix draws with a number that its own problem sets, so that the others do not change a problem's
-    draws.
+    A continued prefix draws with a number of its own problem, so that draws do not depend on other problems.
     """
 
     def __init__(self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key):

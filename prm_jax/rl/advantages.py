@@ -133,8 +133,7 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperat
     Rewards become r* = softmax(-r / temperature) r; summed from a step on, they are about the lowest reward while that
     is ahead, then about 0. The baseline is per token, as in the authors' code: a step of n tokens loses n times the
     mean reward a token of the other responses in its group, so neither many short steps nor a long one pay. `rloo` of
-    the outcome is added. form="sum" keeps the rewards; its policies learn to write more steps that score above the
-    mean.
+    the outcome is added. form="sum" keeps the rewards; its policies learn to write more high-scoring steps.
     """
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
     weight_NT = min_weights(step_reward_NT, n_NT > 0, temperature) if form == "min" else 1.0
@@ -217,8 +216,7 @@ class EstimatorConfig:
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
-    """The number of responses in its group that share each response's steps up to and including t, count_NT (at least
-    1).
+    """The number of responses in its group that share each response's steps up to t, count_NT (at least 1).
 
     lambda-GRPO (arXiv 2509.21154): outcome GRPO weights a step by the number of roll-outs that share it; dividing each
     token's loss by this count undoes that. prefixes: the steps of each response.

@@ -87,11 +87,9 @@ def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problem
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:
-    """Labelled steps of the task's solutions as questions to a critic of format `name`; right: its verdict is the
-    label.
+    """Labelled steps of the task's solutions, for a critic of format `name`; right: its verdict is the label.
 
-    Right and wrong steps are equally many, as in StepWiser (arXiv 2508.19229, section 3.3); surplus ones are left out
-    at random.
+    Right and wrong steps are equally many, as in StepWiser (arXiv 2508.19229, 3.3); surplus ones are left out.
     """
     fmt, splits, labels = read_format(name), load_splits(data, seed, policy_pool).splits, {}
     writes = fmt.critic and fmt.critic.ask is None and fmt.critic.next is None

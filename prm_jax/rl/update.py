@@ -74,9 +74,8 @@ def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) 
 def surrogate(log_ratio, up, down, cfg: UpdateConfig):
     """(the clipped objective's loss, the weighted |A| that the clip cuts off), rho = policy / sampling policy (PPO).
 
-    -min(rho A, clip(rho) A) is linear in A on either side of 0. So a shared token needs only two sums over its
-    responses, up = sum w max(A, 0) and down = sum w min(A, 0): the loss is -(up min(rho, clip rho) + down max(rho, clip
-    rho)).
+    -min(rho A, clip(rho) A) is linear in A on either side of 0. So a shared token needs only two sums, up = sum w
+    max(A, 0) and down = sum w min(A, 0): the loss is -(up min(rho, clip rho) + down max(rho, clip rho)).
     """
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
