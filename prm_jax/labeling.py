@@ -1,4 +1,4 @@
-"""The command `python -m prm_jax.labeling`; what it does is in generate/labeling.py."""
+"""Runs `python -m prm_jax.labeling`; the code is in generate/labeling.py."""
 
 from prm_jax.generate.labeling import main
 

@@ -1,6 +1,6 @@
-"""What everything above the model is written against: Scorer, Policy, and what they take and give.
+"""The protocols that everything above the model is written against: Scorer, Policy, and their arguments and results.
 
-A class of one's own needs no base class: it is a Scorer or a Policy if it has these members. Nothing of ours is imported here.
+A class needs no base class: it is a Scorer or a Policy if it has these members. This file imports nothing of ours.
 
 Dimension key: L tokens, T steps.
 """
@@ -11,16 +11,16 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-Prefix = tuple[str, tuple[str, ...]]  # a problem, the first steps of a solution
-Rows = Sequence[Prefix]  # of whole solutions
+Prefix = tuple[str, tuple[str, ...]]  # a problem and the first steps of a solution
+Rows = Sequence[Prefix]  # whole solutions
 
 
 class Scorer(Protocol):
     """Scores every step of a solution: a PRM, an outcome model, a critic that writes, an exact checker, a server."""
 
-    name: str  # for results and figures
-    unit: Literal["logit", "log_ratio"]  # what a score is (data/units.py)
-    label_kind: str  # what "good" means: correctness, value, advantage, unknown
+    name: str  # in results and figures
+    unit: Literal["logit", "log_ratio"]  # of the scores (data/units.py)
+    label_kind: str  # the meaning of "good": correctness, value, advantage, unknown
     objective: Literal["prm", "orm"]  # orm: an outcome model, whose score of the last step is that of the solution
 
     def score(self, rows: Rows) -> list[np.ndarray]:
@@ -29,10 +29,10 @@ class Scorer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-    """What a policy wrote after a prefix."""
+    """The text that a policy wrote after a prefix."""
 
-    ids_L: np.ndarray  # generated ids, the one that stopped it included
-    logp_L: np.ndarray  # log p of each in nats, float32, by the model itself: temperature 1, nothing left out
+    ids_L: np.ndarray  # generated ids, with the one that stopped it
+    logp_L: np.ndarray  # log p of each in nats, float32, under the model itself: temperature 1, all tokens
     text: str  # without the end-of-sequence token
     finish_reason: Literal["eos", "stop", "length"]  # end of sequence, end of a step, or cut by max_tokens
 
@@ -41,12 +41,12 @@ class Policy(Protocol):
     """Continues solutions: our sampler, or a server behind the OpenAI completions protocol."""
 
     name: str
-    format: object  # the Format that makes text of problem and steps
-    sampling: object  # the distribution that is drawn from (generate/policies.py)
+    format: object  # the Format that turns problem and steps into text
+    sampling: object  # the distribution that tokens are drawn from (generate/policies.py)
 
     def extend(self, prefixes: Rows, n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each prefix, up to the end of a step (stop="step") or of the solution (stop="end").
 
-        Prefix i draws from fold_in(key, first + i), or from fold_in(key, first[i]) where `first` is a sequence, so that a
-        draw does not depend on what is drawn beside it.
+        Prefix i draws with fold_in(key, first + i), or with fold_in(key, first[i]) where `first` is a sequence, so that
+        a draw does not depend on the others in the call.
         """

@@ -1,4 +1,4 @@
-"""The command `python -m prm_jax.relabeling`; what it does is in generate/relabeling.py."""
+"""Runs `python -m prm_jax.relabeling`; the code is in generate/relabeling.py."""
 
 from prm_jax.generate.relabeling import main
 

@@ -14,7 +14,7 @@ Conventions
             a problem with N_p candidates has its own C(N_p, n) subsets, and all N_p are taken where n is larger.
   eligible  False for a candidate that exists but cannot win: it was cut, or has no answer. It fills a place in a subset,
             worse than every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are eligible.
-  law       Weights over the N candidates; they sum to 1 where a problem has a candidate.
+  p_PN      A distribution: weights over the N candidates; they sum to 1 where a problem has a candidate.
   gold      1 right, 0 wrong; or any other value of the winner.
   ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to float32's
             rounding tie, products of different half-precision step scores do not.
@@ -38,7 +38,7 @@ ZERO, UNABLE, MISSING = -(2.0**127), -1.5 * 2.0**127, -1.75 * 2.0**127
 
 
 class Reweighted(NamedTuple):
-    weight_PN: jax.Array  # the law pi*
+    weight_PN: jax.Array  # the distribution pi*
     kl_P: jax.Array  # KL(pi* || ref), nats
     log_z_P: jax.Array
     reward_P: jax.Array  # `mean_score` under pi*, nats
@@ -47,7 +47,7 @@ class Reweighted(NamedTuple):
 # Step scores to solution scores
 
 
-class Steps(NamedTuple):
+class StepScores(NamedTuple):
     """What an aggregator sees: log p_t and log-odds of p_t, which of them exist, the options of `aggregate`.
 
     Candidates go last: reducing over T with N along the vector lanes is three times faster on CPU.
@@ -66,7 +66,7 @@ class Steps(NamedTuple):
 
 
 class Aggregator(NamedTuple):
-    """score: Steps -> score_PN; what it gives for a solution without steps does not count."""
+    """score: StepScores -> score_PN; what it gives for a solution without steps does not count."""
 
     score: Callable
     is_log_probability: bool = True  # exp(score) lies in [0, 1] and can be calibrated
@@ -137,7 +137,7 @@ def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, 
         logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
     else:
         logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
-    score_PN = AGGREGATORS[how].score(Steps(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
+    score_PN = AGGREGATORS[how].score(StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
     return jnp.where(mask_PTN.any(-2), score_PN, -jnp.inf)
 
 
@@ -152,28 +152,28 @@ def aggregate_all(step_PNT, mask_PNT, hows=tuple(AGGREGATORS), *, unit: str, **o
 
 
 @jax.jit
-def expectation(law_PN, value_PN):
-    """sum_i law_i value_i per problem; what has weight 0 does not count, be its value infinite."""
-    return jnp.sum(jnp.where(law_PN > 0, law_PN * value_PN, 0.0), -1)
+def expectation(p_PN, value_PN):
+    """sum_i p_i value_i per problem; candidates of weight 0 do not count, even with an infinite value."""
+    return jnp.sum(jnp.where(p_PN > 0, p_PN * value_PN, 0.0), -1)
 
 
 @jax.jit
-def kl_divergence(law_PN, ref_PN):
-    """KL(law || ref) in nats per problem, of two normalised laws."""
-    return expectation(law_PN, jnp.log(law_PN) - jnp.log(ref_PN))
+def kl_divergence(p_PN, ref_PN):
+    """KL(p || ref) in nats per problem, of two normalised distributions."""
+    return expectation(p_PN, jnp.log(p_PN) - jnp.log(ref_PN))
 
 
 @jax.jit
-def mean_score(law_PN, score_PN, eligible_PN=None):
-    """The mean score under a law, over the eligible candidates with a finite score; nan where it gives these no weight."""
+def mean_score(p_PN, score_PN, eligible_PN=None):
+    """The mean score under a distribution, over the eligible candidates with a finite score, or nan."""
     counts_PN = jnp.isfinite(score_PN) if eligible_PN is None else jnp.isfinite(score_PN) & eligible_PN
-    law_PN = jnp.where(counts_PN, law_PN, 0.0)
-    return expectation(law_PN, score_PN) / law_PN.sum(-1)
+    p_PN = jnp.where(counts_PN, p_PN, 0.0)
+    return expectation(p_PN, score_PN) / p_PN.sum(-1)
 
 
 @jax.jit
 def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Reweighted:
-    """pi*_i = ref_i exp(score_i / beta) / Z: the law that maximises E[score] - beta KL(pi || ref), per problem.
+    """pi*_i = ref_i exp(score_i / beta) / Z: the distribution that maximises E[score] - beta KL(pi || ref), per problem.
 
     beta is one number; vmap over a grid, or jax.lax.map, which is faster on CPU. inf gives ref itself; 0 gives the arg
     max, tied candidates sharing in proportion to ref. ref_PN: any weights >= 0, default uniform, normalised over the
@@ -224,11 +224,11 @@ def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *,
 
 
 @functools.partial(jax.jit, static_argnames=("ties",))
-def best_of_n_law(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "share"):
-    """Law of the winner of a random n-subset, law_PN: `best_of_n` is its expectation of gold.
+def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "share"):
+    """Probabilities that each candidate wins a random n-subset, p_PN: `best_of_n` is its expectation of gold.
 
-    Where no candidate of a subset is eligible the ineligible ones of it tie, so that the law sums to 1 and is uniform at
-    n = 1. Its KL from the uniform law tends to log n - (n - 1) / n nats as N grows (Beirami 2401.01879).
+    Where no candidate of a subset is eligible the ineligible ones of it tie, so that they sum to 1 and are uniform at
+    n = 1. Their KL from the uniform distribution tends to log n - (n - 1) / n nats as N grows (Beirami 2401.01879).
     """
     score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
     weights = functools.partial(rank_weights, jnp.reshape(n, 1), score_PN.shape[-1], score_PN.dtype)

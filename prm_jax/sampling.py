@@ -1,4 +1,4 @@
-"""The command `python -m prm_jax.sampling`; what it does is in generate/sampling.py."""
+"""Runs `python -m prm_jax.sampling`; the code is in generate/sampling.py."""
 
 from prm_jax.generate.sampling import main
 

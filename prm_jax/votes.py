@@ -1,6 +1,6 @@
 """Votes: the majority vote, weighted votes, and their curves over the number of candidates.
 
-Scores, masks, laws, gold and ties are as rerank.py says on top; every function is jitted, and works in a jit or vmap.
+Scores, masks, distributions, gold and ties are as rerank.py says on top; every function is jitted, and works in a jit or vmap.
 answer_PN holds group ids within 0..N-1, equal where answers are; -1 is a candidate that cannot win (no answer, or cut).
 counts says what a winning group counts: "mean", the mean of its members' gold, or "first", that of its first member.
 
@@ -34,7 +34,7 @@ COUNTS = ("mean", "first")
 
 @functools.partial(jax.jit, static_argnames=("ties", "counts"))
 def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", counts: str = "mean"):
-    """Law of the vote's winner over the candidates in mask, law_PN; `expectation(law_PN, gold_PN)` is its accuracy.
+    """Distribution of the vote's winner over the candidates in mask, p_PN; `expectation(p_PN, gold_PN)` is its accuracy.
 
     A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (probabilities add
     up, Uesato et al. 2022). ties "share": tied groups split the win; "first": the one whose first member has the lowest
@@ -56,8 +56,8 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
         wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
         if ties == "first":
             wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
-        law_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0)
-        return law_N / jnp.maximum(law_N.sum(), 1.0)
+        p_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0)
+        return p_N / jnp.maximum(p_N.sum(), 1.0)
 
     return jax.vmap(one)(answer_PN, log_weight_PN)
 

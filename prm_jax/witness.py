@@ -26,7 +26,7 @@ from prm_jax.data.units import UNITS
 TRACES = ("clean", "lucky_final", "slip", "wrong")
 FINAL_RIGHT_N = np.array([True, True, False, False])
 STEP_RIGHT_NT = np.array([[True, True], [False, False], [True, False], [False, False]])
-REF_N = np.array([0.30, 0.22, 0.28, 0.20])  # the generator's own law over the traces
+REF_N = np.array([0.30, 0.22, 0.28, 0.20])  # the generator's own distribution over the traces
 OUTCOME_P_N = np.array([0.86, 0.92, 0.16, 0.12])  # P(final answer right) by the outcome verifier
 STEP_P_NT = np.array([[0.93, 0.91], [0.16, 0.24], [0.93, 0.22], [0.20, 0.35]])  # P(step right), process verifier
 HACKED_P_T = np.array([0.98, 0.97])  # what a fully fooled process verifier says of the steps of any trace
@@ -34,7 +34,7 @@ HACKED_TRACE = 1
 BETA = 0.7  # nats of score per nat of KL
 VERIFIERS = ("outcome", "process", "hacked")
 logit = UNITS["probability"].log_odds
-BETA_RANGE = 0.01, 100.0  # of the grids: from the arg max to the reference law, to the eye
+BETA_RANGE = 0.01, 100.0  # of the grids: from the arg max to the reference, to the eye
 
 
 class Plane(NamedTuple):
@@ -73,21 +73,21 @@ def policy(score_N, beta=BETA) -> rerank.Reweighted:
 def results(how: str = "sum_logit", beta=BETA) -> dict:
     """Policies, winners, KL and reward by verifier as plain lists and numbers, ready for results.json."""
     with jax.enable_x64(True):  # the page checks its own double precision against these
-        laws = {verifier: jax.device_get(policy(score(verifier, how), beta)) for verifier in VERIFIERS}
+        tilted = {verifier: jax.device_get(policy(score(verifier, how), beta)) for verifier in VERIFIERS}
     return {
         "traces": list(TRACES),
         "reference": REF_N.tolist(),
         "aggregator": how,
         "beta": float(beta),
-        "policies": {name: law.weight_PN[0].tolist() for name, law in laws.items()},
-        "winners": {name: TRACES[int(law.weight_PN[0].argmax())] for name, law in laws.items()},
-        "kl": {name: float(law.kl_P[0]) for name, law in laws.items()},
-        "reward": {name: float(law.reward_P[0]) for name, law in laws.items()},
+        "policies": {name: x.weight_PN[0].tolist() for name, x in tilted.items()},
+        "winners": {name: TRACES[int(x.weight_PN[0].argmax())] for name, x in tilted.items()},
+        "kl": {name: float(x.kl_P[0]) for name, x in tilted.items()},
+        "reward": {name: float(x.reward_P[0]) for name, x in tilted.items()},
     }
 
 
 def over_beta(score_PN, beta_b) -> rerank.Reweighted:
-    """The policies by beta of several laws over the traces: `weight_PN` is bPN."""
+    """The policies by beta of several distributions over the traces: `weight_PN` is bPN."""
     return jax.vmap(lambda beta: rerank.reweight(score_PN, beta, jnp.asarray(REF_N)))(jnp.asarray(beta_b))
 
 
@@ -101,10 +101,10 @@ def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS)) ->
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
     score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, how, unit="logit") for how in hows])
-    law = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
-    mass = lambda traces_N: law.weight_PN @ jnp.asarray(traces_N, law.weight_PN.dtype)
+    tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
+    mass = lambda traces_N: tilted.weight_PN @ jnp.asarray(traces_N, tilted.weight_PN.dtype)
     masses = mass(FINAL_RIGHT_N), mass(STEP_RIGHT_NT.all(-1))
-    return Plane(score_heN, law.weight_PN, law.kl_P, law.reward_P, law.weight_PN.argmax(-1), *masses)
+    return Plane(score_heN, tilted.weight_PN, tilted.kl_P, tilted.reward_P, tilted.weight_PN.argmax(-1), *masses)
 
 
 def grids(how: str, betas: int, errors: int) -> dict:

@@ -1,12 +1,14 @@
 """Advantage estimators: the papers' numbers, the invariances that they promise, and what each does to dense rewards."""
 
+import dataclasses
+import inspect
 import itertools
 
 import numpy as np
 import pytest
 
 from prm_jax.rl import advantages
-from prm_jax.rl.advantages import ESTIMATORS, SUMMING, pure
+from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig, pure
 
 
 def laid_out(*rewards, tokens=None, outcome=None, group=None):
@@ -34,14 +36,14 @@ def at_steps(advantage_NL, arguments):
     return found
 
 
-def test_process_supervision_has_the_numbers_of_the_paper():  # E13
+def test_process_supervision_has_the_numbers_of_the_paper():
     given = laid_out([1, 0], [1, 1])
-    assert np.array(at_steps(ESTIMATORS["grpo_process"](*given), given)) == pytest.approx(
+    assert np.array(at_steps(ESTIMATORS["grpo_process"].f(*given), given)) == pytest.approx(
         np.array([[-1.1547, -1.7321], [1.1547, 0.5774]]), abs=1e-4
     )
 
 
-def test_min_form_has_the_numbers_of_the_paper():  # E14
+def test_min_form_has_the_numbers_of_the_paper():
     reward_NT = np.array([[0.9, 0.2, 0.8]])
     weight_NT = advantages.min_weights(reward_NT, np.ones((1, 3), bool), 0.1)
     assert weight_NT == pytest.approx(np.array([[0.00091, 0.99662, 0.00247]]), abs=1e-5)
@@ -52,7 +54,7 @@ def test_min_form_has_the_numbers_of_the_paper():  # E14
     )  # no others: no baseline
 
 
-def test_leave_one_out_sums_to_zero_over_a_group_and_is_its_formula():  # E15
+def test_leave_one_out_sums_to_zero_over_a_group_and_is_its_formula():
     rng = np.random.default_rng(0)
     x_N, group_N = rng.normal(size=12), np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2])
     found_N = advantages.leave_one_out(x_N, group_N)
@@ -65,31 +67,43 @@ def test_leave_one_out_sums_to_zero_over_a_group_and_is_its_formula():  # E15
 
 def test_outcome_estimators_are_their_formulas():
     given = laid_out([0, 0], [0], [0], [0], outcome=[1, 0, 0, 1], group=[0, 0, 1, 1])
-    assert ESTIMATORS["grpo"](*given)[:, 0].tolist() == [1, -1, -1, 1]
-    assert ESTIMATORS["grpo"](*given, normalise=False)[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
-    assert ESTIMATORS["rloo"](*given)[:, 0].tolist() == [1, -1, -1, 1]
-    assert ESTIMATORS["grpo"](*given)[1, 2:].tolist() == [0, 0]  # where the mask is off
+    assert ESTIMATORS["grpo"].f(*given)[:, 0].tolist() == [1, -1, -1, 1]
+    assert ESTIMATORS["grpo"].f(*given, normalise=False)[:, 0].tolist() == [0.5, -0.5, -0.5, 0.5]
+    assert ESTIMATORS["rloo"].f(*given)[:, 0].tolist() == [1, -1, -1, 1]
+    assert ESTIMATORS["grpo"].f(*given)[1, 2:].tolist() == [0, 0]  # where the mask is off
     alike = laid_out([0], [0], outcome=[1, 1])
-    assert all((f(*alike) == 0).all() for f in ESTIMATORS.values())  # a zero advantage, not rounding over rounding
+    assert all(
+        (estimator.f(*alike) == 0).all() for estimator in ESTIMATORS.values()
+    )  # a zero advantage, not rounding over rounding
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_entry_takes_its_options_from_the_configuration(name):
+    estimator, given = ESTIMATORS[name], laid_out([0.9, 0.2], [0.3], [0.4, 0.8], outcome=[1, 0, 1])
+    assert {*estimator.options} <= {f.name for f in dataclasses.fields(EstimatorConfig)}
+    assert {*estimator.options} <= inspect.signature(estimator.f).parameters.keys()
+    one, other = EstimatorConfig(name, True, "min", 1.0), EstimatorConfig(name, False, "sum", 0.5)
+    np.testing.assert_array_equal(one.estimate(*given), estimator.f(*given))
+    assert (other.estimate(*given) != one.estimate(*given)).any() == bool(estimator.options)
 
 
 def test_rloo_of_sources_is_its_formula():
     given = laid_out([1, 0, 0], [0.5], outcome=[1, 0])
     # baselines: the other's mean step reward, .5 and 1/3; the outcome: +-1
     expected = [[1 + (0.5 - 0.5 - 0.5), 1 - 1.0, 1 - 0.5], [-1 + 0.5 - 1 / 3]]
-    for found, own in zip(at_steps(ESTIMATORS["rloo_sources"](*given), given), expected, strict=True):
+    for found, own in zip(at_steps(ESTIMATORS["rloo_sources"].f(*given), given), expected, strict=True):
         assert found == pytest.approx(own)
 
 
 def test_pav_credits_a_step_with_its_own_advantage_alone():
     given = laid_out([0.25, -0.5], [0, 0.125], outcome=[1, 0])
-    assert at_steps(ESTIMATORS["pav"](*given), given) == [[1.25, 0.5], [-1, -0.875]]
+    assert at_steps(ESTIMATORS["pav"].f(*given), given) == [[1.25, 0.5], [-1, -0.875]]
 
 
 def test_reinforce_discounts_and_normalises_over_the_batch():
     given = laid_out([1.0, 0.0], [0.0], tokens=[[1, 2], [2]], outcome=[2, 0], group=[0, 1])
     return_n = np.array([1 + 0.25 * 2, 0.5 * 2, 2, 0, 0])
-    found = ESTIMATORS["reinforce"](*given, discount=0.5)
+    found = ESTIMATORS["reinforce"].f(*given, discount=0.5)
     assert found[given[3]] == pytest.approx((return_n - return_n.mean()) / return_n.std())
 
 
@@ -98,8 +112,8 @@ def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(nam
     """verl's GRPO sums a response's token rewards before it begins; so do the outcome estimators here, and they say so."""
     one = laid_out([0.9, 0.1, 0.5], [0.3, 0.6, 0.4])
     other = laid_out([0.1, 0.5, 0.9], [0.3, 0.6, 0.4])
-    differs = not np.allclose(ESTIMATORS[name](*one)[0], ESTIMATORS[name](*other)[0])
-    assert differs == (name not in SUMMING)
+    differs = not np.allclose(ESTIMATORS[name].f(*one)[0], ESTIMATORS[name].f(*other)[0])
+    assert differs != ESTIMATORS[name].sums_steps
 
 
 @pytest.mark.parametrize("bad, mean", [(0, 0.6), (-3, -0.6)])
@@ -119,13 +133,13 @@ def test_a_baseline_of_each_step_prices_a_step_at_its_mean_reward(bad, mean):
     gradient = lambda f: sum(chance * f(reward) * score_TK.sum(0) for reward, chance, score_TK in responses)
     of_sum_K, of_steps_K = gradient(sum), gradient(len)
     for name, options, price in (
-        ("grpo", {"normalise": False}, 0), ("rloo", {}, 0), ("rloo_sources", {}, mean), ("pure", {"min_form": False}, mean),
+        ("grpo", {"normalise": False}, 0), ("rloo", {}, 0), ("rloo_sources", {}, mean), ("pure", {"form": "sum"}, mean),
         ("grpo_process", {"normalise": False}, mean),
     ):  # fmt: skip
         found_K = np.zeros(3)
         for pair in itertools.product(responses, repeat=2):
             given = laid_out(*(reward for reward, *_ in pair), tokens=[[1] * len(reward) for reward, *_ in pair])
-            advantage_NL = ESTIMATORS[name](*given, **options)
+            advantage_NL = ESTIMATORS[name].f(*given, **options)
             for (_, _, score_TK), own_L in zip(pair, advantage_NL, strict=True):
                 found_K += pair[0][1] * pair[1][1] * own_L @ score_TK[: len(own_L)] / 2
         scale, minus_price = np.linalg.lstsq(np.stack([of_sum_K, of_steps_K], 1), found_K)[0]
@@ -140,27 +154,27 @@ def first_advantages(f, *rewards, tokens, **more):
 def test_joining_two_steps_does_not_change_who_is_better_under_min_form():
     """The same text with other line ends: two steps of 3 tokens become one of 6, as good as the worse of them."""
     rng = np.random.default_rng(1)
-    changed = {True: 0, False: 0}
+    changed = {"min": 0, "sum": 0}
     for _ in range(200):
         rewards = rng.choice([-1.0, -0.5, 0.5, 1.0], size=(4, 4))
         joined = [[min(own[:2]), *own[2:]] for own in rewards[:1].tolist()] + rewards[1:].tolist()
-        for min_form in changed:
-            before = first_advantages(pure, *rewards, tokens=[[3] * 4] * 4, min_form=min_form)
-            after = first_advantages(pure, *joined, tokens=[[6, 3, 3]] + [[3] * 4] * 3, min_form=min_form)
+        for form in changed:
+            before = first_advantages(pure, *rewards, tokens=[[3] * 4] * 4, form=form)
+            after = first_advantages(pure, *joined, tokens=[[6, 3, 3]] + [[3] * 4] * 3, form=form)
             clear = [(i, j) for i, j in itertools.combinations(range(4), 2) if abs(before[i] - before[j]) > 0.1]
-            changed[min_form] += any((before[i] - before[j]) * (after[i] - after[j]) <= 0 for i, j in clear)
-    assert changed[True] == 0 < changed[False]
+            changed[form] += any((before[i] - before[j]) * (after[i] - after[j]) <= 0 for i, j in clear)
+    assert changed["min"] == 0 < changed["sum"]
 
 
 def test_a_restated_right_step_pays_under_the_sum_form_and_not_under_the_min_form():
     other = [0.5, 0.5]
-    plain = lambda form: first_advantages(pure, [0.9, 0.8], other, tokens=[[3, 3], [3, 3]], min_form=form)[0]
-    padded = lambda form: first_advantages(pure, [0.9, 0.9, 0.8], other, tokens=[[3, 3, 3], [3, 3]], min_form=form)[0]
-    assert padded(True) < plain(True) and padded(False) > plain(False)
+    plain = lambda form: first_advantages(pure, [0.9, 0.8], other, tokens=[[3, 3], [3, 3]], form=form)[0]
+    padded = lambda form: first_advantages(pure, [0.9, 0.9, 0.8], other, tokens=[[3, 3, 3], [3, 3]], form=form)[0]
+    assert padded("min") < plain("min") and padded("sum") > plain("sum")
     given, more = laid_out([0.9, 0.8], other), laid_out([0.9, 0.9, 0.8], other)
     assert (
-        at_steps(ESTIMATORS["grpo_process"](*more), more)[0][0]
-        > at_steps(ESTIMATORS["grpo_process"](*given), given)[0][0]
+        at_steps(ESTIMATORS["grpo_process"].f(*more), more)[0][0]
+        > at_steps(ESTIMATORS["grpo_process"].f(*given), given)[0][0]
     )
 
 

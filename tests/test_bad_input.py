@@ -358,7 +358,7 @@ LINES = [
     ("labeling input=good.jsonl k=0", r"k: got 0, expected at least 1"),
     ("labeling input=good.jsonl threshold=1.5", r"threshold: got 1.5, expected a number in \[0, 1\]"),
     ("labeling input=good.jsonl label=best", r"label: got 'best', expected soft, hard, threshold, ratio, advantage, first"),
-    ("labeling input=good.jsonl label=advantage prover=9", r"prover: got 9, expected at most 8, the completions that"),
+    ("labeling input=good.jsonl label=advantage prover=9", r"prover: got 9, expected at most 8, the number of completions"),
     ("labeling input=good.jsonl noise.false_negative=2", r"noise.false_negative: got 2.0, expected a number in \[0, 1\]"),
     ("labeling input=good.jsonl 'adapt={below: [0.1, 0.9], k: [4, 2]}'", r"adapt.k: got \[4, 2\], expected 3 numbers, one m"),
     ("labeling input=good.jsonl 'adapt={below: [0.9, 0.1], k: [4, 2, 1]}'", r"adapt.below: got \[0.9, 0.1\], expected ris"),

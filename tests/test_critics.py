@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 
 import evaluate
 from prm_jax import InputError, tasks
+from prm_jax.checkpoints import verifiers
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, critic_of, needs_folder, open_verifier
-from prm_jax.critics.critic import Critic, combine, none_wrong
+from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.execution import run_code
 from prm_jax.critics.writers import LocalWriter
 from prm_jax.data.critiques import CriticFormat, prompt_text
@@ -44,6 +45,11 @@ ROWS = [(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",)), (PROBLEM, ("4+5=2", 
 
 def with_critic(fmt, **more):
     return dataclasses.replace(fmt, critic=dataclasses.replace(fmt.critic, **more))
+
+
+AT_ONCE = with_critic(
+    read_format("lab_critic"), max_tokens=0, ask=""
+)  # no critique: the verdict is read behind the prompt
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +167,7 @@ def test_a_step_without_a_verdict_stops_no_command(monkeypatch, tmp_path):
 
 
 def test_asked_at_once_it_writes_nothing(loaded):
-    fmt = read_format("lab_self")
-    scorer = open_verifier("embedded", OpenOptions(format=fmt))
+    scorer = open_verifier("embedded", OpenOptions(format=AT_ONCE))
     (score_T, _) = scorer.score([(PROBLEM, ("4+5=2", "2*3=6")), (OTHER, ("6*5=2",))])
     assert scorer.stats.tokens == 0 and scorer.stats.critiques == 3 and np.isfinite(score_T).all()
     assert (scorer.objective, scorer.unit, scorer.label_kind) == ("prm", "logit", "correctness")
@@ -178,46 +183,28 @@ def yes_no(loaded, text):
     return float(logit_V[good] - logit_V[bad])
 
 
-def test_uprm_scores_every_place_of_a_first_error(loaded):
-    scorer, steps = (
-        open_verifier("embedded", OpenOptions(format=read_format("lab_uprm"))),
-        ("4+5=2", "2*3=6", "6max2=1"),
-    )
-    (score_T,) = scorer.score([(PROBLEM, steps)])
-    marked = ["4+5=2\n", "4+5=2\nY\n2*3=6\n", "4+5=2\nY\n2*3=6\nY\n6max2=1\n"]
-    log_good, log_bad = np.array(
-        [(-np.log1p(np.exp(-z)), -np.log1p(np.exp(z))) for z in (yes_no(loaded, PROBLEM + x) for x in marked)]
-    ).T
-    S = [sum(log_good[: j - 1]) + (log_bad[j - 1] if j <= 3 else 0) for j in range(1, 5)]  # equation 6, j from 1
-    p = np.exp(S)
-    assert p.sum() == pytest.approx(1)
-    np.testing.assert_allclose(1 / (1 + np.exp(-score_T)), [sum(p[t:]) for t in (1, 2, 3)], atol=1e-5)
-    assert scorer.stats.tokens == 0
-    np.testing.assert_allclose(none_wrong(np.array([0, 0, np.log(3)])), [0, np.log(1 / 3), np.log(3 / 13)], atol=1e-6)
-    assert none_wrong(np.array([99, 99, -99], np.float32)).tolist() == [20, 20, -20]
-
-
 def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_path):
-    critic = ["checkpoint=embedded", "format=lab_self", "data=chain", "data.samples=solver"]
+    asked_at_once = ["format=lab_critic", "format.critic.max_tokens=0", "format.critic.ask=''"]
+    critic, task = ["checkpoint=embedded", *asked_at_once], ["data=chain", "data.samples=solver"]
     where = lambda name: f"hydra.run.dir={tmp_path}/{name}"
     small = ["fresh.problems=4", "fresh.candidates=4", "fresh.outcome_model=null"]
-    out = printed(evaluate.main, monkeypatch, "task=best_of_n", *critic, *small, where("pool"), cwd=tmp_path)
+    out = printed(evaluate.main, monkeypatch, "task=best_of_n", *critic, *task, *small, where("pool"), cwd=tmp_path)
     assert "criticised  16 solutions" in out and "0 of them forced; 0 steps unscored" in out
     results = json.loads((tmp_path / "pool" / "results.json").read_text())
     (about,) = results["verifiers"].values()
-    assert about["critic"]["tokens"] == 0 and about["critic"]["format"]["name"] == "lab_self"
-    assert about["verifier"].endswith(", lab_self, 1 vote") and about["scores_unit"] == "logit"
+    assert about["critic"]["tokens"] == 0 and about["critic"]["format"]["name"] == "lab_critic"
+    assert about["verifier"].endswith(", lab_critic, 1 vote") and about["scores_unit"] == "logit"
     pool = tmp_path / "pool" / "pool.jsonl.gz"
-    out = printed(evaluate.main, monkeypatch, "task=score", *critic[:2], f"input={pool}", where("score"), cwd=tmp_path)
+    out = printed(evaluate.main, monkeypatch, "task=score", *critic, f"input={pool}", where("score"), cwd=tmp_path)
     scored = [json.loads(line) for line in (tmp_path / "score" / "scores.jsonl").read_text().splitlines()]
     again = [json.loads(line) for line in next((tmp_path / "pool").glob("pool_scores_*")).read_text().splitlines()]
     for a, b in zip(scored, again, strict=True):
         np.testing.assert_allclose(a["scores"], b["scores"], atol=1e-5)
     asked = ["task=search", "methods=[beam]", "budgets=[60]", "problems=2", "samples=2", "data.samples=policy"]
-    printed(evaluate.main, monkeypatch, *critic[:3], *asked, where("search"), cwd=tmp_path)
+    printed(evaluate.main, monkeypatch, *critic, "data=chain", *asked, where("search"), cwd=tmp_path)
     (verifier,) = json.loads((tmp_path / "search" / "results.json").read_text())["verifiers"]
     assert verifier["searches"][0]["best"]["share"] >= 0 and verifier["critic"]["critiques"] > 0
-    labels = [*critic[:2], "by=scorer", f"input={pool}", where("labels")]
+    labels = [*critic, "by=scorer", f"input={pool}", where("labels")]
     printed(relabeling.main, monkeypatch, *labels, cwd=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "labels" / "labels.jsonl").read_text().splitlines()]
     assert len(rows) == 16 and all(0 < y < 1 for row in rows for y in row["labels"])
@@ -231,19 +218,24 @@ def test_beside_critics_a_prm_keeps_its_own_format(capsys):
 
 
 def test_a_critic_is_named_with_its_format_where_others_are_read_otherwise(tmp_path):
-    assert critic_of("lab_self:embedded") == (read_format("lab_self"), "embedded")
+    assert critic_of("lab_critic:embedded") == (read_format("lab_critic"), "embedded")
     assert critic_of("judge:http://localhost:9")[1] == "http://localhost:9"
     assert [critic_of(x) for x in ("http://localhost:9", "plain:embedded", "runs/a:b", "checker-0.05-3")] == [None] * 4
-    assert [needs_folder(x) for x in ("runs/a", "lab_self:runs/a", "http://x", "random")] == [True, False, False, False]
-    scorer = open_verifier("lab_self:embedded", OpenOptions(format=read_format("auto")))
-    assert scorer.name.endswith(", lab_self, 1 vote") and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
+    assert [needs_folder(x) for x in ("runs/a", "lab_critic:runs/a", "http://x", "random")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    scorer = open_verifier("lab_critic:embedded", OpenOptions(format=read_format("auto")))
+    assert scorer.name.endswith(", lab_critic, 1 vote") and len(scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0]) == 2
 
 
 def test_a_critic_rewards_the_steps_of_roll_outs():
     """RL asks any Scorer: a critic gives a log-odds a step."""
     fields = dict.fromkeys(field.name for field in dataclasses.fields(Rollout))
     rollouts = [Rollout(**fields | {"problem": OTHER, "steps": ("6*5=2", "2-4=5")})]
-    scorer = open_verifier("lab_self:embedded", OpenOptions())
+    scorer = open_verifier("lab_critic:embedded", OpenOptions())
     (score_T,) = rewards.score(scorer, None, rollouts)
     np.testing.assert_array_equal(score_T, scorer.score([(OTHER, ("6*5=2", "2-4=5"))])[0])
 
@@ -273,7 +265,7 @@ def test_a_critic_learns_from_as_many_right_as_wrong_steps_whether_its_verdict_i
     assert [found.verdict(r) for r in rollouts] == [True, False, None] * 2
     assert [found.is_right(r) for r in rollouts] == [True, False, False, False, True, False]
     assert found.watch(rollouts) == {"says_good": 1 / 3, "no_verdict": 1 / 3}
-    for wrong in ("lab_self", "plain"):
+    for wrong in ("thinkprm", "plain"):
         with pytest.raises(InputError, match=f"questions.critic: got '{wrong}', expected a critic that writes"):
             problems.of_critic(data, wrong, 6, 0)
 
@@ -309,9 +301,10 @@ def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, t
     models = [open_checkpoint(tmp_path / name, "latest", None, "float32").model for name in ("whole", "cut")]
     for a, b in zip(*(jax.tree.leaves(nnx.state(model)) for model in models), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all()
-    run("rewarded", *keys, "steps=1", "reward.prm=1", "reward.prm_checkpoint=lab_self:embedded")
+    monkeypatch.setattr(verifiers, "read_format", {"lab_critic": AT_ONCE}.get)
+    run("rewarded", *keys, "steps=1", "reward.prm=1", "reward.prm_checkpoint=lab_critic:embedded")
     about = json.loads((tmp_path / "rewarded" / "summary.json").read_text())["critic"]  # what became of its critiques
-    assert about["critiques"] > 0 == about["no_verdict"] and about["format"]["name"] == "lab_self"
+    assert about["critiques"] > 0 == about["no_verdict"] and about["format"]["name"] == "lab_critic"
     fmt = with_critic(ENDS_IN, max_tokens=16, votes=1, rows=32)
     scorer = open_verifier(f"{tmp_path}/whole", OpenOptions(which="latest", format=fmt))
     assert isinstance(scorer, Critic) and [len(score_T) for score_T in scorer.score(ROWS[:2])] == [2, 1]

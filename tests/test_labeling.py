@@ -19,7 +19,7 @@ from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import native_row
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.generate import labeling
-from prm_jax.generate.labeling import LABELS, MC, Adapt, Labels, Noise, Tree, label_file, roll_outs
+from prm_jax.generate.labeling import LABELS, MC, AdaptiveK, Labels, Noise, TreeConfig, label_file, roll_outs
 from prm_jax.generate.omegaprm import estimate
 from prm_jax.generate.sampling import Sampling
 from prm_jax.launch.config import CONF, parse
@@ -56,7 +56,7 @@ class Solver:
         return Continuation(np.zeros(len(text), np.int32), np.zeros(len(text)), text, "eos")
 
 
-TREE = Tree(searches=100, alpha=0.5, beta=0.9, length=500.0, c_puct=0.125)
+TREE = TreeConfig(searches=100, alpha=0.5, beta=0.9, length=500.0, c_puct=0.125)
 EXACT = Noise(0.0, 0.0)
 
 
@@ -182,7 +182,7 @@ def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(
 
 
 def test_difficulty_decides_on_the_number_of_completions(tmp_path, solutions):
-    adapt = Adapt(below=(0.1, 0.9), k=(6, 4, 2))
+    adapt = AdaptiveK(below=(0.1, 0.9), k=(6, 4, 2))
     assert [adapt.choose(x) for x in (0, 0.09, 0.1, 0.89, 0.9, 1)] == [6, 6, 4, 4, 2, 2]
     policy = Solver()
     policy.batch_rows = 1000  # one chunk
@@ -244,7 +244,7 @@ KINDS = ("soft", "hard", "threshold", "ratio", "advantage", "first_error", "tree
 
 @pytest.mark.parametrize("label", KINDS)
 def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, label):
-    more = {"adapt": Adapt((0.5,), (8, 4)), "noise": Noise(0.05, 0.1)}
+    more = {"adapt": AdaptiveK((0.5,), (8, 4)), "noise": Noise(0.05, 0.1)}
     path = tmp_path / "labels.jsonl"
     write(path, solutions, label=label, **more)
     kept = path.with_name("trees.jsonl") if label == "tree" else path

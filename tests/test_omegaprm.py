@@ -8,7 +8,7 @@ from test_labeling import EXACT, GRADE, TREE, Oracle, Solver, solutions, write  
 
 from prm_jax.data import sources
 from prm_jax.generate.labeling import roll_outs
-from prm_jax.generate.omegaprm import MC, RollOut, Tree, bisect, grow, in_rounds
+from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, bisect, build_tree, run_batched
 
 
 def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():
@@ -26,11 +26,11 @@ def test_bisection_finds_the_first_error_of_a_scan_in_log2_rounds():
 
         return bisect(lengths[n], is_alive)
 
-    assert in_rounds([search(n) for n in range(len(lengths))], complete) == list(errors)
+    assert run_batched([search(n) for n in range(len(lengths))], complete) == list(errors)
     assert len(asked) == 5  # ceil(log2 17)
     times = [sum(n == m for prefixes in asked for m, _ in prefixes) for n in range(len(lengths))]
     assert all(t <= ceil(log2(T)) for t, T in zip(times, lengths, strict=True))
-    assert in_rounds([], complete) == [] and len(asked) == 5
+    assert run_batched([], complete) == [] and len(asked) == 5
 
 
 class ByHand:
@@ -72,7 +72,7 @@ class ByHand:
         return [pair for pair in found if pair[2] + pair[3].steps not in searched]
 
 
-@pytest.mark.parametrize("cfg", [TREE, Tree(searches=7, alpha=0.3, beta=0.5, length=4.0, c_puct=2.0)])
+@pytest.mark.parametrize("cfg", [TREE, TreeConfig(searches=7, alpha=0.3, beta=0.5, length=4.0, c_puct=2.0)])
 def test_the_tree_is_that_of_its_definition(tmp_path, solutions, cfg):  # noqa: F811
     policy = Solver()
     rows, _ = write(tmp_path / "labels.jsonl", solutions, policy, label="tree", tree=cfg, k=6)
@@ -123,7 +123,7 @@ def test_what_was_cut_and_what_is_searched_already_is_left_out():
     cut, nothing = wrong._replace(steps=("a", "x"), finished=False), wrong._replace(steps=())
     answers = {("a",): [wrong._replace(steps=("b",)), right]}
     complete = lambda prefixes: [answers[steps] for _, steps in prefixes]
-    ((states, paths),) = in_rounds([grow("p", [right, wrong, wrong, cut, nothing], 4, TREE)], complete)
+    ((states, paths),) = run_batched([build_tree("p", [right, wrong, wrong, cut, nothing], 4, TREE)], complete)
     assert {steps: state.mc for steps, state in states.items()} == {(): MC(1, 5), ("a",): MC(1, 2)}
     assert [(path.steps, path.start, path.first_error) for path in paths] == [(("a", "b"), 0, 1)]
     assert paths[0].q == pytest.approx(0.5**0.8 * 0.9 ** (2 / 500)) and paths[0].u == 0

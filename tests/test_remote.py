@@ -382,7 +382,7 @@ def test_where_there_is_no_server_or_no_client_one_line_says_so(monkeypatch, tmp
 
 def test_samples_behind_a_server_are_not_kept_by_name(stub):
     with pytest.raises(
-        InputError, match="data.policy: the policy: got 'http://.*expected a model at hand: samples are"
+        InputError, match="data.policy: the policy: got 'http://.*expected a model of ours: samples are"
     ):
         lab.open_lab_policy(stub.url, 1.0, 60)
 

@@ -308,7 +308,7 @@ def test_laws_where_little_can_win():
         np.testing.assert_array_equal(law.reward_P, [np.nan, np.nan, np.nan, -5000, np.nan, 1])
         # nor does a subset in which none is eligible leave mass out of the law, though it has no gold
         np.testing.assert_array_equal(expectation(law.weight_PN, np.ones((6, N))), [0, 1, 1, 1, 1, 1])
-    law_PN = np.asarray(rerank.best_of_n_law(score_PN, 2, eligible_PN, mask_PN))[:6]
+    law_PN = np.asarray(rerank.winner_probs(score_PN, 2, eligible_PN, mask_PN))[:6]
     np.testing.assert_array_equal(law_PN[:, :2], [[0, 0], half, [1, 0], [1, 0], half, [1, 0]])
 
 
@@ -316,14 +316,14 @@ def test_both_families_have_one_reference():
     """Scores 0, -1, -2 and of probability 0: without pressure both laws are the reference, a quarter each and KL 0."""
     score_PN = np.array([[0.0, -1, -2, -INF]])
     tilted = reweight(score_PN, INF)
-    drawn_PN = rerank.best_of_n_law(score_PN, 1)
+    drawn_PN = rerank.winner_probs(score_PN, 1)
     for law_PN in (tilted.weight_PN, drawn_PN):
         np.testing.assert_allclose(law_PN, [[0.25] * 4], rtol=1e-6)
         np.testing.assert_allclose(rerank.kl_divergence(law_PN, np.full((1, 4), 0.25)), [0], atol=1e-6)
     np.testing.assert_array_equal(tilted.kl_P, [0])
     np.testing.assert_allclose(rerank.mean_score(drawn_PN, score_PN), [-1], rtol=1e-6)
     # all the pressure there is: the arg max in both, log 4 nats away
-    np.testing.assert_array_equal(reweight(score_PN, 0).weight_PN, rerank.best_of_n_law(score_PN, 4))
+    np.testing.assert_array_equal(reweight(score_PN, 0).weight_PN, rerank.winner_probs(score_PN, 4))
     np.testing.assert_allclose(reweight(score_PN, 0).kl_P, math.log(4), rtol=1e-6)
 
 
@@ -366,7 +366,7 @@ def test_the_law_of_best_of_n_is_behind_its_curve(precision):
     _, tol = precision
     score_PN, gold_PN, eligible_PN, mask_PN = some_pool(np.random.default_rng(4))
     for ties in ("share", "first"):
-        law = lambda n, ties=ties: rerank.best_of_n_law(score_PN, n, eligible_PN, mask_PN, ties=ties)
+        law = lambda n, ties=ties: rerank.winner_probs(score_PN, n, eligible_PN, mask_PN, ties=ties)
         law_nPN = np.asarray(jax.vmap(law)(np.arange(1, N + 1)))
         np.testing.assert_allclose(law_nPN.sum(-1), 1, atol=tol)
         assert (law_nPN[:, ~mask_PN] == 0).all()
@@ -552,7 +552,7 @@ def test_e8_exact_kl_of_best_of_n():
         (10, 200, 16, 1.733, 1.835),
         (2000, 1, 16, 1.835, 1.835),
     ):
-        law_PN = rerank.best_of_n_law(np.repeat(np.arange(1.0 * K), copies)[None], n)
+        law_PN = rerank.winner_probs(np.repeat(np.arange(1.0 * K), copies)[None], n)
         got = float(rerank.kl_divergence(law_PN, np.full((1, K * copies), 1 / (K * copies)))[0])
         assert got == pytest.approx(kl, abs=6e-3) and bound(n) == pytest.approx(below, abs=6e-4)
         if K < 2000:

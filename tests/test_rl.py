@@ -26,9 +26,9 @@ from prm_jax.generate.sampling import open_policy
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files
-from prm_jax.rl.rewards import Known, RewardConfig, Rewards, as_scored, score
+from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_scored, score
 from prm_jax.rl.rollouts import cut, lay_out, roll_out
-from prm_jax.rl.update import UpdateConfig, kl, learned, policy_loss, surrogate, token_weights, update
+from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, policy_loss, surrogate, token_weights, update
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
 REWARD = RewardConfig(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, "signed", None, None)
@@ -45,7 +45,7 @@ def rollouts(policy):
     return roll_out(policy, PROBLEMS, 3, jax.random.key(0))
 
 
-def test_kl_estimators_estimate_it():  # E16
+def test_kl_estimators_estimate_it():
     rng = np.random.default_rng(0)
     q, p = np.array([0.4, 0.3, 0.15, 0.1, 0.05]), np.array([0.2, 0.2, 0.2, 0.2, 0.2])
     exact, x = (q * np.log(q / p)).sum(), rng.choice(5, size=200_000, p=q)
@@ -73,9 +73,9 @@ def test_only_k2_as_a_loss_has_the_gradient_of_the_divergence():
 def test_clipping_holds_a_token_back_where_the_ratio_has_gone_far_enough():
     ratio, advantage = jnp.array([1.0, 1.5, 0.5, 1.5, 0.5]), jnp.array([2.0, 1.0, 1.0, -1.0, -1.0])
     up, down = jnp.maximum(advantage, 0), jnp.minimum(advantage, 0)
-    loss, held = surrogate(jnp.log(ratio), up, down, UPDATE)
+    loss, clipped_mass = surrogate(jnp.log(ratio), up, down, UPDATE)
     assert np.asarray(loss) == pytest.approx([-2.0, -1.2, -0.5, 1.5, 0.8])
-    assert held.tolist() == [0, 1, 0, 0, 1]
+    assert clipped_mass.tolist() == [0, 1, 0, 0, 1]
     slope = jax.grad(lambda x: surrogate(x, up, down, UPDATE)[0].sum())(jnp.log(ratio))
     assert np.asarray(slope) == pytest.approx([-2.0, 0, -0.5, 1.5, 0])
 
@@ -97,7 +97,7 @@ def batch_of(policy, rollouts, advantage=None, share=True, kept=slice(None)):
     advantage_NL = (rng.normal(size=mask_NL.shape) if advantage is None else np.array(advantage)) * mask_NL
     weight_NL = token_weights(mask_NL, "token", 80)
     given = weight_NL, advantage_NL, old_NL - 0.05, old_NL - 0.1, mask_NL
-    return layout.batch | learned(layout, *(x_NL[kept] for x_NL in given))
+    return layout.batch | loss_inputs(layout, *(x_NL[kept] for x_NL in given))
 
 
 def loss_and_gradient(model, batch, cfg):
@@ -117,12 +117,12 @@ def assert_alike(policy, batch, other, cfg):
 
 def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
     layout, width = lay_out(rollouts, 2, 128, 6), max(len(r.ids_L) for r in rollouts)
-    ids_NL = layout.take(layout.batch["ids"], width)
+    ids_NL = layout.gather(layout.batch["ids"], width)
     for r, own_L in zip(rollouts, ids_NL, strict=True):
         assert own_L[: len(r.ids_L)].tolist() == r.ids_L.tolist()
-    assert layout.put(ids_NL).sum() == ids_NL.sum()
+    assert layout.scatter(ids_NL).sum() == ids_NL.sum()
     apart = lay_out(rollouts, 2, 128, 6, share=False)
-    assert apart.take(apart.put(ids_NL), width).tolist() == ids_NL.tolist()
+    assert apart.gather(apart.scatter(ids_NL), width).tolist() == ids_NL.tolist()
     assert layout.used <= apart.used <= len(apart.batch["ids"]) == len(layout.batch["ids"]) == 3
 
 
@@ -449,5 +449,5 @@ def test_responses_that_share_all_their_steps_fit_the_rows_that_a_verifier_learn
     scorer = open_verifier("embedded_orm", OpenOptions(rows=4))
     online = Online(OnlineConfig(1, 1, "outcome", 1e-3, 0.05), scorer, policy, 128, 1)
     alike = [rollouts[0]] * 40
-    known = Known(np.ones(40), None, None, None, None, None, 80)
-    assert online.learn(alike, known)["online_loss"] > 0
+    scores = RolloutScores(np.ones(40), None, None, None, None, None, 80)
+    assert online.learn(alike, scores)["online_loss"] > 0

@@ -108,7 +108,7 @@ def test_100_000_draws_have_the_law_by_chi_square(rng, temperature, top_k, top_p
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(1), i))(jnp.arange(n))
     uniform_B = sampling.uniforms(keys, 5, 2)[1]
     assert uniform_B[7] == jax.random.uniform(jax.random.fold_in(keys[7], 6))
-    drawn_B = jax.jit(lambda uniform_B: sampling.draw(jnp.tile(logit_V, (n, 1)), uniform_B, law))(uniform_B)
+    drawn_B = jax.jit(lambda uniform_B: sampling.draw_ids(jnp.tile(logit_V, (n, 1)), uniform_B, law))(uniform_B)
     p_V, count_V = expected_law(logit_V, temperature, top_k, top_p), np.bincount(drawn_B, minlength=V)
     assert count_V[p_V == 0].sum() == 0
     often_V = p_V * n >= 10

@@ -1,6 +1,6 @@
 """A step as a question to a model that writes before it judges: the prompt, and where the verdict stands in what it wrote.
 
-A format with a section `critic` is read so (conf/format: genprm, thinkprm, r_prm, judge, lab_*). The verdict is one token,
+A format with a section `critic` is read so (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The verdict is one token,
 `good` or `bad` of the format: after the text `verdict` where the critic itself writes it, or right after a text that is
 put behind the critique: `ask`, or `force` where the critic came to no verdict.
 """
@@ -47,8 +47,6 @@ class CriticFormat:
     votes: Count = 1  # critiques of a step
     vote: Literal["mean", "majority"] = "mean"  # of P(good), or the share of votes with P(good) >= .5
     decision_temperature: Positive = 1.0  # log-odds of a vote are divided by it
-    # A step's P(good) is that no step up to it is wrong, of verdicts on each by itself (uPRM).
-    first_error: bool = False
     unscored: Share | None = None  # without `force`: P(good) of a step none of whose votes came to a verdict
     execute: bool = False  # run code blocks (critics/execution.py)
     rounds: Count = 3  # code blocks that are run in one critique at most

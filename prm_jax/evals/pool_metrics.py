@@ -332,7 +332,7 @@ def reward_against_kl(score_PN, right_PN, present_PN, eligible_PN, mask_PN, size
         return {"kl": kl_P.mean(), "accuracy": accuracy_P.mean(), "score": jnp.nanmean(score_P)}
 
     def best_of(n):
-        law_PN = rerank.best_of_n_law(score_PN, n, eligible_PN, mask_PN, ties=ties)
+        law_PN = rerank.winner_probs(score_PN, n, eligible_PN, mask_PN, ties=ties)
         kl_P = rerank.kl_divergence(law_PN, present_PN / present_PN.sum(-1, keepdims=True))
         return means(law_PN, kl_P)
 

@@ -30,7 +30,7 @@ def measure(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed: int) -
         confidence_P["majority"] = winning_share(law_PN["majority"], pool.answer_PN, np.where(eligible_PN, 1.0, 0.0))
     for scorer, x_PN in score_PN.items():
         x_PN, name = np.where(eligible_PN, np.asarray(x_PN, float), -np.inf), f"{scorer}.best_of_n"
-        best = rerank.best_of_n_law(x_PN, x_PN.shape[-1], eligible_PN, present_PN, ties=rules.ties)
+        best = rerank.winner_probs(x_PN, x_PN.shape[-1], eligible_PN, present_PN, ties=rules.ties)
         law_PN[name], confidence_P[name] = np.asarray(best, float) * eligible_PN, x_PN.max(-1)
         if pool.answer_PN is not None:
             law = np.asarray(votes.vote(pool.answer_PN, x_PN, present_PN, **given), float)

@@ -1,4 +1,4 @@
-"""Monte-Carlo tree search by mctx, whose loop is taken apart so that each new node can ask the policy and the verifier.
+"""Monte-Carlo tree search by mctx, whose loop is split so that each new node can call the policy and the verifier.
 
 Dimension key: P problems, K children of a node.
 """
@@ -14,27 +14,27 @@ import numpy as np
 
 from prm_jax.generate.search_state import Node, SearchState
 
-MAX_IDLE = 2  # descents in a row that end at a finished child: the tree has settled
+MAX_IDLE = 2  # descents in a row that end at a finished child, after which the tree has settled
 
 
 def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):
-    """Grows a tree a problem without roll-outs, as AlphaZero does: a node's value is the verifier's (mctx; PUCT or Gumbel).
+    """Grows a tree a problem without roll-outs, as AlphaZero does, with the verifier's values (mctx; PUCT or Gumbel).
 
-    A simulation descends to a child that was not visited before and samples `branch` steps there. Equal steps are one child;
-    its prior is proportional to how often the policy wrote it times its probability. Each node has one extra action, "sample
-    this node again": its value is the mean of the node's and its children's, its prior how far that mean exceeds the best
-    child. So a tree widens only where every sampled child is poor. A finished child ends the descent. A tree ends after so
-    many simulations, after MAX_IDLE descents in a row that grew nothing, or where the problem's budget ends.
+    A simulation descends to an unvisited child and samples `branch` steps there. Equal steps are one child, whose prior
+    is proportional to its number of samples times its probability. Each node has one extra action, "sample this node
+    again". Its value is the mean of the node's and its children's; its prior is how far that mean exceeds the best
+    child. So the tree widens only where every sampled child is poor. A finished child ends the descent. A tree ends
+    after `simulations`, after MAX_IDLE descents in a row that grew nothing, or where the problem's budget ends.
     """
     P, K, problems = len(state.problems), branch + 1, sorted(problems)
 
     def prior_K(children: Sequence[Child]) -> np.ndarray:
-        """Logits; places without a child have next to no probability."""
+        """Prior logits; places without a child have almost no probability."""
         weights = [child.weight for child in children] + [0.0] * (K - len(children))
         return np.log(np.maximum(weights, 1e-9), dtype=np.float32)
 
     roots = expand(state, [Child(Node(p), 1.0, 1.0) for p in problems], branch)
-    trees = [[[]] for _ in range(P)]  # of each problem, of each node in the order of mctx: its children
+    trees = [[[]] for _ in range(P)]  # the children of each problem's nodes, in the order of mctx
     for p, children in zip(problems, roots, strict=True):
         trees[p] = [children]
     value_P = np.array([nodes[0][-1].probability if nodes[0] else 0.0 for nodes in trees], np.float32)
@@ -46,12 +46,10 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
         new_node = prior_PK, reward_P, discount_P, value_P
         descent = mctx_step(root, tree, i, new_node, state.key, rule=rule, simulations=simulations)
         parent_P, action_P = np.asarray(descent.parents[:, i + 1]), np.asarray(descent.action_from_parent[:, i + 1])
-        leaves = {
-            p: trees[p][n][k] for p, (n, k) in enumerate(zip(parent_P, action_P, strict=True)) if k < len(trees[p][n])
-        }
-        growing = [
-            p for p, leaf in leaves.items() if leaf.node.is_open and idle_P[p] < MAX_IDLE and state.goes_on(p, branch)
-        ]
+        actions = enumerate(zip(parent_P, action_P, strict=True))
+        leaves = {p: trees[p][n][k] for p, (n, k) in actions if k < len(trees[p][n])}
+        active = {p for p, n in enumerate(idle_P) if n < MAX_IDLE and state.continues(p, branch)}
+        growing = [p for p, leaf in leaves.items() if leaf.node.is_open and p in active]
         idle_P += 1
         idle_P[growing] = 0
         grown = dict(zip(growing, expand(state, [leaves[p] for p in growing], branch), strict=True))
@@ -64,27 +62,26 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
             elif leaf.node.finish_reason == "eos":
                 reward_P[p] = leaf.probability
         tree = mctx_step(root, tree, i, new_node, state.key, rule=rule, simulations=simulations)
-        if not any(idle_P[p] < MAX_IDLE and state.goes_on(p, branch) for p in problems):
+        if not any(idle_P[p] < MAX_IDLE and state.continues(p, branch) for p in problems):
             break
 
 
 class Child(NamedTuple):
     node: Node
-    probability: float  # as far as the tree knows
-    weight: float  # its prior, not normalised
+    probability: float  # P(good), by the verifier or, of a node sampled again, by the tree
+    weight: float  # prior, not normalised
 
 
 def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Child]]:
-    """The children of each leaf: the distinct ones of n samples, and last the leaf's node once more."""
+    """The children of each leaf: the distinct ones among n samples, and last the leaf's node to be sampled again."""
     expanded = []
     for leaf, siblings in zip(leaves, state.grow([leaf.node for leaf in leaves], n), strict=True):
         probabilities = [state.probability(node) for node in siblings]
         count, distinct = collections.Counter(), {}
         for node, p_good in zip(siblings, probabilities, strict=True):
-            count[node.steps, node.finish_reason] += 1
-            distinct[node.steps, node.finish_reason] = Child(
-                node, p_good, p_good * count[node.steps, node.finish_reason]
-            )
+            key = node.steps, node.finish_reason
+            count[key] += 1
+            distinct[key] = Child(node, p_good, p_good * count[key])
         again = float(np.mean([leaf.probability, *probabilities]))
         expanded.append([*distinct.values(), Child(leaf.node, again, again - max(probabilities))])
     return expanded
@@ -94,8 +91,8 @@ def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Chi
 def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
     """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P.
 
-    mctx runs all simulations in one loop under jit. The new node's numbers need the policy, which cannot be called there, so
-    the loop is taken apart: one call with zeros shows which child the descent reaches, a second one has its numbers.
+    mctx runs all simulations in one loop under jit, where the policy cannot be called for the new node's numbers. So
+    each simulation is two calls: one with zeros shows which child the descent reaches, the second has its numbers.
     """
     prior_PK, reward_P, discount_P, value_P = new_node
     output = mctx.RecurrentFnOutput(reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P)
@@ -106,6 +103,8 @@ def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
     def one_simulation(low, high, body, start):
         return body(i, (jax.random.fold_in(key, i), start[1] if tree is None else tree))
 
-    more = {"puct": {"dirichlet_fraction": 0.0}, "gumbel": {"max_num_considered_actions": prior_PK.shape[1]}}[rule]
-    policy = {"puct": mctx.muzero_policy, "gumbel": mctx.gumbel_muzero_policy}[rule]
-    return policy((), key, root, recurrent, simulations, loop_fn=one_simulation, **more).search_tree
+    if rule == "puct":
+        search = functools.partial(mctx.muzero_policy, dirichlet_fraction=0.0)
+    else:
+        search = functools.partial(mctx.gumbel_muzero_policy, max_num_considered_actions=prior_PK.shape[1])
+    return search((), key, root, recurrent, simulations, loop_fn=one_simulation).search_tree

@@ -1,7 +1,6 @@
-"""OmegaPRM (Luo et al. 2024): the first error of a solution by bisection, and a tree of states in which to look for the next one.
+"""OmegaPRM (Luo et al. 2024): bisection for a solution's first error, and a tree of states with more errors.
 
-Both are generators that yield a prefix, (problem, steps), and are sent its roll-outs; `in_rounds` runs many of them at once,
-so that a round of all problems is one call of the policy.
+Both are generators that yield a prefix and are sent its roll-outs; `run_batched` runs many at once.
 """
 
 import dataclasses
@@ -16,11 +15,11 @@ from prm_jax.protocols import Prefix
 class RollOut(NamedTuple):
     """A policy's completion of a prefix."""
 
-    steps: tuple[str, ...]  # after those of the prefix
+    steps: tuple[str, ...]  # without those of the prefix
     answer: str | None
-    right: bool  # as the checker says, which may err
+    right: bool  # by the checker, which may err
     finished: bool  # not cut off
-    tokens: int  # that it cost
+    tokens: int  # its cost
 
 
 class MC(NamedTuple):
@@ -34,7 +33,7 @@ class MC(NamedTuple):
         return self.right / self.k
 
     def best_of(self, n: int) -> float:
-        """The chance that one of n roll-outs is right, without bias (pass@n): 1 - C(wrong, n) / C(k, n); needs n <= k."""
+        """Unbiased P(any of n roll-outs is right), pass@n: 1 - C(wrong, n) / C(k, n); n <= k."""
         return 1 - math.comb(self.k - self.right, n) / math.comb(self.k, n)
 
 
@@ -42,29 +41,30 @@ def estimate(roll_outs: Sequence[RollOut]) -> MC:
     return MC(sum(r.right for r in roll_outs), len(roll_outs))
 
 
-def in_rounds(searches: Sequence[Generator], complete: Callable[[list[Prefix]], list]) -> list:
-    """What generators return, each of which yields prefixes one after another and is sent what `complete` says of them.
+def run_batched(searches: Sequence[Generator], complete: Callable[[list[Prefix]], list]) -> list:
+    """Runs generators that yield prefixes and are sent `complete`'s result for each; returns what they return.
 
-    One call of `complete` a round has the next prefix of every generator that has not returned yet.
+    Each round is one call of `complete` with the next prefix of every unfinished generator.
     """
-    found, answers = [None] * len(searches), dict.fromkeys(range(len(searches)))
-    while answers:
-        asked = {}
-        for i, answer in answers.items():
+    results, replies = [None] * len(searches), dict.fromkeys(range(len(searches)))
+    while replies:
+        prefixes = {}
+        for i, reply in replies.items():
             try:
-                asked[i] = searches[i].send(answer)
+                prefixes[i] = searches[i].send(reply)
             except StopIteration as end:
-                found[i] = end.value
-        answers = dict(zip(asked, complete(list(asked.values())), strict=True)) if asked else {}
-    return found
+                results[i] = end.value
+        replies = dict(zip(prefixes, complete(list(prefixes.values())), strict=True)) if prefixes else {}
+    return results
 
 
 def bisect(length: int, is_alive: Callable[[int], Generator]) -> Generator:
-    """The index of the first of so many steps after which no roll-out is right, if all are dead and none is alive.
+    """Binary search for the first of `length` steps whose prefix has no correct roll-out.
 
-    is_alive(steps kept), itself such a generator, says whether any roll-out is right; it is asked at most ceil(log2 length) times.
+    The empty prefix counts as alive, the whole solution as dead. is_alive(number of steps), itself such a generator,
+    says whether any roll-out of the prefix is correct; it runs at most ceil(log2 length) times.
     """
-    low, high = 0, length  # kept steps that are known to be alive, to be dead
+    low, high = 0, length  # lengths of an alive and of a dead prefix
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if (yield from is_alive(middle)) else (low, middle)
@@ -82,8 +82,8 @@ def find_first_error(problem: str, steps: tuple[str, ...]) -> Generator:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tree:
-    """How a tree is searched; conf/labeling.yaml says what each key means."""
+class TreeConfig:
+    """Settings of the tree; conf/labeling.yaml says what each key means."""
 
     searches: Count
     alpha: Share
@@ -94,61 +94,60 @@ class Tree:
 
 @dataclasses.dataclass
 class State:
-    """A prefix that was completed."""
+    """A completed prefix."""
 
     mc: MC
-    open: list[tuple[float, int, RollOut]]  # (Q, rank, roll-out) of those to be searched, the best one last
+    pending: list[tuple[float, int, RollOut]]  # (Q, rank, roll-out) of those to be searched, the best one last
     visits: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
+class SearchedPath:
     """A solution with a wrong answer that was searched for its first error."""
 
     steps: tuple[str, ...]
     answer: str | None
-    start: int  # its steps in the state whose roll-out it was
+    start: int  # number of its steps in the state whose roll-out it was
     q: float
     u: float
     first_error: int  # index of a step
 
 
-def quality(share: float, r: RollOut, cfg: Tree) -> float:
-    """Q = alpha^(1 - MC) beta^(words / L): wrong roll-outs from states that mostly go right, and short ones, come first.
+def quality(share: float, r: RollOut, cfg: TreeConfig) -> float:
+    """Q = alpha^(1 - MC) beta^(words / L): high for short wrong roll-outs from states that mostly go right.
 
-    The paper counts tokens; words, as OpenR counts, are known of solutions that nobody tokenised.
+    The paper counts tokens; words, as OpenR counts, are known without a tokenizer.
     """
     return cfg.alpha ** (1 - share) * cfg.beta ** (len(" ".join(r.steps).split()) / cfg.length)
 
 
-def exploration(state: State, visits: int, cfg: Tree) -> float:
+def exploration(state: State, visits: int, cfg: TreeConfig) -> float:
     """U = c_puct sqrt(visits of all states) / (1 + visits of this one)."""
     return cfg.c_puct * math.sqrt(visits) / (1 + state.visits)
 
 
-def grow(problem: str, given: Sequence[RollOut], k: int, cfg: Tree) -> Generator:
-    """({steps of each state: State}, [every Search, one after another]) of the tree of one problem.
+def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConfig) -> Generator:
+    """Searches the tree of one problem; returns ({steps: State}, [SearchedPath in the order of search]).
 
-    Each search takes, of the states with 0 < MC < 1, the wrong roll-out with the highest Q + U and bisects it; states on the
-    way join the tree. The root's roll-outs are the `given` solutions and, if these are less than k, completions. No text is
-    searched twice, and none that was cut off: nobody knows whether it would have been wrong.
+    Each search bisects the wrong roll-out with the highest Q + U among the states with 0 < MC < 1; the states that it
+    visits join the tree. The root's roll-outs are `solutions` and, where these are less than k, completions. No text is
+    searched twice, and none that was cut off, since it might have become right.
     """
-    states, paths, known = {}, [], set()
+    states, paths, seen = {}, [], set()
 
     def add(steps: tuple[str, ...], roll_outs: Sequence[RollOut]):
-        mc, fresh = estimate(roll_outs), []
+        mc, pending = estimate(roll_outs), []
         for r in roll_outs if 0 < mc.right < mc.k else ():
-            if r.steps and r.finished and not r.right and (*steps, *r.steps) not in known:
-                known.add((*steps, *r.steps))
-                fresh.append((quality(mc.share, r, cfg), -len(fresh), r))
-        states[steps] = State(mc, sorted(fresh))
+            if r.steps and r.finished and not r.right and (*steps, *r.steps) not in seen:
+                seen.add((*steps, *r.steps))
+                pending.append((quality(mc.share, r, cfg), -len(pending), r))
+        states[steps] = State(mc, sorted(pending))
 
-    roll_outs = list(given) if len(given) >= k else [*given, *(yield problem, ())]
-    add((), roll_outs)
-    while len(paths) < cfg.searches and (left := [item for item in states.items() if item[1].open]):
+    add((), list(solutions) if len(solutions) >= k else [*solutions, *(yield problem, ())])
+    while len(paths) < cfg.searches and (unsearched := [item for item in states.items() if item[1].pending]):
         visits = sum(state.visits for state in states.values())
-        start, state = max(left, key=lambda item: item[1].open[-1][0] + exploration(item[1], visits, cfg))
-        u, (q, _, r) = exploration(state, visits, cfg), state.open.pop()
+        start, state = max(unsearched, key=lambda item: item[1].pending[-1][0] + exploration(item[1], visits, cfg))
+        u, (q, _, r) = exploration(state, visits, cfg), state.pending.pop()
         state.visits += 1
 
         def is_alive(kept: int, start=start, r=r):
@@ -158,5 +157,5 @@ def grow(problem: str, given: Sequence[RollOut], k: int, cfg: Tree) -> Generator
             return states[steps].mc.right > 0
 
         error = len(start) + (yield from bisect(len(r.steps), is_alive))
-        paths.append(Search((*start, *r.steps), r.answer, len(start), q, u, error))
+        paths.append(SearchedPath((*start, *r.steps), r.answer, len(start), q, u, error))
     return states, paths

@@ -1,8 +1,9 @@
-"""What every policy shares, ours (sampling.py) and one behind a server (remote.py): its distribution, keys and cost."""
+"""The distribution, keys and cost of a policy, ours (sampling.py) or one behind a server (remote.py)."""
 
 import dataclasses
 
 import jax
+import numpy as np
 
 from prm_jax.data.formats import Format
 from prm_jax.launch.config import Count, NotNegative, Share, expect
@@ -10,12 +11,12 @@ from prm_jax.launch.config import Count, NotNegative, Share, expect
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Which law tokens are drawn from: temperature first, then top-k, then top-p of what is left, as transformers does."""
+    """The distribution of tokens: temperature, then top-k, then top-p of the rest, in transformers' order."""
 
     temperature: NotNegative  # 0: always the most likely token
-    top_k: Count | None  # only so many of the most likely tokens (and what is as likely as the last of them)
+    top_k: Count | None  # only the k most likely tokens, and those as likely as the last of them
     top_p: Share  # only the fewest most likely tokens whose probabilities sum to this; 1: all
-    max_tokens: Count  # new tokens of a continuation at most
+    max_tokens: Count  # at most this many new tokens
 
 
 @jax.jit
@@ -24,27 +25,31 @@ def sample_keys(key, prefix_B, sample_B):
     return jax.vmap(lambda i, j: jax.random.fold_in(jax.random.fold_in(key, i), j))(prefix_B, sample_B)
 
 
+def prefix_numbers(first, n: int) -> np.ndarray:
+    """The numbers by which n prefixes draw: first + i, or those of a sequence."""
+    return first + np.arange(n) if np.ndim(first) == 0 else np.asarray(first)
+
+
 @dataclasses.dataclass
 class SamplingStats:
-    """What sampling computed."""
+    """Counts of a policy's work."""
 
-    prompts: int = 0  # distinct ones
+    prompts: int = 0  # distinct
     continuations: int = 0
-    tokens: int = 0  # new ones
-    places: int = 0  # for new tokens in the rows that were decoded
+    tokens: int = 0  # new tokens
+    places: int = 0  # for new tokens in the decoded rows
     seconds: float = 0.0
     shapes: set = dataclasses.field(default_factory=set)  # (program, rows, tokens), each compiled once
 
     def summary(self) -> str:
         idle = 1 - self.tokens / max(self.places, 1)
         on_device = f", {idle:.1%} of places idle, {len(self.shapes)} shapes compiled" if self.places else ""
-        return (
-            f"sampled     {self.continuations:,} continuations of {self.prompts:,} distinct prompts: {self.tokens:,} tokens, "
-            f"{self.tokens / max(self.seconds, 1e-9):,.0f} a second{on_device}"
-        )
+        rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
+        prompts = f"{self.continuations:,} continuations of {self.prompts:,} distinct prompts"
+        return f"sampled     {prompts}: {rate}{on_device}"
 
 
 def check_format(fmt: Format):
-    """InputError where the next step would not go on right after the separator of the last one."""
+    """InputError where the next step would not start right after the separator of the last one."""
     unlike = fmt.suffix or fmt.between or fmt.shift or fmt.probe or fmt.drop_separator or fmt.chat
     expect(not unlike, "format", fmt.name, "a convention in which nothing but the separator stands between steps")

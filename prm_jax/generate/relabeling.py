@@ -1,10 +1,10 @@
-"""Step labels without completions, from what exists already: a verifier's scores, outcomes, equations, two label files.
+"""Labels steps without completions: by a verifier's scores, outcomes, equations or two label files.
 
-python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER     writes labels.jsonl (native rows) and about.json
+python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER    writes labels.jsonl (native rows), about.json
 
-`by` says what makes the labels: scorer and scores distil another verifier, that scores now or has scored before; checker
-and equations are formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
-consensus keeps the solutions of which two label files say the same. Labels by completions: labeling.py.
+`by` names the source of labels. scorer and scores distil another verifier, from new or stored scores; checker and
+equations are formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
+consensus keeps the solutions on which two label files agree. labeling.py labels by completions.
 
 Dimension key: T steps.
 """
@@ -22,30 +22,29 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
-from prm_jax.data.formats import Format
 from prm_jax.data.pools import read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
 from prm_jax.data.solutions import Solution, native_row, relabel_after_error
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.generate.labeling import read_input
-from prm_jax.generate.sampling import fingerprint
+from prm_jax.generate.sampling import CommandConfig, described_file, fingerprint
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Share, expect, one_of, parse
+from prm_jax.launch.config import Share, expect, one_of, parse
 from prm_jax.launch.hosts import start_command, writable_folder
-from prm_jax.launch.mesh import MeshConfig, make_mesh
+from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import score_into, stored_scores
 
 
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
-    """TD(lambda) target in [0, 1] of the value after each step, target_T: labels without roll-outs (AgentPRM, 2511.08325).
+    """TD(lambda) target in [0, 1] of the value after each step, target_T, without roll-outs (AgentPRM, 2511.08325).
 
-    value_T: P(final answer right) after each step by a model. With V_t = value_T[t - 1] after step t, V_0 before the first
-    (it cancels), V_T = 0, since nothing follows, and the outcome as the last step's reward, generalised advantages
-    (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1}; the target of
-    step t is V_{t-1} + A_t. So that of the last step is the outcome; lambda (`decay`) of 1 gives gamma^(T-t) outcome, 0 gives
-    gamma V_t.
+    value_T: P(final answer right) after each step by a model. With V_t = value_T[t - 1] after step t, V_0 before the
+    first (it cancels), V_T = 0, since nothing follows, and the outcome as the last step's reward, generalised
+    advantages (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1};
+    the target of step t is V_{t-1} + A_t: for t = T the outcome, else with lambda (`decay`) = 1 gamma^(T-t) outcome,
+    with 0 gamma V_t.
     """
     target_T = np.full(len(value_T), outcome, np.float64)
     for t in reversed(range(len(value_T) - 1)):
@@ -59,9 +58,9 @@ def first_wrong(labels: Sequence[float | None], threshold: float) -> int:
 
 
 def consensus(labels, others, threshold: float, other_threshold: float) -> list[float | None] | None:
-    """What two sources of labels of one solution agree on (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0 at
-    it, null behind it and where `labels` is; None where they do not name the same step, or one of them labels no step."""
-    if any(all(y is None for y in own) for own in (labels, others)):
+    """The labels on which two sources agree (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0 at it,
+    null behind it and where `labels` is; None where they name different steps, or one of them labels no step."""
+    if any(all(y is None for y in source) for source in (labels, others)):
         return None
     if (t := first_wrong(labels, threshold)) != first_wrong(others, other_threshold):
         return None
@@ -69,7 +68,7 @@ def consensus(labels, others, threshold: float, other_threshold: float) -> list[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RelabelingConfig:
+class RelabelingConfig(CommandConfig):
     """conf/relabeling.yaml says what each key means."""
 
     input: str
@@ -79,10 +78,6 @@ class RelabelingConfig:
     after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
     checkpoint: str | None
     reference: str | None
-    which: Literal["best", "latest"]
-    format: Format
-    dtype: str
-    batch_rows: Count
     scores: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
     checker: Annotated[str, one_of(tasks.TASKS)] | None
@@ -90,29 +85,29 @@ class RelabelingConfig:
     gamma: Share
     other: str | None
     other_threshold: Share
-    mesh: MeshConfig
-    cpu_devices: Count
-    distributed: str | dict | None
-    resume: str | None
 
     def __post_init__(self):
         for by, key in (("scorer", "checkpoint"), ("scores", "scores"), ("consensus", "other")):
             expect(self.by != by or getattr(self, key) is not None, key, None, f"one, which by={by} needs")
         if self.after_first_error != "keep" and self.by not in ("checker", "equations", "consensus"):
             expect(self.threshold is not None, "threshold", None, "one: soft labels have no first error")
-        blind = self.by == "td" and self.checkpoint is None and self.td_lambda < 1
-        expect(not blind, "td_lambda", self.td_lambda, "1 without a value model, checkpoint=MODEL")
+        lacks_values = self.by == "td" and self.checkpoint is None and self.td_lambda < 1
+        expect(not lacks_values, "td_lambda", self.td_lambda, "1 without a value model, checkpoint=MODEL")
+
+    @property
+    def files(self) -> list[str]:
+        return [self.input, self.other] if self.by == "consensus" else [self.input]
 
 
 def kind_of(scorer) -> str:
-    """What its step scores mean; an outcome model's are chances of a right answer, whatever labels its steps had."""
+    """The label_kind of step scores; an outcome model's are values, whatever labels its steps had."""
     return "value" if scorer.objective == "orm" else scorer.label_kind
 
 
 def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
-    """(solutions, what stands beside each: by=scores probability_T, by=labels its own, by=consensus those of the other file)."""
+    """(solutions, what the file or files hold for each: by=scores probability_T, by=labels and by=consensus labels)."""
     if cfg.by == "consensus":
-        solutions, others = (sources.load(path, "native", labels_required=True)[0] for path in (cfg.input, cfg.other))
+        solutions, others = (sources.load(path, "native", labels_required=True)[0] for path in cfg.files)
         n, m = len(solutions), len(others)
         expect(n == m, f"other: {cfg.other}", m, f"{n} solutions, as {cfg.input} has")
         for i, (s, other) in enumerate(zip(solutions, others, strict=True), 1):
@@ -129,22 +124,19 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
     if cfg.by == "td" and all(s.outcome is None for s in solutions):
         expected = "0 or 1: by=td spreads it over the steps, and no solution has one"
         raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
-    return solutions, pool_scores(cfg) if cfg.by == "scores" else None
-
-
-def pool_scores(cfg: RelabelingConfig) -> list[np.ndarray]:
-    """probability_T of each candidate of the pool `input`, from its step scores `scores`."""
+    if cfg.by != "scores":
+        return solutions, None
     if "candidates" not in next(iter(read_rows(cfg.input)))[1]:
         raise InputError(f"{cfg.input}: by=scores reads the step scores of a pool, and this file has no candidates")
-    found, unit = scores_in_unit(read_pool(cfg.input, [cfg.scores]), cfg.scores, cfg.scores_unit)
-    return [as_probability(score_T, unit) for score_T in found]
+    scores, unit = scores_in_unit(read_pool(cfg.input, [cfg.scores]), cfg.scores, cfg.scores_unit)
+    return solutions, [as_probability(score_T, unit) for score_T in scores]
 
 
-def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], beside) -> Iterator[list | None]:
-    """The labels of each solution, None where it is dropped; a scorer's scores lie in `path`, where a stopped call goes on."""
+def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solution], stored) -> Iterator[list | None]:
+    """The labels of each solution, None where it is dropped; stored: from `read`; path: keeps a scorer's scores."""
     if cfg.by == "consensus":
         bounds = 0.5 if cfg.threshold is None else cfg.threshold, cfg.other_threshold
-        return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, beside, strict=True))
+        return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, stored, strict=True))
     if cfg.by == "checker":
         return (tasks.step_labels(tasks.TASKS[s.task], s.problem, s.steps) for s in solutions)
     if cfg.by == "equations":
@@ -152,21 +144,15 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
         return ([number[verdict(step, s.problem)] for step in s.steps] for s in solutions)
     if scorer:
         score_into(path, scorer, ((s.id, s.problem, s.steps) for s in solutions), len(solutions))
-        found = map(probability, stored_scores(path))
+        labels = map(probability, stored_scores(path))
     else:
-        found = beside or (np.zeros(len(s.steps)) for s in solutions)  # without a value model they weigh nothing
-    if cfg.by == "td":
-        pairs = zip(solutions, found, strict=True)
-        td = lambda s, value_T: td_targets(value_T, s.outcome, cfg.td_lambda, cfg.gamma)
-        # Without an outcome, as of a solution that was cut off, there is nothing to spread: all null.
-        found = (np.full(len(s.steps), np.nan) if s.outcome is None else td(s, value_T) for s, value_T in pairs)
+        labels = stored or (np.zeros(len(s.steps)) for s in solutions)  # values have no weight without a value model
+    if cfg.by == "td":  # a solution without an outcome, such as a cut one, has nothing to spread: all null
+        outcomes = [np.nan if s.outcome is None else s.outcome for s in solutions]
+        labels = (td_targets(y_T, y, cfg.td_lambda, cfg.gamma) for y_T, y in zip(labels, outcomes, strict=True))
     if cfg.threshold is not None:
-        found = (np.where(np.isnan(y_T), np.nan, y_T >= cfg.threshold) for y_T in found)
-    return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in found)
-
-
-def files_of(cfg: RelabelingConfig) -> list[str]:
-    return [cfg.input, cfg.other] if cfg.by == "consensus" else [cfg.input]
+        labels = (np.where(np.isnan(y_T), np.nan, y_T >= cfg.threshold) for y_T in labels)
+    return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in labels)
 
 
 def file_kind(path: str) -> str:
@@ -176,69 +162,58 @@ def file_kind(path: str) -> str:
 
 
 def label_kind(cfg: RelabelingConfig, scorer) -> str:
-    """What the labels mean: what their source says, or where that is unknown the key label_kind."""
+    """The meaning of the labels: that of their source or, where that is unknown, the key label_kind."""
     if cfg.by in ("labels", "consensus"):
-        kinds = {file_kind(path) for path in files_of(cfg)}
-        found = kinds.pop() if len(kinds) == 1 else "unknown"
+        kinds = {file_kind(path) for path in cfg.files}
+        kind = kinds.pop() if len(kinds) == 1 else "unknown"
     else:
         fixed = {"checker": "correctness", "equations": "correctness", "td": "value", "scores": "unknown"}
-        found = fixed.get(cfg.by) or kind_of(scorer)
-    expect(cfg.label_kind in (None, found) or found == "unknown", "label_kind", cfg.label_kind, f"null or {found}")
-    return cfg.label_kind or found
+        kind = fixed.get(cfg.by) or kind_of(scorer)
+    expect(cfg.label_kind in (None, kind) or kind == "unknown", "label_kind", cfg.label_kind, f"null or {kind}")
+    return cfg.label_kind or kind
 
 
-# by -> the keys that its labels depend on, besides input, threshold and the scorer
+# by -> the keys that its labels depend on, besides these of all
 KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "consensus": ("other", "other_threshold")}
+KEYS_OF_ALL = ("by", "threshold", "after_first_error")
 
 
-def label_file(folder: Path, made: dict, after_first_error: str, solutions, labels) -> collections.Counter:
-    """Writes labels.jsonl, a native row for each solution that has labels, and says `made` in each; returns the counts.
-
-    A call that goes on with a stopped scores file gives the labels of an undisturbed one, up to float32 rounding.
-    """
-    counts = collections.Counter()
-
-    def rows():
-        for s, y_T in zip(solutions, labels, strict=True):
-            counts["solutions_dropped_where_they_differ" if y_T is None else "solutions"] += 1
-            if y_T is None:
-                continue
-            y_T = relabel_after_error(dataclasses.replace(s, labels=tuple(y_T)), after_first_error).labels
-            given = [y for y in y_T if y is not None]
-            counts.update(steps=len(y_T), labels=len(given), labels_good=sum(y >= 0.5 for y in given))
-            counts.update(steps_without_label=len(y_T) - len(given), solutions_without_label=not given)
-            yield native_row(s, y_T) | made
-
-    write_rows(folder / "labels.jsonl", rows())
-    return counts
+def labelled_rows(solutions, labels, origin: dict, counts: collections.Counter) -> Iterator[dict]:
+    """Yields a native row with its `origin` for each solution that has labels, and counts them."""
+    for s, y_T in zip(solutions, labels, strict=True):
+        counts["solutions_dropped_where_they_differ" if y_T is None else "solutions"] += 1
+        if y_T is None:
+            continue
+        y_T = relabel_after_error(dataclasses.replace(s, labels=tuple(y_T)), origin["after_first_error"]).labels
+        known = [y for y in y_T if y is not None]
+        counts.update(steps=len(y_T), labels=len(known), labels_good=sum(y >= 0.5 for y in known))
+        counts.update(steps_without_label=len(y_T) - len(known), solutions_without_label=not known)
+        yield native_row(s, y_T) | origin
 
 
 @cli.command("relabeling")
 def main(cfg):
     """Label the steps of solutions by what exists already: another verifier, outcomes, equations, two label files."""
-    folder, given, resumes = start_command(cfg)
-    folder, cfg = writable_folder(folder), parse(given, RelabelingConfig)
-    solutions, beside = read(cfg)
-    mesh, how = make_mesh(cfg.mesh, cfg.batch_rows), (cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch_rows)
-    with run_folder.locked_run_folder(folder, given, resumes), jax.set_mesh(mesh):
-        whose = {"task": cfg.checker, "files": (cfg.input,)}
-        asks = cfg.by in ("scorer", "td") and cfg.checkpoint is not None
-        scorer = open_verifier(cfg.checkpoint, OpenOptions(*how, None, cfg.reference, **whose)) if asks else None
+    folder, raw_cfg, resumes = start_command(cfg)
+    folder, cfg = writable_folder(folder), parse(raw_cfg, RelabelingConfig)
+    solutions, stored = read(cfg)
+    mesh, path, scorer = make_mesh(cfg.mesh, cfg.batch_rows), folder / "labels.jsonl", None
+    with run_folder.locked_run_folder(folder, raw_cfg, resumes), jax.set_mesh(mesh):
+        if cfg.by in ("scorer", "td") and cfg.checkpoint is not None:
+            opening = cfg.which, cfg.format, choose_dtype(cfg.dtype), cfg.batch_rows, None, cfg.reference
+            scorer = open_verifier(cfg.checkpoint, OpenOptions(*opening, task=cfg.checker, files=(cfg.input,)))
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
-        made = {"label_kind": label_kind(cfg, scorer), "by": cfg.by}
-        made |= {key: getattr(cfg, key) for key in ("threshold", "after_first_error")}
-        made |= {key: getattr(cfg, key) for key in KEYS.get(cfg.by, ())} | ({"scorer": scorer.name} if scorer else {})
-        about = made | {"files": {file: file_fingerprint(file) for file in files_of(cfg)}}
-        about |= {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
-        path = folder / ("scores.jsonl" if scorer else "labels.jsonl")
-        run_folder.check_about(path, about)
-        labels = label_all(cfg, scorer, path, solutions, beside)
-        counts = label_file(folder, made, cfg.after_first_error, solutions, labels)
-    about |= {"finished": True, "counts": dict(counts), "versions": run_folder.versions()}
-    about |= getattr(scorer, "about", {})  # of a critic: what became of its critiques
-    run_folder.write_json(folder / "about.json", about)
-    kind = {"unknown": "correctness|value, which their source does not say"}.get(made["label_kind"], made["label_kind"])
+        keys = {key: getattr(cfg, key) for key in (*KEYS_OF_ALL, *KEYS.get(cfg.by, ()))}
+        origin = {"label_kind": label_kind(cfg, scorer), **keys, **({"scorer": scorer.name} if scorer else {})}
+        weights = {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
+        about = {**origin, "files": {file: file_fingerprint(file) for file in cfg.files}, **weights}
+        resumable = folder / "scores.jsonl" if scorer else path
+        with described_file(resumable, about) as counts:
+            labels = label_all(cfg, scorer, resumable, solutions, stored)
+            write_rows(path, labelled_rows(solutions, labels, origin, counts))
+            about |= getattr(scorer, "about", {})  # a critic's: what became of its critiques
+    kind = about["label_kind"]
+    kind = "correctness|value, which their source does not say" if kind == "unknown" else kind
     cli.print_counts(counts, totals=())
-    path = folder / "labels.jsonl"
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

@@ -1,15 +1,14 @@
 """A policy behind a server of the OpenAI completions protocol: vLLM, SGLang, `transformers serve`.
 
-checkpoint=http://HOST:PORT of the commands that ask a policy; needs `pip install openai`, the key in OPENAI_API_KEY if one is asked for.
+Commands take it as checkpoint=http://HOST:PORT; it needs `pip install openai`, and some servers OPENAI_API_KEY.
 
-One request a sample, with a seed of its own that depends on the key, its prefix's number and its own, so that a pool goes on
-after a stop; the server shares what prompts have in common. Prompts are sent as text, so the server's tokenizer may fuse
-what training keeps apart (`.` and a line end), as it does in the texts that the model itself writes. What a server does not
-say is not made up: ids are -1 and log-probabilities NaN where it gives none, their number is always the tokens it generated.
+Each sample is one request. Its seed depends on the key, its prefix's number and its own, so that a stopped pool can be
+resumed. Prompts are sent as text, so the server's tokenizer may fuse what training keeps apart (`.` and a line end), as
+it does in texts that the model writes. Ids are -1 and log-probabilities NaN where a server gives none.
 
-finish_reason "stop" means the end of a step or of the text. vLLM (stop_reason) and SGLang (matched_stop) say which and cut the
-separator off, transformers leaves it in the text; an answer of a server that does neither is an error. transformers also
-calls a text that ends with the last allowed token cut.
+A server's finish_reason "stop" means the end of a step or of the text. vLLM (stop_reason) and SGLang (matched_stop) say
+which and cut the separator off; transformers leaves it in the text, and reports a text that ends with the last allowed
+token as cut. An answer that does neither is an error.
 """
 
 import concurrent.futures
@@ -18,7 +17,7 @@ import json
 import os
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -26,7 +25,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.formats import Format, numbered
-from prm_jax.generate.policies import Sampling, SamplingStats, check_format, sample_keys
+from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.launch import cli
 from prm_jax.launch.config import Count, Natural, Positive, expect
 from prm_jax.protocols import Continuation, Prefix
@@ -34,7 +33,7 @@ from prm_jax.protocols import Continuation, Prefix
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """How a server is asked; conf/sampling.yaml says what each key means."""
+    """Settings of requests; conf/sampling.yaml says what each key means."""
 
     model: str | None = None
     concurrency: Count = 64
@@ -47,18 +46,18 @@ AS_USUAL = Server()
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """What a server says of its model; its weights are not known."""
+    """The model that a server names; its weights are not known."""
 
     name: str
     server: Literal["vllm", "sglang", "transformers", "other"]
 
 
-def law(kind: str, s: Sampling) -> dict:
-    """The fields that set the law: all of them, since servers fill what is left out from the model's generation_config.json."""
+def sampling_fields(kind: str, s: Sampling) -> dict:
+    """The request's fields of the distribution, all of them: servers take missing ones from generation_config.json."""
     fields = {"max_tokens": s.max_tokens, "temperature": s.temperature, "top_p": s.top_p}
     if kind in ("vllm", "sglang"):
         fields |= {"top_k": s.top_k or -1, "min_p": 0.0, "repetition_penalty": 1.0}
-        # SGLang's are those of the tempered law.
+        # SGLang gives log-probabilities of the tempered distribution.
         fields |= {"logprobs": 0} if kind == "vllm" or s.temperature == 1 else {}
         return fields | ({"return_token_ids": True} if kind == "vllm" else {})
     if kind == "transformers":  # greedy without do_sample, whatever the temperature
@@ -70,12 +69,12 @@ def law(kind: str, s: Sampling) -> dict:
 
 @jax.jit
 def seeds(key, prefix_B, sample_B):
-    """31 bits for each sample, from the key that our own policy draws it with."""
+    """A seed of 31 bits for each sample, from the key with which our own policy draws it."""
     return jax.vmap(jax.random.bits)(sample_keys(key, prefix_B, sample_B)) >> 1
 
 
 def open_client(url: str, server: Server):
-    """The client: requests, time-outs, and repeats with growing pauses after a lost connection, a time-out, 408, 409, 429, 5xx."""
+    """The client. It repeats requests after a lost connection, a time-out, 408, 409, 429, 5xx, with growing pauses."""
     try:
         import openai
     except ImportError:
@@ -92,10 +91,10 @@ class RemotePolicy:
     url: str
     format: Format
     sampling: Sampling
-    batch_rows: int = 64  # no limit here; chunks of pools are made by it
+    batch_rows: int = 64  # sets the size of a pool's chunks; requests are not limited by it
     server: Server = AS_USUAL
     stats: SamplingStats = dataclasses.field(default_factory=SamplingStats)
-    client: object = None  # opened, and asked for its model, once: dataclasses.replace keeps both
+    client: object = None  # opened once; dataclasses.replace keeps client and model
     model: Served | None = None
     dtype = "unknown: the server's"
 
@@ -106,35 +105,35 @@ class RemotePolicy:
         expect(jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server")
         self.client = self.client or open_client(self.url, self.server)
         self.model = self.model or self.find_model()
-        # `transformers serve` writes one text at a time, with the seed of the request that came last.
+        # `transformers serve` writes one text at a time, with the seed of the newest request.
         self.concurrency = 1 if self.model.server == "transformers" else self.server.concurrency
         self.name = f"{self.model.name} at {self.url}"
-        self.fields = law(self.model.server, self.sampling) | {"model": self.model.name}
+        self.fields = sampling_fields(self.model.server, self.sampling) | {"model": self.model.name}
 
     def find_model(self) -> Served:
-        """By what the server lists: vLLM and SGLang name themselves there, `transformers serve` is known by its routes."""
-        listed, why = self.get("/models")
-        rows = listed.get("data") or [] if isinstance(listed, dict) else []
+        """The served model: the list of models names vLLM and SGLang, its routes show `transformers serve`."""
+        listing, why = self.get("/models")
+        rows = listing.get("data") or [] if isinstance(listing, dict) else []
         owner_of = {row["id"]: row.get("owned_by") for row in rows if isinstance(row, dict) and "id" in row}
-        names, asked = list(owner_of), self.server.model
+        names, chosen = list(owner_of), self.server.model
         kind = next((owner for owner in owner_of.values() if owner in ("vllm", "sglang")), "other")
         if kind == "other":
             routes, _ = self.get(urllib.parse.urljoin(self.url, "/openapi.json"))
             kind = "transformers" if isinstance(routes, dict) and "/load_model" in routes.get("paths", ()) else kind
-        if kind == "transformers":  # it lists what lies in its cache, not what it serves
-            expect(asked is not None, "server.model", asked, "a name: `transformers serve` does not say what it serves")
-        elif asked is None and len(names) != 1:
-            found = ", ".join(names) or f"no model at /models ({why})"
-            raise InputError(f"{self.url}: lists {found}; name one: server.model=NAME")
+        if kind == "transformers":  # it lists its cache, not what it serves
+            expect(chosen, "server.model", chosen, "a name: `transformers serve` does not say what it serves")
+        elif chosen is None and len(names) != 1:
+            models = ", ".join(names) or f"no model at /models ({why})"
+            raise InputError(f"{self.url}: lists {models}; name one: server.model=NAME")
         else:
-            expect(asked is None or not names or asked in names, "server.model", asked, f"of {self.url}: {names}")
-        return Served(asked or names[0], kind)
+            expect(chosen is None or not names or chosen in names, "server.model", chosen, f"of {self.url}: {names}")
+        return Served(chosen or names[0], kind)
 
     def get(self, path: str) -> tuple[object, str]:
-        """(the answer or None, why there is none); InputError where there is no server, or none for us."""
+        """(the answer or None, why there is none); InputError where no server answers, or it refuses our key."""
         import openai
 
-        try:  # once more: some servers drop a connection after an error
+        try:  # with one retry: some servers drop a connection after an error
             return self.client.with_options(max_retries=1).get(path, cast_to=object), "not in the protocol's form"
         except openai.APIStatusError as error:
             if error.status_code in (401, 403):
@@ -143,64 +142,61 @@ class RemotePolicy:
         except (openai.APIError, ValueError) as error:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
 
+    def post(self, body: dict, read: Callable, failure: str):
+        """read(answer to a completion request); InputError with `failure` where either fails, read by ValueError."""
+        import openai
+
+        try:
+            return read(self.client.post("/completions", body=body, cast_to=object))
+        except (openai.APIError, ValueError) as error:
+            raise InputError(f"{self.url}: {failure}: {reason(error)}") from None
+
     def prompt(self, problem: str, steps: Sequence[str]) -> str:
-        """What stands before the next step, as text."""
+        """The text before the next step."""
         f = self.format
         text = f.prefix.replace("{problem}", problem) + "".join(s + f.separator for s in numbered(f, tuple(steps)))
         expect(text, f"prefix {problem[:60]!r}", text, "a text of at least one token")
         return text
 
-    def extend(
-        self, prefixes: Sequence[Prefix], n: int, stop: Literal["step", "end"], key, first: int | Sequence[int] = 0
-    ) -> list[list[Continuation]]:
+    def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
         """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
 
-        InputError with the server, the prefix and the reason where a request fails for good; then nothing is given or counted.
+        InputError where a request fails for good; then none is returned or counted.
         """
         start, size = time.perf_counter(), len(prefixes) * n
         if not size:
             return [[] for _ in prefixes]
-        number_P = first + np.arange(len(prefixes)) if np.ndim(first) == 0 else np.asarray(first)
         prompts = [self.prompt(*prefix) for prefix in prefixes]
-        seed_PN = np.asarray(seeds(key, np.repeat(number_P, n), np.tile(np.arange(n), len(prefixes)))).reshape(-1, n)
+        number_B = np.repeat(prefix_numbers(first, len(prefixes)), n)
+        seed_B = np.asarray(seeds(key, number_B, np.tile(np.arange(n), len(prefixes))))
         pool = concurrent.futures.ThreadPoolExecutor(min(self.concurrency, size))
-        asked = [
-            pool.submit(self.ask, text, int(seed), stop)
-            for text, seed_N in zip(prompts, seed_PN, strict=True)
-            for seed in seed_N
-        ]
+        requests = [pool.submit(self.ask, prompts[i // n], int(seed), stop) for i, seed in enumerate(seed_B)]
         try:
             with cli.progress("requests", size, "sample", delay=10, leave=False) as bar:
-                for done in concurrent.futures.as_completed(asked):
-                    done.result()
+                for request in concurrent.futures.as_completed(requests):
+                    request.result()
                     bar.update()
-        finally:  # after an error: the rest is not asked any more
+        finally:  # after an error the other requests are cancelled
             pool.shutdown(wait=False, cancel_futures=True)
-        found = [done.result() for done in asked]
-        groups = [found[at : at + n] for at in range(0, size, n)]
+        samples = [request.result() for request in requests]
+        groups = [samples[i : i + n] for i in range(0, size, n)]
         if self.sampling.temperature > 0 and n > 1 and size > 16 and all(len({c.text for c in g}) == 1 for g in groups):
-            print(
-                f"samples     {self.name}: the {n} of each prefix are the same text; does it heed temperature and seed?"
-            )
+            alike = f"the {n} of each prefix are the same text; does it heed temperature and seed?"
+            print(f"samples     {self.name}: {alike}")
         self.stats.prompts += len(set(prompts))
         self.stats.continuations += size
-        self.stats.tokens += sum(len(c.ids_L) for c in found)
+        self.stats.tokens += sum(len(c.ids_L) for c in samples)
         self.stats.seconds += time.perf_counter() - start
         return groups
 
     def ask(self, text: str, seed: int, stop: str) -> Continuation:
-        """One sample, or InputError."""
-        import openai
-
+        """One sample; InputError where there is none."""
         body = self.fields | {"prompt": text, "seed": seed}
         body |= {"stop": [self.format.separator]} if stop == "step" else {}
-        try:
-            return self.continuation(self.client.post("/completions", body=body, cast_to=object), stop)
-        except (openai.APIError, ValueError) as error:
-            raise InputError(f"{self.url}: no continuation of {text[-60:]!r}: {reason(error)}") from None
+        return self.post(body, lambda answer: self.continuation(answer, stop), f"no continuation of {text[-60:]!r}")
 
     def continuation(self, answer, stop: str) -> Continuation:
-        """The one choice of an answer; ValueError where it is none, or was not finished by the model or the limit."""
+        """The one choice of an answer; ValueError where there is none, or neither the model nor the limit ended it."""
         try:
             (choice,), n = answer["choices"], answer["usage"]["completion_tokens"]
             text, finish, ids = choice["text"], choice["finish_reason"], choice.get("token_ids") or [-1] * n
@@ -217,23 +213,23 @@ class RemotePolicy:
     def ending(self, choice: dict, text: str, finish: str, stop: str) -> tuple[str, str]:
         """(text, finish_reason); the separator ends a step's text whether or not the server left it there."""
         separator = self.format.separator
-        # What the same token wrote after it goes, and what a server did that does not stop: paid for, but not of this step.
+        # What follows it is cut off: the rest of the same token, or of a text that the server did not stop.
         if stop == "step" and separator in text:
             return text[: text.index(separator) + len(separator)], "stop"
         if finish == "length":
             return text, "length"
         if stop == "step":
-            told = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
-            if separator in told:
+            stops = [choice[name] for name in ("stop_reason", "matched_stop") if name in choice]
+            if separator in stops:
                 return text + separator, "stop"
-            if not told and self.model.server != "transformers":
+            if not stops and self.model.server != "transformers":
                 expected = "stop_reason (vLLM), matched_stop (SGLang) or the separator in the text (transformers)"
                 raise ValueError(f"does not say whether the step or the text ended, expected {expected}")
         return text, "eos"
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, on one line of at most 300 characters, in the server's own words where it has any."""
+    """The cause of a failure on one line of at most 300 characters, in the server's words where it sent any."""
     if (response := getattr(error, "response", None)) is not None:
         why = f"status {response.status_code}: {response.text}"
     else:

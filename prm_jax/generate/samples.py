@@ -1,4 +1,4 @@
-"""The lab: what the policy of an embedded task samples, drawn once and kept with its provenance."""
+"""A cache of samples of an embedded task's policy, each drawn once and kept with its provenance."""
 
 import dataclasses
 import functools
@@ -23,8 +23,8 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import max_over_processes
 
 CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
-ROWS = 512  # decoded at a time: a small model is fastest so on CPU
-# The code that decides a sample. The checker's is not among it: kept samples have no grades.
+ROWS = 512  # decoded at a time: fastest for a small model on CPU
+# The code that decides a sample. The checker's is not part of it: kept samples have no grades.
 CODE = ["model.py", "attention.py", "rope.py", "generate/samples.py", "generate/sampling.py", "generate/policies.py"]
 CODE += ["kernels/cpu.py", "kernels/draw.py", "data/formats.py", "data/questions.py"]
 
@@ -32,50 +32,51 @@ CODE += ["kernels/cpu.py", "kernels/draw.py", "data/formats.py", "data/questions
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
     """The problems with n samples each of the task's policy, graded by the task's checker as it is now.
 
-    Samples are drawn once: a folder of CACHE, named by a hash of all that they depend on, keeps them and their origin.
-    They are drawn again where the file is not the one that was written.
+    A folder of CACHE, named by a hash of all that samples depend on, keeps them; with a wrong checksum they are drawn
+    again.
     """
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
     code = run_folder.code_fingerprint(Path(__file__).parents[1] / file for file in CODE)
     model = fingerprint(policy.model), policy.dtype, policy.tokenizer.get_vocab(), policy.eos_ids
-    asked = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
-    depends = json.dumps([code, model, asked], sort_keys=True)
-    name = f"{cfg.name}_{hashlib.sha256(depends.encode()).hexdigest()[:16]}"
+    settings = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
+    origin = json.dumps([code, model, settings], sort_keys=True)
+    name = f"{cfg.name}_{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
     path = CACHE / name / "pool.jsonl"
-    if int(max_over_processes(not is_whole(path))):  # one that draws needs all the others
+    if int(max_over_processes(not is_whole(path))):  # a process that draws needs all the others
         if path.exists():
             print(f"samples     {path} is not what was written: drawn again")
         path.parent.mkdir(parents=True, exist_ok=True)
         questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
-        # Apart until it is complete: another run may be drawing the same.
-        with tempfile.TemporaryDirectory(prefix=name, dir=CACHE) as part:
-            drawn, about = Path(part) / path.name, Path(part) / "about.json"
-            draw_pool(drawn, policy, questions, n, seed, lambda ungraded: ungraded, len(questions))
-            kept = {"kept_as": name, "sha256": file_fingerprint(drawn)}
+        # In another folder until it is complete: another run may be drawing the same.
+        with tempfile.TemporaryDirectory(prefix=name, dir=CACHE) as folder:
+            new, about = Path(folder) / path.name, Path(folder) / "about.json"
+            draw_pool(new, policy, questions, n, seed, lambda ungraded: ungraded, len(questions))
+            kept = {"kept_as": name, "sha256": file_fingerprint(new)}
             run_folder.write_json(about, run_folder.read_json(about) | kept)
-            for file in (about, drawn):
+            for file in (about, new):
                 os.replace(file, path.with_name(file.name))
-    graded = lambda: map(functools.partial(tasks.grade, tasks.TASKS[cfg.name]), iter_pool(path))
-    right = np.mean([bool(c.finished and c.correct) for p in graded() for c in p.candidates])
+    grade = functools.partial(tasks.grade, tasks.TASKS[cfg.name])
+    right = np.mean([bool(c.finished and c.correct) for p in map(grade, iter_pool(path)) for c in p.candidates])
     print(f"samples     {len(problems)} problems x {n} of {policy.name}, {right:.3f} right, kept in {path.parent}")
-    return graded()
+    return map(grade, iter_pool(path))
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file of samples is the one that was written into its folder: about.json beside it has its checksum."""
+    """Whether a file of samples is unchanged: about.json beside it has its folder's name and its checksum."""
     try:
         about = run_folder.read_json(path.with_name("about.json"))
         return (about["kept_as"], about["sha256"]) == (path.parent.name, file_fingerprint(path))
-    except (InputError, OSError, LookupError, TypeError, RecursionError):  # absent, or not what we write
+    except (InputError, OSError, LookupError, TypeError, RecursionError):  # absent, or not ours
         return False
 
 
 @functools.cache
 def open_lab_policy(path: str, temperature: float, max_tokens: int) -> Policy:
-    law = Sampling(temperature, None, 1.0, max_tokens)
+    """The policy of an embedded task, opened once."""
     try:
-        expected = "a model at hand: samples are kept by its weights, and those behind a server are not known"
+        expected = "a model of ours: samples are kept by its weights, and those behind a server are not known"
         expect(not path.startswith(("http://", "https://")), "the policy", path, expected)
-        return open_policy(path, "best", read_format("plain"), "float32", law, ROWS)
+        sampling = Sampling(temperature, None, 1.0, max_tokens)
+        return open_policy(path, "best", read_format("plain"), "float32", sampling, ROWS)
     except InputError as error:
         raise InputError(f"data.policy: {error}") from None

@@ -1,15 +1,16 @@
-"""Search at test time: policy tokens go where a verifier's scores of the steps so far are high.
+"""Search at test time: spends policy tokens where a verifier scores the steps so far highly.
 
-Every method is written against two functions, `policy.extend` and `scorer.score` (protocols.py), and goes through all problems at
-once: one call of each a round. `budget` is the mean number of policy tokens a problem. An entry of METHODS says how it searches and
-what it makes of a budget; `search` spends what a first search leaves, so that methods compare at equal cost. The finished
-solutions are a pool, from which the final choice is made: the best score, or a weighted vote (rerank.py, votes.py).
+Methods are written against `policy.extend` and `scorer.score` (protocols.py) and search all problems at once, with one
+call of each a round. `budget` is the mean number of policy tokens a problem. An entry of METHODS says how a method
+searches and how it spends a budget; `search` repeats it until the budget is spent, so that methods compare at equal
+cost. The finished solutions are a pool, from which the best score or a weighted vote chooses (rerank.py, votes.py).
 
 Dimension key: P problems.
 """
 
 import collections
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -29,12 +30,11 @@ def best_of_n(state: SearchState, problems: Iterable[int], width: int):
 
 
 def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, groups=1, block=1, ahead=0):
-    """Searches step by step with a beam (Snell et al. 2024) in `groups` apart: 1 is plain, width / branch is DVTS (Beeching
-    et al. 2024).
+    """Beam search: one group is a plain beam (Snell et al. 2024), width / branch are DVTS (Beeching et al. 2024).
 
-    Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and so on;
-    what ends leaves the beam. A step's worth is its value, or that of the node that `ahead` more greedy steps reach
-    (lookahead). `block`: tokens between two choices at least, rounded up to a step; 1: every step. Long blocks with a value or
+    Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and
+    so on; a finished solution leaves the beam. A step is ranked by its value, or by that of the node that `ahead` more
+    greedy steps reach (lookahead). `block`: least number of tokens between two choices; long blocks with a value or
     outcome model are value-guided search (2505.17373).
     """
     keep = max(1, width // (groups * branch))
@@ -43,22 +43,23 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, g
         children, n = state.grow([node for node, _ in beams], n, block=block), branch
         nodes, groups_of = [], []
         for (_, group), siblings in zip(beams, children, strict=True):
-            nodes += (still_open := [node for node in siblings if node.is_open])
-            groups_of += [group] * len(still_open)
+            nodes += (unfinished := [node for node in siblings if node.is_open])
+            groups_of += [group] * len(unfinished)
         if ahead:
             nodes = state.look_ahead(nodes, ahead)
         rivals = collections.defaultdict(list)
         for node, group in zip(nodes, groups_of, strict=True):
             rivals[node.problem, group].append(node)
-        by_value = {key: sorted(nodes, key=lambda node: node.value) for key, nodes in rivals.items()}
-        beams = [(node, group) for (_, group), nodes in by_value.items() for node in nodes[-keep:]]
+        beams = []
+        for (_, group), nodes in rivals.items():
+            beams += [(node, group) for node in sorted(nodes, key=lambda node: node.value)[-keep:]]
         if not beams:
             break
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What the methods leave open; conf/task/search.yaml says what each key means."""
+    """Options of the methods; conf/task/search.yaml says what each key means."""
 
     branch: Count
     ahead: Count
@@ -75,15 +76,12 @@ class Method:
 
     run: Callable  # run(state, problems, **arguments)
     plan: Callable  # plan(width, options) -> arguments
-    cost: Callable = lambda options: 1  # whole solutions that a unit of width costs, before this is measured
-    step: Callable = lambda options: 1  # by how much the widths that `plan` tells apart differ
+    cost: Callable = lambda options: 1  # estimated cost of a unit of width in whole solutions
+    step: Callable = lambda options: 1  # the least difference of widths that changes the plan
 
 
 def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1, ahead: int = 0) -> dict:
-    """`width` samples a step, `branch` of each node kept: a multiple of options.branch, or fewer than it of one node.
-
-    `apart`: each node kept is a group of its own.
-    """
+    """A beam of `width` samples a step, rounded down to a multiple of `branch`; apart: each kept node is a group."""
     branch = min(width, options.branch)
     keep = width // branch
     groups = keep if apart else 1
@@ -94,51 +92,42 @@ def plan_mcts(width: int, options: Options) -> dict:
     return {"simulations": options.simulations, "branch": min(options.branch, width), "rule": options.rule}
 
 
-def branch_of(options: Options) -> int:
-    return options.branch
-
-
+BRANCH = operator.attrgetter("branch")
 METHODS = {
-    "best_of_n": Method(best_of_n, lambda width, options: {"width": width}),
-    "beam": Method(beam, plan_beam, step=branch_of),
-    "dvts": Method(beam, lambda n, options: plan_beam(n, options, apart=True), step=branch_of),
-    "lookahead": Method(
-        beam, lambda n, options: plan_beam(n, options, ahead=options.ahead), lambda o: 1 + o.ahead, branch_of
-    ),
-    "vgs": Method(beam, lambda n, options: plan_beam(n, options, apart=True, block=options.block), step=branch_of),
+    "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
+    "beam": Method(beam, plan_beam, step=BRANCH),
+    "dvts": Method(beam, lambda width, o: plan_beam(width, o, apart=True), step=BRANCH),
+    "lookahead": Method(beam, lambda width, o: plan_beam(width, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH),
+    "vgs": Method(beam, lambda width, o: plan_beam(width, o, apart=True, block=o.block), step=BRANCH),
     "mcts": Method(mcts, plan_mcts),
 }
 
 
 def plan(method: str, budget: float, per_solution: float, options: Options) -> dict:
-    """The arguments with which a method spends `budget` policy tokens a problem, before its cost is measured.
-
-    per_solution: the policy's mean tokens of a whole solution.
-    """
+    """The arguments by which a method spends `budget` tokens a problem, if a whole solution costs per_solution."""
     unit = per_solution * METHODS[method].cost(options)
     return METHODS[method].plan(max(1, int(budget / unit)), options)
 
 
 def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2) -> float:
-    """The policy's mean tokens of a whole solution, from n samples of each problem."""
+    """The mean number of tokens of a whole solution, from n samples of each problem."""
     state = SearchState(policy, None, problems, "prod", 1, key)
     state.write([Node(p) for p in range(len(problems))], n, "end")
     return state.tokens_P.mean() / n
 
 
 def search(state: SearchState, method: str, budget: float, per_solution: float, options: Options):
-    """Spends `budget` policy tokens a problem, in the mean of all problems, by a method of METHODS.
+    """Spends a mean of `budget` policy tokens a problem by a method of METHODS.
 
-    Every second problem is searched first, by the width that per_solution pays for. What a unit of width cost them sets the
-    width of the others. Problems that left more than a unit costs at most are searched again; the last tokens pay for one
-    whole solution each of the problems that took least. With options.stop_at `search_unsolved` spends the budgets.
+    Every second problem is searched first, with the width that per_solution pays for. Their measured cost of a unit of
+    width sets the width of the others. Problems with more than a unit's estimated cost left are searched again; the
+    last tokens pay for one whole solution each of the cheapest problems. With options.stop_at see `search_unsolved`.
     """
     state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
     if options.stop_at is not None:
         return search_unsolved(state, method, budget, options)
     P = len(state.problems)
-    # Tokens of a unit of width: at most, as far as is known before a search, and as the first half of the problems had it.
-    unit = measured = per_solution * METHODS[method].cost(options)
+    unit = measured = per_solution * METHODS[method].cost(options)  # tokens a unit of width, estimated and as measured
     for problems in filter(None, (list(range(0, P, 2)), list(range(1, P, 2)))):
         left = budget * P - state.tokens_P.sum()
         width = max(1.0, min(budget, left / len(problems)) / measured)
@@ -157,10 +146,7 @@ def search(state: SearchState, method: str, budget: float, per_solution: float, 
 
 
 def search_by_width(state: SearchState, method: str, problems: list[int], width: float, options: Options) -> float:
-    """Searches each problem once, by the plan of `width` whole solutions: of 2.1 a tenth of the problems has 3, the others 2.
-
-    Returns the mean tokens spent.
-    """
+    """Searches each problem once with a mean `width`: 2.1 is 3 for a tenth of them, else 2. Returns the mean tokens."""
     step = METHODS[method].step(options) if width >= METHODS[method].step(options) else 1
     before, low = state.tokens_P.sum(), int(width / step) * step
     n_more = round((width - low) / step * len(problems))
@@ -172,9 +158,9 @@ def search_by_width(state: SearchState, method: str, problems: list[int], width:
 
 
 def search_unsolved(state: SearchState, method: str, budget: float, options: Options):
-    """Spends the budgets of all problems as one: each problem is searched by the plan of the share options.first; what is left
-    goes to further searches, by the same plan, of the problems that have no finished solution of at least the probability
-    options.stop_at, those that took least first."""
+    """Spends the budgets of all problems as one: each is searched with the share options.first of its budget; the rest
+    pays for more searches of the problems without a finished solution of probability options.stop_at, cheapest first.
+    """
     P, arguments = len(state.problems), plan(method, options.first * budget, state.per_solution, options)
     problems = list(range(P))
     while problems:
@@ -182,7 +168,7 @@ def search_unsolved(state: SearchState, method: str, budget: float, options: Opt
         METHODS[method].run(state, problems, **arguments)
         state.finish_unsolved(problems)
         left, cost = budget * P - state.tokens_P.sum(), (state.tokens_P.sum() - before) / len(problems)
-        if not cost:  # a server's empty texts would go on for ever
+        if not cost:  # a server's empty texts would never spend the budget
             break
-        least_first = sorted(filter(state.goes_on, range(P)), key=lambda p: state.tokens_P[p])
+        least_first = sorted(filter(state.continues, range(P)), key=lambda p: state.tokens_P[p])
         problems = least_first[: max(0, int(left / cost))]

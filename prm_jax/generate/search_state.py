@@ -1,4 +1,4 @@
-"""What a search grows: nodes, the first steps of a solution with a verifier's scores, and what they cost.
+"""The state of a search: nodes, each the first steps of a solution with a verifier's scores, and their cost.
 
 Dimension key: P problems, T steps.
 """
@@ -22,12 +22,12 @@ NO_STEPS = np.zeros(0, np.float32)
 class Node:
     """The first steps of a solution, and the verifier's scores of them."""
 
-    problem: int  # its number
+    problem: int  # number of the problem
     steps: tuple[str, ...] = ()
     logit_T: np.ndarray = dataclasses.field(default_factory=lambda: NO_STEPS)  # log-odds of each step
-    value: float = 0.0  # their aggregate; of a bare problem the log of 1
-    finish_reason: str = "stop"  # as a Continuation's. stop: can go on | eos: finished | length: cut, a dead end
-    tokens: int = 0  # of all its steps, as the policy wrote them
+    value: float = 0.0  # their aggregate; 0, the log of 1, for a bare problem
+    finish_reason: str = "stop"  # a Continuation's: stop: can be continued | eos: finished | length: cut, a dead end
+    tokens: int = 0  # the policy's tokens of all its steps
 
     @property
     def is_open(self) -> bool:
@@ -35,22 +35,22 @@ class Node:
 
 
 class SearchState:
-    """The problems, all nodes so far, and their cost. Methods grow nodes here.
+    """The problems, all nodes so far, and their cost.
 
-    Each prefix that is continued draws with a number of its own problem, so that a problem's draws do not depend on the others.
+    A continued prefix draws with a number of its own problem, so that draws do not depend on other problems.
     """
 
     def __init__(self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key):
         self.policy, self.scorer, self.problems, self.aggregator, self.key = policy, scorer, problems, aggregator, key
         self.greedy = dataclasses.replace(policy, sampling=dataclasses.replace(policy.sampling, temperature=0))
         self.max_steps, self.budget, self.per_solution, self.stop_at = max_steps, np.inf, 0.0, None  # see `search`
-        self.nodes: list[list[Node]] = [[] for _ in problems]  # all that were scored
-        self.tokens_P = np.zeros(len(problems), int)  # of the policy, lookahead included
-        self.prefixes_P = np.zeros(len(problems), int)  # how many were continued
+        self.nodes: list[list[Node]] = [[] for _ in problems]  # the scored nodes of each problem
+        self.tokens_P = np.zeros(len(problems), int)  # policy tokens, lookahead included
+        self.prefixes_P = np.zeros(len(problems), int)  # number of continued prefixes
         self.steps, self.step_tokens = 0, 0  # continuations to the end of a step, and their tokens
         self.has_finished_P = np.zeros(len(problems), bool)
         self.best_P = np.zeros(len(problems))  # P(good) of the best finished solution
-        self.known: dict[Prefix, np.ndarray] = {}  # log-odds: no text is scored twice
+        self.scores: dict[Prefix, np.ndarray] = {}  # log-odds: no text is scored twice
 
     def row(self, node: Node) -> Prefix:
         return self.problems[node.problem], node.steps
@@ -58,19 +58,18 @@ class SearchState:
     def write(
         self, nodes: Sequence[Node], n: int, stop: str = "step", policy: Policy | None = None
     ) -> list[list[Node]]:
-        """n continuations of each node, not scored."""
+        """n continuations of each node, without scores."""
         policy, numbers, written = policy or self.policy, [], []
         for node in nodes:
             numbers.append(node.problem << 16 | self.prefixes_P[node.problem])
             self.prefixes_P[node.problem] += 1
         continuations = policy.extend([self.row(node) for node in nodes], n, stop, self.key, numbers)
         for node, samples in zip(nodes, continuations, strict=True):
-            children = []
+            children, tokens = [], 0
             for sample in samples:
-                steps = *node.steps, *steps_of(policy.format, sample.text)
-                tokens = node.tokens + len(sample.ids_L)
-                children.append(Node(node.problem, steps, finish_reason=sample.finish_reason, tokens=tokens))
-            tokens = sum(child.tokens - node.tokens for child in children)
+                steps, length = (*node.steps, *steps_of(policy.format, sample.text)), len(sample.ids_L)
+                children.append(Node(node.problem, steps, NO_STEPS, 0.0, sample.finish_reason, node.tokens + length))
+                tokens += length
             self.tokens_P[node.problem] += tokens
             if stop == "step":
                 self.steps, self.step_tokens = self.steps + n, self.step_tokens + tokens
@@ -79,18 +78,18 @@ class SearchState:
 
     def score(self, nodes: Sequence[Node]) -> list[Node]:
         """The same nodes with the verifier's log-odds and value."""
-        unknown = [i for i, node in enumerate(nodes) if node.steps and self.row(node) not in self.known]
+        unknown = [i for i, node in enumerate(nodes) if node.steps and self.row(node) not in self.scores]
         scores = self.scorer.score([self.row(nodes[i]) for i in unknown])
         to_log_odds = UNITS[self.scorer.unit].log_odds
         new = {i: np.asarray(to_log_odds(score_T), np.float32) for i, score_T in zip(unknown, scores, strict=True)}
-        self.known |= {self.row(nodes[i]): logit_T for i, logit_T in new.items()}
-        logits = [new.get(i, self.known.get(self.row(node), NO_STEPS)) for i, node in enumerate(nodes)]
+        self.scores |= {self.row(nodes[i]): logit_T for i, logit_T in new.items()}
+        logits = [new.get(i, self.scores.get(self.row(node), NO_STEPS)) for i, node in enumerate(nodes)]
         values = rerank.solution_scores(logits, self.aggregator).tolist()
         scored = zip(nodes, logits, values, strict=True)
         return [dataclasses.replace(node, logit_T=logit_T, value=value) for node, logit_T, value in scored]
 
     def grow(self, nodes: Sequence[Node], n: int, stop: str = "step", block: int = 1) -> list[list[Node]]:
-        """n scored children of each node, each at least `block` tokens longer, rounded up to the end of a step."""
+        """n scored children of each node, each at least `block` tokens longer, up to the end of a step."""
         if not nodes:
             return []
         children = [child for siblings in self.write(nodes, n, stop) for child in siblings]
@@ -108,23 +107,23 @@ class SearchState:
         return [children[i : i + n] for i in range(0, len(children), n)]
 
     def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
-        """The nodes with the value of the node that `steps` more greedy steps reach; equal nodes are played once."""
+        """The nodes with the value of the node that `steps` more greedy steps reach; equal nodes are continued once."""
         reached = {self.row(node): node for node in nodes}
         for _ in range(steps):
             rows = [row for row, node in reached.items() if node.is_open]
-            played = self.write([reached[row] for row in rows], 1, policy=self.greedy)
-            reached |= {row: node for row, (node,) in zip(rows, played, strict=True)}
+            written = self.write([reached[row] for row in rows], 1, policy=self.greedy)
+            reached |= {row: node for row, (node,) in zip(rows, written, strict=True)}
         values = {row: node.value for row, node in zip(reached, self.score(list(reached.values())), strict=True)}
         return [dataclasses.replace(node, value=values[self.row(node)]) for node in nodes]
 
     def finished(self, p: int) -> list[Node]:
         return [node for node in self.nodes[p] if node.finish_reason == "eos" and node.steps]
 
-    def goes_on(self, p: int, samples: int = 0) -> bool:
-        """Whether to search the problem further: no solution has the probability `stop_at`, and the budget is not spent.
+    def continues(self, p: int, samples: int = 0) -> bool:
+        """Whether to search the problem further: no solution has the probability `stop_at`, and budget is left.
 
-        Without `stop_at` a problem has a budget of its own, which must pay for `samples` next steps and, where no solution is
-        finished, for the end of one. With it all budgets are one.
+        A problem's budget must pay for `samples` next steps and, where no solution is finished, for the end of one.
+        With `stop_at` all problems share one budget.
         """
         if self.stop_at is not None:
             return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
@@ -134,15 +133,15 @@ class SearchState:
         return self.tokens_P[p] + cost <= self.budget
 
     def deepest(self, p: int) -> Node:
-        """The open node of the most steps, of equals the best; the bare problem where there is none.
+        """The open node with the most steps, among equals the best; the bare problem where there is none.
 
-        Not the one of the highest value, which is a short one: a product of step scores falls with every step.
+        The node of the highest value would be a short one, since a product of step scores falls with every step.
         """
         open_nodes = (node for node in self.nodes[p] if node.is_open)
         return max(open_nodes, key=lambda node: (len(node.steps), node.value), default=Node(p))
 
     def finish_unsolved(self, problems: Iterable[int]):
-        """Continues the deepest node of each given problem that has no finished solution to its end."""
+        """Continues the deepest node of each problem without a finished solution to its end."""
         self.grow([self.deepest(p) for p in problems if not self.has_finished_P[p]], 1, "end")
 
     def probability(self, node: Node) -> float:
@@ -151,16 +150,14 @@ class SearchState:
         return float(np.exp(node.value) if is_log else probability(node.value))
 
     def pool(self, ids: Sequence[str], answers: Sequence[str | None], name: str) -> list[Problem]:
-        """The finished solutions of each problem; where there is none a cut or an empty one, as unfinished."""
-        empty = Candidate(("",), finished=False, step_scores={name: (0.0,)})
-
-        def candidate(node: Node) -> Candidate:
-            scores = {name: tuple(map(float, node.logit_T))}
-            return Candidate(node.steps, extract("\n".join(node.steps)), None, node.finish_reason == "eos", scores)
-
+        """The finished solutions of each problem; where there is none, a cut or an empty one marked unfinished."""
         problems = []
         for p, (id_, answer) in enumerate(zip(ids, answers, strict=True)):
             nodes = self.finished(p) or [node for node in self.nodes[p] if node.finish_reason == "length"][-1:]
-            candidates = tuple(candidate(node) for node in nodes if node.steps) or (empty,)
-            problems.append(Problem(id_, self.problems[p], answer, candidates, {name: "logit"}))
+            candidates = []
+            for node in [node for node in nodes if node.steps] or [Node(p, ("",), np.zeros(1), finish_reason="length")]:
+                scores = {name: tuple(map(float, node.logit_T))}
+                stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
+                candidates.append(Candidate(node.steps, stated, None, finished, scores))
+            problems.append(Problem(id_, self.problems[p], answer, tuple(candidates), {name: "logit"}))
         return problems

@@ -1,6 +1,6 @@
-"""What a token of a roll-out is worth: one pure function an estimator, each with its equation.
+"""Advantage estimators: one pure function each, with its equation.
 
-Every estimator is f(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> advantage_NL, in numpy:
+An estimator is f(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> advantage_NL, in numpy:
 
 step_reward_NT    reward of each step of each response, 0 where a response has no such step
 outcome_N         reward of the whole response
@@ -8,127 +8,140 @@ step_of_token_NL  which step a token belongs to, from 0
 mask_NL           True for the tokens that the policy wrote
 group_N           which prompt a response answers; a baseline is of one group
 
-A step reward stays where it falls: it is never summed into one number a response, but by SUMMING. Outcome and step rewards have
-baselines of their own (per source, as PRIME and GDPO), so that the scale of one does not drown the other.
+A step reward stays at its step; only estimators with `sums_steps` add a response's step rewards up. Outcome and step
+rewards have separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the other.
 
-grpo_process, rloo_sources and pure take a baseline from every step, so a step more costs the mean step reward. Where the policy
-decides when to stop they raise not R but R - (mean step reward) x (number of steps), exactly so rloo_sources and pure's sum form:
-fewer steps than R asks for where that mean is positive (P(good)), more where it is negative. grpo, rloo, reinforce: no such price.
+grpo_process, rloo_sources and pure subtract a baseline from every step, so an extra step costs the mean step reward. A
+policy that decides when to stop then maximises R - (mean step reward) x (number of steps), exactly so under
+rloo_sources and pure's sum form: it writes fewer steps than R asks for where that mean is positive (P(good)), more
+where it is negative. grpo, rloo and reinforce have no such price.
+
+To add an estimator, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig
+with its line in conf/rl.yaml.
 
 Dimension key: N responses, T steps, L tokens, G groups.
 """
 
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Annotated, Literal
+
 import numpy as np
 
-TINY = 1e-8  # below this a deviation is rounding, and what is divided by it stays 0
+from prm_jax.launch.config import Positive, one_of
+
+TINY = 1e-8  # a smaller deviation is rounding: the quotient is 0
 
 
 def tokens_of_steps(step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
-    """How many tokens each step has, n_NT; 0: the response has no such step."""
+    """The number of tokens of each step, n_NT; 0 where the response has no such step."""
     return of_steps(np.ones(mask_NL.shape), step_of_token_NL, mask_NL, steps).astype(int)
 
 
 def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
-    """Every token gets its step's number, x_NL; 0 where the mask is off."""
+    """The number of each token's step, x_NL; 0 where the mask is off."""
     step_NL = np.minimum(step_of_token_NL, x_NT.shape[1] - 1)
     return np.where(mask_NL, np.take_along_axis(x_NT, step_NL, 1), 0.0)
 
 
 def of_steps(x_NL, step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
-    """The sum of the tokens' numbers over each step, sum_NT."""
+    """Sums of the tokens' numbers over each step, sum_NT."""
     is_of_step_NLT = (step_of_token_NL[:, :, None] == np.arange(steps)) & mask_NL[:, :, None]
     return (x_NL[:, :, None] * is_of_step_NLT).sum(1)
 
 
 def of_group(x_N, group_N) -> np.ndarray:
-    """The sum of x over each response's group, sum_N."""
+    """Sums of x over each response's group, sum_N."""
     _, index_N = np.unique(group_N, return_inverse=True)
     return np.bincount(index_N, np.asarray(x_N, float))[index_N]
 
 
 def returns(x_NT) -> np.ndarray:
-    """The sum of this number and all after it, sum_NT."""
+    """Undiscounted returns, sum_NT: each number plus all later ones."""
     return np.cumsum(x_NT[:, ::-1], 1)[:, ::-1]
 
 
 def divided(x, deviation):
-    """x / deviation, 0 where all are alike."""
+    """x / deviation; 0 where the deviation is."""
     return np.where(deviation > TINY, x / np.maximum(deviation, TINY), 0.0)
 
 
 def centred(x_N, group_N, normalise: bool) -> np.ndarray:
-    """x - mean of its group, over the group's (population) standard deviation where asked."""
+    """x - mean of its group; with `normalise` divided by the group's (population) standard deviation."""
     n_N = of_group(np.ones(len(x_N)), group_N)
     x_N = x_N - of_group(x_N, group_N) / n_N
     return divided(x_N, np.sqrt(of_group(x_N**2, group_N) / n_N)) if normalise else x_N
 
 
 def leave_one_out(x_N, group_N) -> np.ndarray:
-    """x - mean of the others of its group; 0 for a response without others. These sum to 0 over a group."""
+    """x - mean of the others in its group; 0 for a response that is alone. These sum to 0 over a group."""
     n_N = of_group(np.ones(len(x_N)), group_N)
     return np.where(n_N > 1, (n_N * x_N - of_group(x_N, group_N)) / np.maximum(n_N - 1, 1), 0.0)
 
 
 def total(step_reward_NT, outcome_N) -> np.ndarray:
-    """All of a response's reward as one number: what verl's GRPO and RLOO make of step rewards before they begin."""
+    """The whole reward of a response as one number, to which verl's GRPO and RLOO reduce step rewards."""
     return outcome_N + step_reward_NT.sum(1)
 
 
 def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
     """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R = `total`.
 
-    Without `normalise` Dr. GRPO's (Liu et al. 2025, arXiv 2503.20783), whose loss has no mean over a response's tokens either
-    (loss_norm=constant).
+    Without `normalise` Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs loss_norm=constant, too.
     """
     advantage_N = centred(total(step_reward_NT, outcome_N), group_N, normalise)
     return np.where(mask_NL, advantage_N[:, None], 0.0)
 
 
 def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
-    """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of all responses of the
-    group, A = the sum of r~ from the token's step on; to which `grpo` of the outcome is added."""
+    """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of all
+    responses in the group, A = the sum of r~ from the token's step on, plus `grpo` of the outcome."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     row_n, step_n = is_step_NT.nonzero()
-    own_NT = np.zeros(is_step_NT.shape)
-    own_NT[row_n, step_n] = centred(step_reward_NT[row_n, step_n], np.asarray(group_N)[row_n], normalise)
-    process_NL = at_tokens(returns(own_NT), step_of_token_NL, mask_NL)
+    centred_NT = np.zeros(is_step_NT.shape)
+    centred_NT[row_n, step_n] = centred(step_reward_NT[row_n, step_n], np.asarray(group_N)[row_n], normalise)
+    process_NL = at_tokens(returns(centred_NT), step_of_token_NL, mask_NL)
     return process_NL + grpo(np.zeros((len(outcome_N), 1)), outcome_N, step_of_token_NL, mask_NL, group_N, normalise)
 
 
+def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
+    return np.where(mask_NL, leave_one_out(outcome_N, group_N)[:, None], 0.0)
+
+
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j, R = `total`."""
-    return np.where(mask_NL, leave_one_out(total(step_reward_NT, outcome_N), group_N)[:, None], 0.0)
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j (`total`)."""
+    return outcome_rloo(total(step_reward_NT, outcome_N), mask_NL, group_N)
 
 
 def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens):
 
-    A_t = sum over steps s >= t of (r_s - mean over the others j of the mean step reward of j), and `rloo` of the outcome.
+    A_t = sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome.
     """
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
     baseline_N = mean_N - leave_one_out(mean_N, group_N)
-    own_NT = np.where(is_step_NT, step_reward_NT - baseline_N[:, None], 0.0)
-    return at_tokens(returns(own_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+    centred_NT = np.where(is_step_NT, step_reward_NT - baseline_N[:, None], 0.0)
+    return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
-def pure(
-    step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperature: float = 0.1, min_form: bool = True
-) -> np.ndarray:
+def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperature=0.1, form="min") -> np.ndarray:
     """PURE (Cheng et al. 2025, arXiv 2504.15275): the return is the lowest step reward to come, not their sum.
 
-    Rewards become r* = softmax(-r / temperature) r, whose sum from a step on is about the lowest where that is still ahead, and
-    about 0 behind it. The baseline is per token, as in the authors' code: a step of n tokens loses n times the mean reward a token
-    of the others of its group, so neither splitting a step nor an enormous one pays. `rloo` of the outcome is added. Without
-    `min_form` the sum form with the same baseline, whose policies learn to write more steps that score above the mean.
+    Rewards become r* = softmax(-r / temperature) r; summed from a step on, they are about the lowest reward while that
+    is ahead, then about 0. The baseline is per token, as in the authors' code: a step of n tokens loses n times the
+    mean reward a token of the other responses in its group, so neither many short steps nor a long one pay. `rloo` of
+    the outcome is added. form="sum" keeps the rewards; its policies learn to write more high-scoring steps.
     """
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
-    own_NT = min_weights(step_reward_NT, n_NT > 0, temperature) * step_reward_NT if min_form else step_reward_NT
-    own_NT = np.where(n_NT > 0, own_NT, 0.0)
-    reward_N, tokens_N = own_NT.sum(1), n_NT.sum(1)
+    weight_NT = min_weights(step_reward_NT, n_NT > 0, temperature) if form == "min" else 1.0
+    reward_NT = np.where(n_NT > 0, weight_NT * step_reward_NT, 0.0)
+    reward_N, tokens_N = reward_NT.sum(1), n_NT.sum(1)
     others_N, other_tokens_N = of_group(reward_N, group_N) - reward_N, of_group(tokens_N, group_N) - tokens_N
     a_token_N = np.where(other_tokens_N > 0, others_N / np.maximum(other_tokens_N, 1), 0.0)
-    return_NT = returns(own_NT - a_token_N[:, None] * n_NT)
+    return_NT = returns(reward_NT - a_token_N[:, None] * n_NT)
     return at_tokens(return_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
@@ -141,70 +154,96 @@ def min_weights(step_reward_NT, is_step_NT, temperature: float) -> np.ndarray:
 
 
 def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the prover's advantage of the token's own
-    step, which is the step reward (reward.prm_form=difference of a prover's values), and `rloo` of the outcome."""
+    """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the step reward, the prover's
+    advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of the outcome."""
     return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
 def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, discount: float = 1.0) -> np.ndarray:
-    """REINFORCE++ (Hu 2025, arXiv 2501.03262): discounted returns of rewards where they fall, a step's at its last token and the
-    outcome at the response's, normalised over all tokens of the batch; groups play no part."""
+    """REINFORCE++ (Hu 2025, arXiv 2501.03262): discounted returns of a step's reward at its last token and the outcome
+    at the response's last, normalised over all tokens of the batch; groups play no part."""
     N, L = mask_NL.shape
-    last_NL = mask_NL & np.append(
-        ~mask_NL[:, 1:] | (step_of_token_NL[:, 1:] != step_of_token_NL[:, :-1]), np.ones((N, 1), bool), 1
-    )
+    changes_NL = ~mask_NL[:, 1:] | (step_of_token_NL[:, 1:] != step_of_token_NL[:, :-1])
+    last_NL = mask_NL & np.append(changes_NL, np.ones((N, 1), bool), 1)
     reward_NL = np.where(last_NL, at_tokens(step_reward_NT, step_of_token_NL, mask_NL), 0.0)
     end_N = L - 1 - mask_NL[:, ::-1].argmax(1)
     reward_NL[np.arange(N), end_N] += outcome_N
     return_NL = np.zeros((N, L + 1))
-    for at in reversed(range(L)):
-        return_NL[:, at] = reward_NL[:, at] + discount * return_NL[:, at + 1]
+    for i in reversed(range(L)):
+        return_NL[:, i] = reward_NL[:, i] + discount * return_NL[:, i + 1]
     return_NL = return_NL[:, :-1]
     mean, deviation = return_NL[mask_NL].mean(), return_NL[mask_NL].std()
     return np.where(mask_NL, divided(return_NL - mean, deviation), 0.0)
 
 
-def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
-    return np.where(mask_NL, leave_one_out(outcome_N, group_N)[:, None], 0.0)
+@dataclasses.dataclass(frozen=True)
+class Estimator:
+    """An advantage estimator and what a run has to know of it."""
+
+    f: Callable
+    options: tuple[str, ...] = ()  # the fields of EstimatorConfig that f takes as arguments
+    sums_steps: bool = False  # it adds a response's step rewards up (`total`)
+    needs_group: bool = True  # its baseline is the other responses to the problem
 
 
-ESTIMATORS = {f.__name__: f for f in (grpo, grpo_process, rloo, rloo_sources, pure, pav, reinforce)}
-SUMMING = ("grpo", "rloo")  # these make one number a response of step rewards, `total`; the others are dense
+ESTIMATORS = {
+    "grpo": Estimator(grpo, ("normalise",), sums_steps=True),
+    "grpo_process": Estimator(grpo_process, ("normalise",)),
+    "rloo": Estimator(rloo, sums_steps=True),
+    "rloo_sources": Estimator(rloo_sources),
+    "pure": Estimator(pure, ("form",)),
+    "pav": Estimator(pav),
+    "reinforce": Estimator(reinforce, ("discount",), needs_group=False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimatorConfig:
+    """The estimator and the options of all of them; conf/rl.yaml says what each key means."""
+
+    advantage: Annotated[str, one_of(ESTIMATORS)]
+    normalise: bool
+    form: Literal["min", "sum"]
+    discount: Positive
+
+    @property
+    def estimator(self) -> Estimator:
+        return ESTIMATORS[self.advantage]
+
+    def estimate(self, *arrays) -> np.ndarray:
+        """advantage_NL by the chosen estimator with its options."""
+        return self.estimator.f(*arrays, **{name: getattr(self, name) for name in self.estimator.options})
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
-    """How many responses of its group share each response's steps up to and including step t, count_NT (at least 1).
+    """The number of responses in its group that share each response's steps up to t, count_NT (at least 1).
 
-    lambda-GRPO (arXiv 2509.21154): outcome GRPO weighs a step that many roll-outs share by their number; dividing each token's
-    loss by this count undoes it. prefixes: the steps of each response.
+    lambda-GRPO (arXiv 2509.21154): outcome GRPO weights a step by the number of roll-outs that share it; dividing each
+    token's loss by this count undoes that. prefixes: the steps of each response.
     """
-    counts, keys = {}, []
-    for group, own in zip(group_N, prefixes, strict=True):
-        keys.append([(group, own[: t + 1]) for t in range(min(len(own), steps))])
-        for key in keys[-1]:
-            counts[key] = counts.get(key, 0) + 1
-    count_NT = np.ones((len(prefixes), steps))
-    for row, own in enumerate(keys):
-        count_NT[row, : len(own)] = [counts[key] for key in own]
+    keys = [[(g, x[: t + 1]) for t in range(min(len(x), steps))] for g, x in zip(group_N, prefixes, strict=True)]
+    counts, count_NT = collections.Counter(itertools.chain(*keys)), np.ones((len(prefixes), steps))
+    for row, shared in enumerate(keys):
+        count_NT[row, : len(shared)] = [counts[key] for key in shared]
     return count_NT
 
 
 def keep_mixed(outcome_N, group_N) -> np.ndarray:
-    """Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476): only groups whose outcomes differ, keep_N."""
+    """Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476): keep_N is True for groups whose outcomes differ."""
     return of_group(centred(outcome_N, group_N, False) ** 2, group_N) > TINY
 
 
 def keep_prof(mean_step_N, right_N, group_N, share: float = 0.5) -> np.ndarray:
-    """PROF (arXiv 2509.03403): of each group the right responses whose steps score highest and the wrong ones whose steps score
-    lowest, so that right and wrong are as equal in number as they can be, keep_N; a share of each group is kept.
+    """PROF (arXiv 2509.03403): keeps a share of each group, keep_N, with right and wrong responses as equal in number
+    as possible: the right ones whose steps score highest and the wrong ones whose steps score lowest.
 
-    The PRM chooses what is learned from and is no reward, so there is nothing in it to hack.
+    The PRM chooses what is learned from and gives no reward, so there is nothing to hack in it.
     """
     keep_N, right_N = np.zeros(len(right_N), bool), np.asarray(right_N, bool)
     for group in np.unique(group_N):
-        own = np.flatnonzero(group_N == group)
-        n_kept = max(1, round(share * len(own)))
-        right, wrong = own[right_N[own]], own[~right_N[own]]
+        members = np.flatnonzero(group_N == group)
+        n_kept = max(1, round(share * len(members)))
+        right, wrong = members[right_N[members]], members[~right_N[members]]
         right = right[np.argsort(-mean_step_N[right], kind="stable")]
         wrong = wrong[np.argsort(mean_step_N[wrong], kind="stable")]
         n_right = min(len(right), max(n_kept // 2, n_kept - len(wrong)))

@@ -1,4 +1,4 @@
-"""What a policy learns from and is evaluated on: problems of an embedded task, of files with their answers, or steps to judge."""
+"""Problems to learn from and to evaluate on: an embedded task's, those of files, or steps that a critic judges."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import expect, one_of
 from prm_jax.rl.rollouts import Rollout
 
-DISTINCT = 4096  # of an embedded task's to learn from; then in another order again
+DISTINCT = 4096  # problems of an embedded task to learn from; then they come again in another order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class QuestionsConfig:
     critic: str | None = None
 
     @property
-    def how(self) -> str:
-        """How answers are compared where the task's own checker does not."""
+    def answer_rule(self) -> str:
+        """The rule that compares answers where no embedded task's checker does."""
         return self.checker if self.checker in RULES else "number"
 
     def __post_init__(self):
@@ -46,47 +46,50 @@ class Problems(NamedTuple):
     train: list[str]
     held_out: list[str]
     is_right: Callable[[Rollout], bool]
-    task: ModuleType | None  # whose exact checker knows their steps
-    verdict: Callable[[Rollout], bool | None] | None = None  # a critic's: does it say good; None: it says nothing
+    task: ModuleType | None  # the embedded task whose exact checker judges the steps
+    verdict: Callable[[Rollout], bool | None] | None = None  # of a critic: whether it says good; None: it says nothing
 
     def watch(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Of a critic the shares that say good (right: half) and that come to no verdict."""
+        """The shares of a critic's roll-outs that say good (half of them should) and that come to no verdict."""
         said = [self.verdict(r) for r in rollouts] if self.verdict else []
         return {"says_good": said.count(True) / len(said), "no_verdict": said.count(None) / len(said)} if said else {}
 
 
 def of_task(data: TaskData, n_held_out: int, seed: int) -> Problems:
+    """New problems of an embedded task."""
     task = tasks.TASKS[data.name]
-    made = lambda n, split: tasks.make_problems(task, data.task, n, split, seed)
-    return Problems(made(DISTINCT, "train"), made(n_held_out, "validation"), by_task(task), task)
+    train = tasks.make_problems(task, data.task, DISTINCT, "train", seed)
+    return Problems(train, tasks.make_problems(task, data.task, n_held_out, "validation", seed), by_task(task), task)
 
 
 def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problems:
-    """All problems of one file, and the first of the other. InputError for one without an answer, in both, or with two answers."""
-    answers, splits, by_exact = {}, [], cfg.checker in ("task", *tasks.TASKS)
+    """All problems of one file, the first of the other; InputError without an answer, in both, or with two answers."""
+    answers, splits, is_exact = {}, [], cfg.checker in ("task", *tasks.TASKS)
     for path in (cfg.file, cfg.held_out):
-        splits.append(own := {})
+        splits.append(problems := {})
         for q in read_questions(path):
-            expect(by_exact or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")
-            expect(
-                q.problem not in answers or q.problem in own, f"{path}: {q.id}", q.problem[:60], "one not learned from"
-            )
+            expect(is_exact or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")
+            is_new = q.problem not in answers or q.problem in problems
+            expect(is_new, f"{path}: {q.id}", q.problem[:60], "one not learned from")
             if answers.setdefault(q.problem, q.answer) != q.answer:
                 raise InputError(f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}")
-            own[q.problem] = None
-        expect(bool(own), path, "no problem", "at least one")
+            problems[q.problem] = None
+        expect(bool(problems), path, "no problem", "at least one")
     train, held_out = map(list, splits)
-    if by_exact:
+    if is_exact:
         task = tasks.of_files((cfg.file, cfg.held_out), cfg.checker)
         return Problems(train, held_out[:n_held_out], by_task(task), task)
-    is_right = lambda r: checker.verdict(answers[r.problem], extract("\n".join(r.steps))) == "same"
+
+    def is_right(r: Rollout) -> bool:
+        return checker.verdict(answers[r.problem], extract("\n".join(r.steps))) == "same"
+
     return Problems(train, held_out[:n_held_out], is_right, None)
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:
-    """What a critic of format `name` is asked of each labelled step of the task's solutions; right: its verdict is the label.
+    """Labelled steps of the task's solutions, for a critic of format `name`; right: its verdict is the label.
 
-    As StepWiser (arXiv 2508.19229, section 3.3): right and wrong steps are equally many, what is too many is left out by chance.
+    Right and wrong steps are equally many, as in StepWiser (arXiv 2508.19229, 3.3); surplus ones are left out.
     """
     fmt, splits, labels = read_format(name), load_splits(data, seed, policy_pool).splits, {}
     writes = fmt.critic and fmt.critic.ask is None and fmt.critic.next is None
@@ -94,21 +97,23 @@ def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems
 
     def balanced(solutions: Iterable[Solution], rng) -> list[str]:
         steps = [(s, t, y >= 0.5) for s in solutions for t, y in enumerate(s.labels) if y is not None]
-        own = {prompt_text(fmt, None, s.problem, s.steps[: t + 1]): good for s, t, good in steps}
-        labels.update(own)
-        good, bad = ([text for text in own if own[text] is side] for side in (True, False))
+        is_good = {prompt_text(fmt, None, s.problem, s.steps[: t + 1]): good for s, t, good in steps}
+        labels.update(is_good)
+        good, bad = ([text for text in is_good if is_good[text] is side] for side in (True, False))
         n = min(len(good), len(bad))
         print(f"steps       {len(good):,} right and {len(bad):,} wrong ones to judge, {n:,} of each kept")
         expect(n, "data.solutions", f"{len(good)} right, {len(bad)} wrong steps", "some of each")
-        pick = lambda texts: [texts[i] for i in rng.permutation(len(texts))[:n]]
-        return [text for pair in zip(pick(good), pick(bad), strict=True) for text in pair]
+        sides = ([texts[i] for i in rng.permutation(len(texts))[:n]] for texts in (good, bad))
+        return [text for pair in zip(*sides, strict=True) for text in pair]
 
     def verdict(r: Rollout) -> bool | None:
-        at = verdict_at(fmt, text := "\n".join(r.steps))
-        return None if at is None else text.startswith(fmt.good, at)
+        start = verdict_at(fmt, text := "\n".join(r.steps))
+        return None if start is None else text.startswith(fmt.good, start)
+
+    def is_right(r: Rollout) -> bool:
+        return verdict(r) is labels[r.problem]
 
     train, held_out = (balanced(splits[side], np.random.default_rng(seed)) for side in ("train", "validation"))
-    is_right = lambda r: verdict(r) is labels[r.problem]
     return Problems(train, held_out[:n_held_out], is_right, None, verdict)
 
 

@@ -1,6 +1,6 @@
-"""Roll-outs: what a policy wrote, its ids cut into steps, and the packed batches that it learns from.
+"""Roll-outs: a policy's responses, their ids cut into steps, and the packed batches that it learns from.
 
-The ids that were sampled are the ids that are learned from; no text is tokenised again.
+The policy learns from the ids that it sampled; no text is tokenised again.
 
 Dimension key: A micro-batches, B rows, L tokens, N responses, T steps.
 """
@@ -22,19 +22,19 @@ class Rollout:
     problem: str
     group: int  # the problem's place in the batch: responses to one problem are compared
     steps: tuple[str, ...]  # at least one, perhaps blank
-    finished: bool  # it ended by itself and has a step
+    finished: bool  # it was not cut and has a step
     prompt_L: np.ndarray  # ids before the response
     ids_L: np.ndarray  # ids of the response
-    logp_L: np.ndarray  # log p of each, by the policy that wrote it
-    step_L: np.ndarray  # which step each belongs to
+    logp_L: np.ndarray  # log p of each under the policy that sampled it
+    step_L: np.ndarray  # the step that each belongs to
 
 
 def roll_out(policy: Policy, problems: Sequence[str], n: int, key, first: int = 0) -> list[Rollout]:
-    """n responses to each problem, drawn as by `Policy.extend`; problem by problem."""
+    """n responses to each problem, problem by problem; `Policy.extend` says how they are drawn."""
     prefixes = [(problem, ()) for problem in problems]
-    prompts, found = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key, first)
+    prompts, responses = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key, first)
     rollouts = []
-    for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, found, strict=True)):
+    for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, responses, strict=True)):
         for sample in samples:
             steps, step_L = cut(policy, sample.ids_L)
             finished = sample.finish_reason == "eos" and bool(steps[0].strip())
@@ -43,13 +43,13 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key, first: int = 
 
 
 def cut(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L): a step ends with the token whose text holds the separator; blank pieces belong to the step before."""
+    """(steps, step_L): a token whose text contains the separator ends a step; blank pieces join the step before."""
     separator, steps, step_L = policy.format.separator, [], np.zeros(len(ids_L), int)
     ends = np.flatnonzero(policy.stop_masks["step"][ids_L]) + 1
     starts = [0, *ends.tolist()]
     for start, end in zip(starts, [*ends.tolist(), len(ids_L)], strict=True):
-        own = [i for i in ids_L[start:end].tolist() if i not in policy.eos_ids]
-        text = policy.tokenizer.decode(own, clean_up_tokenization_spaces=False).removesuffix(separator)
+        ids = [i for i in ids_L[start:end].tolist() if i not in policy.eos_ids]
+        text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False).removesuffix(separator)
         if text.strip():
             steps.append(text.strip() if policy.format.strip else text)
         step_L[start:end] = max(len(steps) - 1, 0)
@@ -57,7 +57,7 @@ def cut(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]
 
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step_of_token_NL, mask_NL, group_N), as rl/advantages.py has them."""
+    """(step_of_token_NL, mask_NL, group_N), as rl/advantages.py takes them."""
     N, L = len(rollouts), max(len(r.ids_L) for r in rollouts)
     step_NL, mask_NL = np.zeros((N, L), int), np.zeros((N, L), bool)
     for i, r in enumerate(rollouts):
@@ -66,52 +66,52 @@ def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Rows of several lengths as one array, 0 behind each."""
-    found = np.zeros((len(rows), width))
-    for own_n, row_n in zip(found, rows, strict=True):
-        own_n[: len(row_n)] = row_n
-    return found
+    """Rows of different lengths as one array, with 0 behind each."""
+    x_NL = np.zeros((len(rows), width))
+    for i, row_n in enumerate(rows):
+        x_NL[i, : len(row_n)] = row_n
+    return x_NL
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the tokens of roll-outs stand in packed rows: prefix trees, in which what responses share stands once.
+    """The places of roll-outs' tokens in packed rows, which are prefix trees: responses share their first tokens.
 
-    Rows are in A micro-batches of B. A shared token is one token of several responses: their numbers are summed there.
+    Rows are in A micro-batches of B. A shared token belongs to several responses, so `scatter` adds their numbers up.
     """
 
     batch: dict[str, np.ndarray]  # ids, pos, visible_until and `before`, the place of the token before, [A, B, L]
-    used: int  # micro-batches that hold something: the rest are there so that one program serves all batches
-    places: list[tuple[int, np.ndarray]]  # of each roll-out its row of A x B, and the places of its own tokens in that
+    used: int  # micro-batches with tokens; empty ones follow, so that one compiled program serves all batches
+    places: list[tuple[int, np.ndarray]]  # each roll-out's row (of A x B), and its tokens' places in that
 
-    def put(self, x_NL: np.ndarray) -> np.ndarray:
-        """A number for each token of a response, summed at its place, x_ABL; 0 elsewhere."""
+    def scatter(self, x_NL: np.ndarray) -> np.ndarray:
+        """x_ABL: the numbers of each response's tokens, summed at their places; 0 elsewhere."""
         A, B, L = self.batch["ids"].shape
-        found = np.zeros((A * B, L), np.float32)
-        for own_L, (row, place_L) in zip(x_NL, self.places, strict=True):
-            found[row, place_L] += own_L[: len(place_L)]
-        return found.reshape(A, B, L)
+        x_RL = np.zeros((A * B, L), np.float32)
+        for x_L, (row, place_L) in zip(x_NL, self.places, strict=True):
+            x_RL[row, place_L] += x_L[: len(place_L)]
+        return x_RL.reshape(A, B, L)
 
-    def take(self, x_ABL: np.ndarray, width: int) -> np.ndarray:
-        """What stands at the places of each response, x_NL of so many columns; 0 behind it."""
-        rows = x_ABL.reshape(-1, x_ABL.shape[-1])
-        return padded([rows[row, place_L] for row, place_L in self.places], width)
+    def gather(self, x_ABL: np.ndarray, width: int) -> np.ndarray:
+        """x_NL with `width` columns: the numbers at each response's places, 0 behind them."""
+        x_RL = x_ABL.reshape(-1, x_ABL.shape[-1])
+        return padded([x_RL[row, place_L] for row, place_L in self.places], width)
 
 
 def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share: bool = True) -> Layout:
-    """A is what `most` roll-outs need at worst."""
+    """The layout in micro-batches of `rows` rows, as many as `most` roll-outs need at worst."""
     sequences = [np.concatenate([r.prompt_L, r.ids_L]) for r in rollouts]
     packs, _ = plan_rows(sequences, row_tokens, share)
     used = -(-len(packs) // rows)
     packs += [[]] * (-(-most // rows) * rows - len(packs))
-    none, place_of = np.zeros(0, np.int32), {}
-    as_read = lambda i: Encoded(sequences[i], none, len(rollouts[i].prompt_L))
-    batch, places, _ = layout_batch([[as_read(i) for i in pack] for pack in packs], row_tokens, share=share)
+    starts, none, place_of = [len(r.prompt_L) for r in rollouts], np.zeros(0, np.int32), {}
+    encoded = [[Encoded(sequences[i], none, starts[i]) for i in pack] for pack in packs]
+    batch, places, _ = layout_batch(encoded, row_tokens, share=share)
     del batch["step_end"]
     batch["before"] = np.zeros_like(batch["ids"])
-    for row, (pack, own) in enumerate(zip(packs, places, strict=True)):
-        for i, place_L in zip(pack, own, strict=True):
-            start = len(rollouts[i].prompt_L)
+    for row, (pack, places_of_pack) in enumerate(zip(packs, places, strict=True)):
+        for i, place_L in zip(pack, places_of_pack, strict=True):
+            start = starts[i]
             place_of[i] = row, place_L[start:]
             batch["before"][row, place_L[start:]] = place_L[start - 1 : -1]
     batch = {name: x.reshape(-1, rows, row_tokens) for name, x in batch.items()}
