@@ -21,8 +21,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
-from prm_jax.data.examples import make_examples
-from prm_jax.data.formats import Format, train_tokenizer
+from prm_jax.data.formats import Format, make_examples, train_tokenizer
 from prm_jax.data.packing import (
     TrainingRows,
     eval_batches,

@@ -13,8 +13,17 @@ from conftest import TINY
 from prm_jax import InputError
 from prm_jax.attention import visible
 from prm_jax.data import packing
-from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
-from prm_jax.data.formats import Encoded, Format, train_tokenizer
+from prm_jax.data.formats import (
+    STEP_TARGETS,
+    TOKEN_TARGETS,
+    Encoded,
+    Example,
+    Format,
+    make_example,
+    make_examples,
+    train_tokenizer,
+    truncate,
+)
 from prm_jax.data.packing import (
     TrainingRows,
     choose_width,

@@ -19,7 +19,11 @@ RIGHT = ["4+5=2", "2*4=1", "1max3=3", "3-6=4"]
 
 def test_problem_and_lines_are_read():
     assert chain.parse_problem(PROBLEM) == (4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)), 7)
-    assert chain.gold_answer(PROBLEM) == "4" and chain.stated_answer(RIGHT) == "4" and chain.stated_answer(["so 4"]) is None
+    assert (
+        chain.gold_answer(PROBLEM) == "4"
+        and chain.stated_answer(RIGHT) == "4"
+        and chain.stated_answer(["so 4"]) is None
+    )
     assert chain.parse_line("12max3*10=4") == (12, (("max", 3), ("*", 10)), 4)
     for broken in ("4 +5 mod4?", "4 +5 *9 mod7?", "4 +5 *3", "4 add 5 mod7?", "", "+5 mod7?"):
         with pytest.raises(InputError, match="^not a chain of arithmetic"):
@@ -115,7 +119,10 @@ def test_the_solver_writes_by_these_laws():
     cfg = dataclasses.replace(CFG, merge=0.5, restate=0.25)
     steps = [chain.solve(cfg, "4 *5 -3 mod7?", rng) for _ in range(n)]
     near = lambda share, p: abs(share - p) < 4 * np.sqrt(0.25 / n)
-    one, two = chain.fact_distributions(cfg)["*", 5], chain.fact_distributions(cfg)["*", 5] @ chain.fact_distributions(cfg)["-", 3]
+    one, two = (
+        chain.fact_distributions(cfg)["*", 5],
+        chain.fact_distributions(cfg)["*", 5] @ chain.fact_distributions(cfg)["-", 3],
+    )
     merged = [s for s in steps if s[0].startswith("4*5-3=")]
     assert near(len(merged) / n, 0.5) and near(np.mean([len(s) > 1 for s in merged]), 0.25)
     for w in range(7):

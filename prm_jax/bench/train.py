@@ -9,7 +9,7 @@ from flax import nnx
 
 from prm_jax.bench import measure
 from prm_jax.bench.measure import BenchConfig, Row
-from prm_jax.data.examples import Example
+from prm_jax.data.formats import Example
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch

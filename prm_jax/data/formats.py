@@ -1,13 +1,14 @@
-"""How a solution becomes token ids and step marks. One function serves training, scoring, search and RL.
+"""Turns a solution into token ids, step marks and targets. One function serves training, scoring, search and RL.
 
-The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format, which
-says where its convention was read; a new one is a new file there, with keys of `Format`. Two ways of tokenising exist
-among released PRMs, and each is followed exactly:
+The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format with keys of
+`Format`, which names its source. Released PRMs tokenise in two ways, and each is followed exactly:
 
-apart: every step by itself, then its separator as ids. The mark cannot fuse with text, as `.` and a newline do in BPE
+apart: every step by itself, then the ids of its separator. The mark cannot fuse with text, as `.` and a newline do in BPE
 when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
-together: one text, one call, as the authors' code does; the marks are then found by their place in the text, never by
-looking for an id, and a mark that fused with the text beside it raises.
+together: one text, one call, as the authors' code does; marks are found by their place in the text, never by looking for an
+id, and a mark that fused with the text beside it raises.
+
+Dimension key: L tokens, T steps.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.data.critiques import CriticFormat, conversation
+from prm_jax.data.solutions import Solution
 from prm_jax.data.units import UNITS
 from prm_jax.launch.config import CONF, expect, one_of, parse
 
@@ -29,43 +31,42 @@ from prm_jax.launch.config import CONF, expect, one_of, parse
 class Format:
     """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
 
-    In `prefix` {problem} stands for the problem, in `number` {n} for the number of the step from 1, in `prefix` and
-    `separator` {pad} for the tokenizer's padding token. The beginning-of-sequence token, if there is one, comes first.
-    With `chat` the tokenizer's own chat template writes the turns, and prefix is what the user says in them.
+    {problem} stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the padding token in
+    `prefix` and `separator`. With `chat` the tokenizer's chat template writes the turns and `prefix` is the user's message.
     """
 
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
-    tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, each line of a step too
-    mark: str = ""  # tokenized together: the one token that ends a separator, where that is not the whole separator
+    tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, and so each line of a step
+    mark: str = ""  # tokenized together: the one token that ends a separator, if that is not the whole separator
     prefix: str = "{problem}"  # text before the first step
-    number: str = ""  # put before each step that does not begin with it already
+    number: str = ""  # put before each step that does not begin with it
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
-    bos: bool = True  # the beginning-of-sequence token comes first; false: the tokenizer has one that it does not write
-    chat: bool = False  # prefix is a user's message and the steps its answer, by the tokenizer's own chat template
-    system: str | None = None  # chat: the system's message; null: whatever the template brings
-    outcome: bool = False  # an outcome model: one score, at the text's last token, which every step bears
+    bos: bool = True  # the tokenizer's beginning-of-sequence token, if any, comes first; false: it is never written
+    chat: bool = False  # the tokenizer's chat template writes the turns
+    system: str | None = None  # chat: the system message; null: the template's own
+    outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
     strip: bool = False  # steps lose white space at both ends
-    # Separators only cut the text: the model does not see them, and marks are one token earlier.
-    drop_separator: bool = False
-    shift: int = 0  # marks are moved by so many tokens, where the authors' code reads beside the step's end
-    probe: str = ""  # marks where a conversation cut after the step and ended by this text would end (Eurus)
-    # Head of its checkpoints, a name of model.HEADS, or tokens, vocabulary, ensemble, implicit; null: any.
-    head: str | None = None
-    layer: str = "score"  # last layer of that head in its checkpoints; lm_head: none of its own
+    drop_separator: bool = (
+        False  # separators only cut the text: the model does not see them, marks are one token earlier
+    )
+    shift: int = 0  # tokens by which marks move, where the authors' code reads beside the step's end
+    probe: str = ""  # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
+    head: str | None = None  # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
+    layer: str = "score"  # last layer of that head in its checkpoints; lm_head: it has none of its own
     good: str | None = None  # head tokens, vocabulary, critic: the good verdict, one token
-    bad: str | None = None  # head tokens, critic: the bad one; of the vocabulary it is all the others
-    score: Annotated[str, one_of(UNITS)] = "probability"  # unit in which its authors state scores; ours are log-odds
+    bad: str | None = None  # head tokens, critic: the bad verdict, one token
+    score: Annotated[str, one_of(UNITS)] = "probability"  # unit of the authors' scores; ours are log-odds
     beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
     label_kind: Literal["correctness", "value", "advantage", "unknown"] = "unknown"  # what it learned
-    auto: bool = True  # format=auto may find it; false: a rarer reader of a head that another format has
-    changes: dict[str, object] | None = None  # of auto: keys that replace those of the format that it finds
+    auto: bool = True  # format=auto may choose it; false: another format is more common for its head
+    changes: dict[str, object] | None = None  # auto: keys that replace those of the chosen format
     critic: CriticFormat | None = None  # of a language model that writes before it judges (data/critiques.py)
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
-        """The keys of a config as those of this class: what stands beside `name: auto` changes the format that is found."""
+        """A config's keys as those of this class: what stands beside `name: auto` changes the format that auto chooses."""
         if keys.get("name") != "auto" or "changes" in keys:
             return keys
         return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
@@ -76,16 +77,16 @@ class Format:
         hint = "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
         expect("\\n" not in self.separator, "format.separator", self.separator, f"line ends: {hint}")
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
-        of_together = self.between or self.suffix or self.drop_separator or self.probe or self.shift
-        of_together = of_together or self.chat or self.outcome
-        why = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
-        expect(self.tokenized == "together" or self.critic or not of_together, "format.tokenized", self.tokenized, why)
+        names = "between", "suffix", "drop_separator", "probe", "shift", "chat", "outcome"
+        is_allowed = self.tokenized == "together" or self.critic or not any(getattr(self, name) for name in names)
+        expected = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
+        expect(is_allowed, "format.tokenized", self.tokenized, expected)
         verdicts = [text for text in (self.good, self.bad) if text is not None]
         expected = "good and bad with head 'tokens' and of a critic, good with 'vocabulary', and only with them"
-        asked = 2 if self.critic else {"tokens": 2, "vocabulary": 1}.get(self.head, 0)
-        expect(len(verdicts) == asked, "format.good", verdicts, expected)
-        of_ratio = (self.head == "implicit") == (self.score == "log_ratio")
-        expect(of_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
+        n = 2 if self.critic else {"tokens": 2, "vocabulary": 1}.get(self.head, 0)
+        expect(len(verdicts) == n, "format.good", verdicts, expected)
+        is_ratio = (self.head == "implicit") == (self.score == "log_ratio")
+        expect(is_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
 
 def read_format(name: str) -> Format:
@@ -95,15 +96,14 @@ def read_format(name: str) -> Format:
 
 @functools.cache
 def all_formats() -> tuple[Format, ...]:
-    """Every convention of conf/format that a step head may have, those that belong to one head first."""
+    """Every format of conf/format without a critic, those with a head of their own first."""
     names = {path.stem for path in (CONF / "format").glob("*.yaml")} - {"auto"}
     formats = (fmt for fmt in map(read_format, names) if not fmt.critic)
     return tuple(sorted(formats, key=lambda fmt: (fmt.head is None, fmt.name)))
 
 
 def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
-    """Ids of the bad and the good verdict of a format whose head is two vocabulary logits, of the good one alone where it
-    is the whole vocabulary; None for other heads."""
+    """Token ids: (bad, good) for head 'tokens' or a critic, (good,) for 'vocabulary', None for other heads."""
     texts = [text for text in (fmt.bad, fmt.good) if text is not None]
     ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     if any(len(tokens) != 1 for tokens in ids) or len(set(ids)) < len(ids):
@@ -114,7 +114,7 @@ def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Token ids of one solution, the index of every step's mark in them, and where the solution starts."""
+    """Token ids of one solution, the index of each step's mark in them, and that of the solution's first token."""
 
     ids_L: np.ndarray
     step_end_T: np.ndarray
@@ -124,8 +124,8 @@ class Encoded:
 def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
 
-    Raises InputError when the separator has no token, a mark fused with text, or marks and steps differ in number, and,
-    where a text is tokenised together, when a problem or step contains the separator: it would be read as a mark.
+    Raises InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a text
+    tokenised together, a problem or step contains the separator.
     """
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
@@ -140,33 +140,34 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(problem, numbered(fmt, steps)) for problem, steps in rows]
     encode_rows = _encode_together if fmt.tokenized == "together" else _encode_apart
-    found = []
+    encoded = []
     for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
         step_end_T = np.array(marks, np.int32) + len(begin) + fmt.shift
-        found.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
-        check_marks(found[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
-    return found
+        encoded.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
+        check_marks(encoded[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
+    return encoded
 
 
 def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:
-    """The steps as the format writes them: stripped, and numbered unless they are already."""
+    """The steps as the format writes them: stripped, and numbered unless they have a number."""
     if fmt.strip:
         steps = tuple(step.strip() for step in steps)
     if fmt.number:
-        own = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE)
-        name = lambda n, step: step if own.match(step) else fmt.number.replace("{n}", str(n)) + step
-        steps = tuple(name(n, step) for n, step in enumerate(steps, 1))
+        number = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE)
+        steps = tuple(
+            step if number.match(step) else fmt.number.replace("{n}", str(n)) + step for n, step in enumerate(steps, 1)
+        )
     return tuple(step.rstrip(" ") for step in steps) if fmt.strip else steps
 
 
 def _encode_apart(fmt: Format, tokenizer, rows):
-    """Yields (ids, marks, start) of rows whose prefix and steps are tokenised one by one."""
+    """Yields (ids, marks, start) of rows, whose prefix and steps are tokenised one by one."""
 
     def parts(step):
         return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
 
     heads = [fmt.prefix.replace("{problem}", problem) for problem, _ in rows]
-    # Steps repeat a lot within a pool, so each distinct text is tokenised once, all in one call.
+    # Many steps of a pool repeat, so each distinct text is tokenised once, all in one call.
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
     ids_of = dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True)) if texts else {}
     separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
@@ -181,7 +182,7 @@ def _encode_apart(fmt: Format, tokenizer, rows):
 
 
 def _encode_together(fmt: Format, tokenizer, rows):
-    """Yields (ids, marks, start) of rows that are tokenised as one text each, the marks found by their place in it."""
+    """Yields (ids, marks, start) of rows, each tokenised as one text."""
     if not tokenizer.is_fast:
         raise InputError(f"format={fmt.name}: needs a fast tokenizer, which knows where its tokens lie in the text")
     mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
@@ -231,7 +232,7 @@ def as_chat(fmt: Format, tokenizer, question: str, answer: str) -> str:
 
 
 def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]):
-    """(ids, [the last one's index], start) of a whole solution."""
+    """(ids, [index of the last one], start) of a whole solution."""
     answer = fmt.between.join(step + fmt.separator for step in steps)
     text = as_chat(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -241,7 +242,7 @@ def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...])
 
 
 def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, where: str) -> int:
-    """Index of the token that ends the separator that ends at text[:end], and is the mark and nothing else."""
+    """Index of the token that ends at `end`; InputError unless it is the mark and nothing else."""
     i, mark = int(np.searchsorted(spans[:, 1], end, side="right")) - 1, fmt.mark or fmt.separator
     is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
@@ -259,11 +260,106 @@ def check_marks(encoded: Encoded, n_steps: int, where: str):
         raise InputError(f"{where}: {len(marks)} step marks {marks} for {n_steps} steps in {n_tokens} tokens")
 
 
-def train_tokenizer(texts: Iterable[str], vocab: int):
-    """A byte-level BPE tokenizer for models trained from nothing: any text encodes, every digit is a token of its own.
+# Targets of each step and of each token; the value where no example stands.
+STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0, "depth": 0.0}
+TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
 
-    Splits words as Qwen2's tokenizer does, because transformers reads the tokenizer of every `qwen2` folder with that
-    class, whatever its files say: another split would change silently when the model is saved and loaded.
+
+@dataclasses.dataclass(frozen=True)
+class Example(Encoded):
+    """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
+
+    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the step's
+    loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting the token.
+    reference: log p of the token under the reference of an implicit PRM, in nats.
+    """
+
+    targets: dict[str, np.ndarray]
+
+    def __post_init__(self):
+        sizes = dict.fromkeys(STEP_TARGETS, len(self.step_end_T)) | dict.fromkeys(TOKEN_TARGETS, len(self.ids_L))
+        for name, x_n in self.targets.items():
+            if len(x_n) != sizes[name]:
+                raise ValueError(f"{name}: {len(x_n)} values for {sizes[name]} steps or tokens")
+
+
+def step_weights(n: int, scheme: str) -> np.ndarray:
+    """Loss weights of a solution's n labelled steps, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
+    expect(scheme in ("uniform", "later"), "batch.step_weights", scheme, "uniform or later")
+    return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
+
+
+def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
+    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets for the
+    solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has.
+
+    The outcome stands at the last step, or with outcome_at=tokens at every token of the solution, which trains a value
+    function (Cobbe et al. 2021).
+    """
+    if objective == "orm" and outcome_at == "tokens":
+        encoded = dataclasses.replace(encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32))
+    n = len(encoded.step_end_T)
+    unlabelled = (None,) * max(n, len(solution.steps))
+    outcomes = (solution.outcome,) * n if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
+    labels = {"prm": solution.labels, "orm": outcomes, "implicit": outcomes, "lm": None}[objective]
+    ratings = solution.ratings if objective == "prm" else None
+    label_T, rating_T = (np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings))  # None: NaN
+    weight_T, token_weight_L = np.zeros(n, np.float32), np.zeros(len(encoded.ids_L), np.float32)
+    labelled_T = ~np.isnan(label_T)
+    weight_T[labelled_T] = step_weights(labelled_T.sum(), weights)
+    token_weight_L[max(encoded.start, 1) :] = 1  # nothing comes before the first token to predict it from
+    targets = {"label": label_T, "rating": rating_T, "weight": weight_T, "token_weight": token_weight_L}
+    targets["depth"] = np.arange(n) * (objective == "prm")
+    return Example(encoded.ids_L, encoded.step_end_T, encoded.start, targets)
+
+
+def make_examples(
+    solutions, fmt: Format, tokenizer, objective, limit=None, too_long="error", weights="uniform", outcome_at="last"
+):
+    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut).
+
+    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last
+    steps (`cut`). A solution without a target is dropped.
+    """
+    if fmt.outcome and objective != "lm":
+        why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"
+        raise InputError(f"format: {fmt.name!r} {why}; expected a format with step marks, such as plain")
+    expect(too_long in ("error", "drop", "cut"), "batch.too_long", too_long, "error, drop or cut")
+    examples = []
+    counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
+    rows = encode(fmt, tokenizer, [(s.problem, s.steps) for s in solutions], end=objective == "lm")
+    for solution, encoded in zip(solutions, rows, strict=True):
+        if limit is not None and len(encoded.ids_L) > limit:
+            if too_long == "error":
+                raise InputError(
+                    f"{solution.id}: has {len(encoded.ids_L)} tokens, more than batch.tokens={limit}; "
+                    "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"
+                )
+            encoded = truncate(encoded, limit) if too_long == "cut" else None
+            if encoded is None:
+                counts["too_long_dropped"] += 1
+                continue
+            counts["too_long_cut"] += 1
+            counts["steps_cut"] += len(solution.steps) - len(encoded.step_end_T)
+        example = make_example(encoded, solution, objective, weights, outcome_at)
+        if objective != "lm" and not example.targets["weight"].any():
+            counts["without_target_dropped"] += 1
+            continue
+        examples.append(example)
+    return examples, counts
+
+
+def truncate(encoded: Encoded, limit: int) -> Encoded | None:
+    """The sequence up to the last step that ends within `limit` tokens; None if no step does."""
+    n = int((encoded.step_end_T < limit).sum())
+    return Encoded(encoded.ids_L[: encoded.step_end_T[n - 1] + 1], encoded.step_end_T[:n], encoded.start) if n else None
+
+
+def train_tokenizer(texts: Iterable[str], vocab: int):
+    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a token.
+
+    It splits words as Qwen2's tokenizer does, because transformers reads every `qwen2` folder's tokenizer with that class:
+    another split would change silently when the model is saved and loaded.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -276,6 +372,8 @@ def train_tokenizer(texts: Iterable[str], vocab: int):
     bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(word), "isolated"), to_bytes])
     bpe.decoder = decoders.ByteLevel()
     end, alphabet = "<|endoftext|>", pre_tokenizers.ByteLevel.alphabet()
-    asked = {"vocab_size": vocab, "special_tokens": [end], "initial_alphabet": alphabet, "show_progress": False}
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(**asked))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab, special_tokens=[end], initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end, pad_token=end)

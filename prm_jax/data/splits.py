@@ -82,7 +82,9 @@ class Data:
     splits: dict[str, list[Solution]]  # train, validation, test
     counts: dict[str, float]  # of everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; hub data set -> sha256 of its solutions
-    parts: dict[str, int] = dataclasses.field(default_factory=dict)  # of a mixture: training solutions a source, in order
+    parts: dict[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # of a mixture: training solutions a source, in order
 
 
 def data_config(node, key: str = "data") -> DataConfig:
@@ -194,7 +196,9 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
             raise InputError(str(error).replace("data.", f"data.sources.{name}.", 1)) from None
     splits = {}
     for side in ("train", "validation", "test"):
-        rows = [[dataclasses.replace(s, id=f"{name}/{s.id}") for s in data.splits[side]] for name, data in parts.items()]
+        rows = [
+            [dataclasses.replace(s, id=f"{name}/{s.id}") for s in data.splits[side]] for name, data in parts.items()
+        ]
         turns = rows if side == "train" else itertools.zip_longest(*rows)
         splits[side] = [s for turn in turns for s in turn if s is not None]
     counts = {f"{name}_{key}": n for name, data in parts.items() for key, n in data.counts.items()}

@@ -65,7 +65,11 @@ def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable
     """n problems of one split with `each` graded solutions, by the solver or by `draw`; cfg, draw: TaskData, Draw of data/splits."""
     task = TASKS[cfg.name]
     problems = make_problems(task, cfg.task, n, split, seed)
-    return solver_pool(task, cfg.task, problems, each, seed) if cfg.samples == "solver" else draw(cfg, problems, each, seed)
+    return (
+        solver_pool(task, cfg.task, problems, each, seed)
+        if cfg.samples == "solver"
+        else draw(cfg, problems, each, seed)
+    )
 
 
 def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
@@ -86,7 +90,9 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
         solutions = sample_solutions(cfg, *sample, draw)
         lucky = lucky_share(task, solutions)  # the test split's is kept
         if cfg.outcome == "steps":
-            sound = [None if s.outcome is None else float(0 not in step_labels(task, s.problem, s.steps)) for s in solutions]
+            sound = [
+                None if s.outcome is None else float(0 not in step_labels(task, s.problem, s.steps)) for s in solutions
+            ]
             solutions = [dataclasses.replace(s, outcome=x) for s, x in zip(solutions, sound, strict=True)]
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
     return splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}
@@ -106,7 +112,9 @@ def labelled(
         verdict_T = task.verdicts(problem, steps)
         labels, ratings = correctness(verdict_T), tuple(RATINGS.get(verdict, -1) for verdict in verdict_T)
     outcome = float(task.solved(problem, steps)) if finished else None
-    return Solution(problem, tuple(steps), tuple(labels), ratings, outcome, task.stated_answer(steps), id, name_of(task))
+    return Solution(
+        problem, tuple(steps), tuple(labels), ratings, outcome, task.stated_answer(steps), id, name_of(task)
+    )
 
 
 def correctness(verdicts: Sequence[str]) -> list[float]:
