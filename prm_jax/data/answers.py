@@ -1,20 +1,20 @@
-r"""Final answers: extract them from a solution, compare them, group the equal ones.
+r"""Extracts the final answer of a solution and normalises it for comparison.
 
-Three rules of comparison (`how`), each named in the results:
-  string  `normal` texts are equal: LaTeX spacing, sizes and wrappers do not count, values do (1,000 is not 1000).
-  number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; two whole numbers are equal
-          or differ. Thousands separators, currency, units and the percent sign (25\% is 25, as in GSM8K and MATH) do
-          not count. An answer that is no number is compared as a string.
-  math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}`, all its settings as
-          they come. It is not symmetric, gold first: gold 1 takes 2x + z = 1, gold 2x + z = 1 does not take 1.
-An answer of more than LONGEST characters is compared as a string by every rule.
+grading.py compares by one of three rules, which the results name:
+  string  equal `normal` texts: LaTeX spacing, sizes and wrappers do not count, values do (1,000 is not 1000).
+  number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; whole numbers must be equal.
+          Thousands separators, currency, units and percent signs (25\% is 25, as in GSM8K and MATH) do not count.
+          An answer that is not a number is compared as a string.
+  math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}` with its default
+          settings. It is not symmetric, gold first: gold 1 accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
+Every rule compares an answer of more than LONGEST characters as a string.
 """
 
 import functools
 import re
 from fractions import Fraction
 
-LONGEST = 1000  # characters of an answer that is read as a number or an expression; int() refuses very long ones too
+LONGEST = 1000  # characters of an answer that is read as a number or an expression
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
 HASHES = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
@@ -27,25 +27,25 @@ AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
 
 
 def extract(text: str) -> str | None:
-    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space.
+    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space; None if there is
+    none (the last number of a text is not a stated answer).
 
-    The first of these that is there and not empty, the last one of its kind: a `\boxed{...}` whose braces close;
-    GSM8K's `#### x`, x the last line or a number alone on its line (a Markdown heading is neither); "answer is x",
-    "Answer: x" or PRM800K's "# Answer" with x below it, x up to the end of its sentence, formula or line. None if there
-    is none: the last number of a text is no stated answer. The time grows linearly with the text.
+    The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with x the
+    last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "# Answer"
+    above x, x up to the end of its sentence, formula or line. Takes linear time.
     """
-    found = (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))
-    return next(filter(None, found), None)
+    answers = (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))
+    return next(filter(None, answers), None)
 
 
-def right_answer(text: str | None) -> str | None:
-    """The right answer that a file's field holds, also where that is a whole solution: GSM8K's lines and `#### 72`."""
+def read_gold(text: str | None) -> str | None:
+    """The gold answer in a file's field, also if that is a whole solution: GSM8K's lines and `#### 72`."""
     is_solution = text is not None and ("\n" in text or "####" in text)
     return is_solution and extract(text) or text
 
 
 def _boxes(text):
-    """What stands in the boxes, the last to open first; a box that is cut off holds nothing."""
+    """Yields the contents of the boxes, the last to open first; an unclosed box is empty."""
     closing, open_braces = {}, []
     for brace in BRACE.finditer(text):
         if brace[0] == "{":
@@ -74,33 +74,30 @@ def _bare(answer):
     return answer[start:end]
 
 
-LOOKS = [
-    (re.compile(pattern), new)
-    for pattern, new in (
-        (r"−", "-"),
-        (r"\\!\s*", ""),
-        (r"\{,\}|(?<=\d)\\,\s*(?=\d{3}(?!\d))", ","),  # 11{,}000 and 11\,000 are 11,000
-        (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
-        (r"\\(?:left|right)(?![a-zA-Z])\.?|\\[bB]igg?[lr]?(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])", ""),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\frac\s*(\d)", r"\\frac{\1}"),  # \frac12 is \frac{1}{2}
-        (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
-        (r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
-        (r"\\?\$", ""),
-        (r"\\%", "%"),
-        (r"°|\^\s*\{\s*\\circ\s*\}", r"^\\circ"),
-        (r"([\^_])\{(\w)\}", r"\1\2"),
-        (r"\s+", " "),
-        (r"(?<!\d) | (?!\d)", ""),  # but 1 1/2 is not 11/2
-    )
-]
+LOOKS = (
+    (r"−", "-"),
+    (r"\\!\s*", ""),
+    (r"\{,\}|(?<=\d)\\,\s*(?=\d{3}(?!\d))", ","),  # 11{,}000 and 11\,000 are 11,000
+    (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+    (r"\\(?:left|right)(?![a-zA-Z])\.?|\\[bB]igg?[lr]?(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])", ""),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\frac\s*(\d)", r"\\frac{\1}"),  # \frac12 is \frac{1}{2}
+    (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+    (r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
+    (r"\\?\$", ""),
+    (r"\\%", "%"),
+    (r"°|\^\s*\{\s*\\circ\s*\}", r"^\\circ"),
+    (r"([\^_])\{(\w)\}", r"\1\2"),
+    (r"\s+", " "),
+    (r"(?<!\d) | (?!\d)", ""),  # but 1 1/2 is not 11/2
+)
 
 
 @functools.lru_cache(1 << 16)
 def normal(text: str) -> str:
-    """The text without what changes only its looks; equal texts are equal answers to every rule."""
+    """The text without what only changes its looks; equal results are equal answers by every rule."""
     for pattern, new in LOOKS:
-        text = pattern.sub(new, text)
+        text = re.sub(pattern, new, text)
     return text.rstrip(".")
 
 
@@ -119,7 +116,7 @@ NUMBER = re.compile(
 
 @functools.lru_cache(1 << 16)
 def as_number(text: str) -> Fraction | None:
-    """The exact value of a decimal, fraction or mixed number, None for anything else (also for 1,00 and 1e5)."""
+    """The exact value of a decimal, fraction or mixed number, None for anything else (1,00 and 1e5 too)."""
     text = re.sub(r"\\?\$", "", text)
     if len(text) > LONGEST:
         return None
@@ -127,8 +124,8 @@ def as_number(text: str) -> Fraction | None:
     match = NUMBER.fullmatch(normal(text[: unit.start()] if unit and not SCALE.search(unit[0]) else text))
     if not match:
         return None
-    value = lambda name: Fraction((match[name] or "1").replace(",", ""))
-    top, low = (value("top"), value("low")) if match["top"] else (value("value"), value("by"))
+    parts = (match["top"], match["low"]) if match["top"] else (match["value"], match["by"])
+    top, low = (Fraction((part or "1").replace(",", "")) for part in parts)
     if low == 0:
         return None
     size = (int(match["whole"]) if match["whole"] else 0) + top / low
@@ -136,5 +133,5 @@ def as_number(text: str) -> Fraction | None:
 
 
 def is_blank(answer: str | None) -> bool:
-    """Whether an answer is none: a blank one can neither win nor be voted for."""
+    """Whether there is no answer: a blank one can neither win nor be voted for."""
     return answer is None or not normal(answer)

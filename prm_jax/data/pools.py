@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.answers import right_answer
+from prm_jax.data.answers import read_gold
 from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
 from prm_jax.data.units import UNITS
 
@@ -113,7 +113,7 @@ def _problem(row, names):
         candidates.append(given)
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    right, task = right_answer(optional(row, gold, str)), optional(row, "task", str)
+    right, task = read_gold(optional(row, gold, str)), optional(row, "task", str)
     return Problem(field(row, id_, str), field(row, problem, str), right, tuple(candidates), units, task)
 
 
