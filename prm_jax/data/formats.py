@@ -260,22 +260,10 @@ def check_marks(encoded: Encoded, n_steps: int, where: str):
 def train_tokenizer(texts: Iterable[str], vocab: int):
     """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a token.
 
-    It splits words as Qwen2's tokenizer does, because transformers reads every `qwen2` folder's tokenizer with that class:
-    another split would change silently when the model is saved and loaded.
+    Of Qwen2's class, with which transformers reads the tokenizer of every `qwen2` folder, whatever its files say.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import Qwen2Tokenizer
 
-    word = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    word += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    bpe = Tokenizer(models.BPE())
-    bpe.normalizer = normalizers.NFC()
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(word), "isolated"), to_bytes])
-    bpe.decoder = decoders.ByteLevel()
-    end, alphabet = "<|endoftext|>", pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=[end], initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end, pad_token=end)
+    end = "<|endoftext|>"
+    untrained = Qwen2Tokenizer(eos_token=end, pad_token=end, unk_token=None)
+    return untrained.train_new_from_iterator(texts, vocab, show_progress=False)
