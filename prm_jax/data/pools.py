@@ -14,15 +14,14 @@ from prm_jax.data.answers import read_gold
 from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
 from prm_jax.data.units import UNITS
 
-# Fields of a row: id, problem, right answer; of a candidate: answer, step scores.
+# Names of a row's id, problem and gold answer, and of a candidate's answer and step scores.
 NATIVE = ("id", "problem", "answer", "answer", "step_scores")
 STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_step_scores")
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One sampled solution; `correct` says whether its answer is right, None if nobody graded it, `finished` False if it was
-    cut off. What counts is `outcome`."""
+    """One sampled solution. `correct`: whether its answer is right, None if ungraded; `finished`: False if it was cut off."""
 
     steps: tuple[str, ...]
     answer: str | None = None
@@ -42,14 +41,14 @@ class Candidate:
 
     @property
     def outcome(self) -> float | None:
-        """1 right, 0 wrong; None if nobody graded it or it was cut off, whatever it says last: nobody knows its end."""
+        """1 right, 0 wrong; None if it is ungraded or was cut off, whatever it says last."""
         return None if self.correct is None or not self.finished else float(self.correct)
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its right answer where known, its candidates, the unit of those step scores whose file says it, and the
-    embedded task that it is of, if any."""
+    """A problem, its gold answer if known, its candidates, the units of step scores that its file states, and its embedded task
+    if it has one."""
 
     id: str
     problem: str
@@ -72,12 +71,11 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 
 
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
-    """Problems of a pool file, one after another, with all step scores or only those in `names` (each must be there).
+    """Yields the problems of a pool file, with all step scores or only the required `names`.
 
-    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task;
-    answer, correct, finished (then true), step_scores, scores_unit ({name: unit}) and task may be left out. StrictPRMBench's
-    rows are read as they are; source_is_correct is not read, it was graded against wrong answers. Raises InputError
-    naming file, line and field, also for a repeated id.
+    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task; answer, correct,
+    finished (then true), step_scores, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows are read too,
+    but not their source_is_correct, which was graded against wrong answers. InputError names file, line and field.
     """
     place_of = {}
     for number, row in read_rows(path):
@@ -100,43 +98,40 @@ def _problem(row, names):
             raise field_error(f"candidates[{index}]", candidate, "an object")
         try:
             stored = optional(candidate, scores, dict) or {}
-            asked = stored if names is None else names
-            given = Candidate(
-                steps=texts(candidate, "steps"),
-                answer=optional(candidate, answer, str),
-                correct=optional(candidate, "correct", bool),
-                finished=optional(candidate, "finished", bool) is not False,
-                step_scores={name: tuple(field(stored, name, list, f"{scores}.")) for name in asked},
-            )
+            step_scores = {
+                name: tuple(field(stored, name, list, f"{scores}.")) for name in (stored if names is None else names)
+            }
+            finished = optional(candidate, "finished", bool) is not False
+            correct, said = optional(candidate, "correct", bool), optional(candidate, answer, str)
+            candidates.append(Candidate(texts(candidate, "steps"), said, correct, finished, step_scores))
         except InputError as error:
             raise InputError(f"candidates[{index}].{error}") from None
-        candidates.append(given)
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    right, task = read_gold(optional(row, gold, str)), optional(row, "task", str)
-    return Problem(field(row, id_, str), field(row, problem, str), right, tuple(candidates), units, task)
+    gold, task = read_gold(optional(row, gold, str)), optional(row, "task", str)
+    return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task)
 
 
 def write_pool(path, problems: Iterable[Problem]):
-    """Writes .jsonl or .jsonl.gz in the native layout, under its name only when it is complete."""
+    """Writes .jsonl or .jsonl.gz in the native layout; the file appears only when it is complete."""
     write_rows(path, map(dataclasses.asdict, problems))
 
 
 def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(id, problem, steps) of every candidate, in the order of the pool; the id is that of the problem and a number."""
+    """Yields (problem's id / number, problem, steps) of every candidate in the pool's order."""
     for problem in problems:
         for n, candidate in enumerate(problem.candidates):
             yield f"{problem.id}/{n}", problem.problem, candidate.steps
 
 
 def scores_names(problems: Sequence[Problem]) -> list[str]:
-    """Sorted names of the step scores that every candidate has."""
+    """The sorted names of the step scores that every candidate has."""
     names = [set(candidate.step_scores) for problem in problems for candidate in problem.candidates]
     return sorted(set.intersection(*names)) if names else []
 
 
 def scores_unit(problems: Sequence[Problem], name: str, default: str) -> str:
-    """The unit of the step scores `name`: what the file says, or `default` where it says nothing."""
+    """The unit of the step scores `name` by the file, or `default`."""
     units = sorted({problem.scores_unit.get(name, default) for problem in problems})
     if len(units) > 1:
         raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
@@ -144,27 +139,27 @@ def scores_unit(problems: Sequence[Problem], name: str, default: str) -> str:
 
 
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
-    """(score_T of every candidate in order, their unit, as `scores_unit`); InputError where one is outside the unit's range."""
-    unit, found = scores_unit(problems, name, default), []
+    """(score_T of every candidate in order, their `scores_unit`); InputError if one is outside the unit's range."""
+    unit, scores = scores_unit(problems, name, default), []
     low, high = UNITS[unit].low, UNITS[unit].high
     for p in problems:
         for n, c in enumerate(p.candidates):
-            found.append(score_T := np.array(c.step_scores[name], np.float64))
+            scores.append(score_T := np.array(c.step_scores[name], np.float64))
             for t in np.flatnonzero((score_T < low) | (score_T > high))[:1]:
                 raise outside(p.id, n, name, t, score_T[t], unit)
-    return found, unit
+    return scores, unit
 
 
 def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
-    """The error of a step score that is outside its unit's range."""
+    """The error of a step score outside its unit's range."""
     expected = f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]; scores_unit=logit takes unbounded scores"
     return InputError(f"pool: problem {i}: candidates[{n}].step_scores.{name}[{t}]: got {score:g}, expected {expected}")
 
 
 def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:
     """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
-    if name not in (found := scores_names(problems)):
-        raise field_error("scores", name, f"step scores that every candidate has ({', '.join(found) or 'none'})")
+    if name not in (names := scores_names(problems)):
+        raise field_error("scores", name, f"step scores that every candidate has ({', '.join(names) or 'none'})")
     candidates = [candidate for problem in problems for candidate in problem.candidates]
     widest, longest = max(len(p.candidates) for p in problems), max(len(c.steps) for c in candidates)
     score_PNT = np.zeros((len(problems), widest, longest))
@@ -177,9 +172,9 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:
-    """The problems, one after another, with one more named list of step scores: those of all candidates in order.
+    """Yields the problems with new step scores `name`, given for all candidates in order.
 
-    Raises InputError if the name is taken or a candidate's count is wrong, ValueError for any other count.
+    Raises InputError if the name is taken or a candidate's count is wrong, ValueError if there are too many or too few.
     """
     scores = iter(scores)
     for problem in problems:
