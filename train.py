@@ -21,6 +21,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
+from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.packing import (
     TrainingRows,
@@ -31,7 +32,6 @@ from prm_jax.data.packing import (
     training_width,
     unpack_steps,
 )
-from prm_jax.data.solutions import make_examples
 from prm_jax.data.splits import Data, Mixture, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.heads import HEADS

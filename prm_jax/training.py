@@ -14,8 +14,8 @@ import optax
 from flax import nnx
 
 from prm_jax import InputError
+from prm_jax.data.examples import Example
 from prm_jax.data.packing import layout_batch, plan_rows
-from prm_jax.data.solutions import Example
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch

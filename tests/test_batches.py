@@ -13,6 +13,7 @@ from conftest import TINY
 from prm_jax import InputError
 from prm_jax.attention import visible
 from prm_jax.data import packing
+from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
 from prm_jax.data.formats import Encoded, Format, train_tokenizer
 from prm_jax.data.packing import (
     TrainingRows,
@@ -29,7 +30,7 @@ from prm_jax.data.packing import (
     train_batches,
     training_width,
 )
-from prm_jax.data.solutions import STEP_TARGETS, TOKEN_TARGETS, Example, Solution, make_example, make_examples, truncate
+from prm_jax.data.solutions import Solution
 from prm_jax.training import LossConfig, combine, loss_terms
 
 nan = math.nan

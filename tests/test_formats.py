@@ -10,8 +10,8 @@ from conftest import ROOT, real_data
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Encoded, Format, all_formats, check_marks, encode, read_format, train_tokenizer
-from prm_jax.data.solutions import make_examples
 from prm_jax.launch.config import parse
 
 PLAIN = Format("plain", "\n")

@@ -12,8 +12,8 @@ from conftest import TINY
 from flax import nnx
 
 from prm_jax import InputError
+from prm_jax.data.examples import Example, step_weights
 from prm_jax.data.packing import pack_batch
-from prm_jax.data.solutions import Example, step_weights
 from prm_jax.launch.config import parse
 from prm_jax.losses import STEP_LOSSES, Loss, bce, implicit_logit, next_token_loss
 from prm_jax.model import PRM, matrix

@@ -9,8 +9,8 @@ from flax import nnx
 
 from prm_jax.bench import measure
 from prm_jax.bench.measure import BenchConfig, Row
+from prm_jax.data.examples import Example
 from prm_jax.data.packing import pack_batch
-from prm_jax.data.solutions import Example
 from prm_jax.launch.config import expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, make_schedule, train_step

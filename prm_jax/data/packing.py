@@ -16,8 +16,8 @@ from typing import NamedTuple
 import grain
 import numpy as np
 
+from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example
 from prm_jax.data.formats import Encoded
-from prm_jax.data.solutions import STEP_TARGETS, TOKEN_TARGETS, Example
 
 
 def common_prefix(a_L, b_L) -> int:

@@ -1,17 +1,10 @@
-"""What is known of one chain of reasoning (`Solution`), and what it teaches: its tokens with their targets (`Example`).
-
-Dimension key: L tokens, T steps.
-"""
+"""What is known of one chain of reasoning: a `Solution`."""
 
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from prm_jax import InputError
-from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.rows import require
-from prm_jax.launch.config import expect
 
 PROBABILITY = "a number in [0, 1] or null"
 
@@ -75,98 +68,3 @@ def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dic
     row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
     row |= {"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)}
     return row if s.task is None else row | {"task": s.task}
-
-
-# Targets of each step and of each token; the value where no example stands.
-STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0, "depth": 0.0}
-TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
-
-
-@dataclasses.dataclass(frozen=True)
-class Example(Encoded):
-    """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
-
-    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the step's
-    loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting the token.
-    reference: log p of the token under the reference of an implicit PRM, in nats.
-    """
-
-    targets: dict[str, np.ndarray]
-
-    def __post_init__(self):
-        sizes = dict.fromkeys(STEP_TARGETS, len(self.step_end_T)) | dict.fromkeys(TOKEN_TARGETS, len(self.ids_L))
-        for name, x_n in self.targets.items():
-            if len(x_n) != sizes[name]:
-                raise ValueError(f"{name}: {len(x_n)} values for {sizes[name]} steps or tokens")
-
-
-def step_weights(n: int, scheme: str) -> np.ndarray:
-    """Loss weights of a solution's n labelled steps, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
-    expect(scheme in ("uniform", "later"), "batch.step_weights", scheme, "uniform or later")
-    return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
-
-
-def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
-    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets for the
-    solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has.
-
-    The outcome stands at the last step, or with outcome_at=tokens at every token of the solution, which trains a value
-    function (Cobbe et al. 2021).
-    """
-    if objective == "orm" and outcome_at == "tokens":
-        encoded = dataclasses.replace(encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32))
-    n = len(encoded.step_end_T)
-    unlabelled = (None,) * max(n, len(solution.steps))
-    outcomes = (solution.outcome,) * n if outcome_at == "tokens" else (*unlabelled[1:], solution.outcome)
-    labels = {"prm": solution.labels, "orm": outcomes, "implicit": outcomes, "lm": None}[objective]
-    ratings = solution.ratings if objective == "prm" else None
-    label_T, rating_T = (np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings))  # None: NaN
-    weight_T, token_weight_L = np.zeros(n, np.float32), np.zeros(len(encoded.ids_L), np.float32)
-    labelled_T = ~np.isnan(label_T)
-    weight_T[labelled_T] = step_weights(labelled_T.sum(), weights)
-    token_weight_L[max(encoded.start, 1) :] = 1  # nothing comes before the first token to predict it from
-    targets = {"label": label_T, "rating": rating_T, "weight": weight_T, "token_weight": token_weight_L}
-    targets["depth"] = np.arange(n) * (objective == "prm")
-    return Example(encoded.ids_L, encoded.step_end_T, encoded.start, targets)
-
-
-def make_examples(
-    solutions, fmt: Format, tokenizer, objective, limit=None, too_long="error", weights="uniform", outcome_at="last"
-):
-    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut).
-
-    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last
-    steps (`cut`). A solution without a target is dropped.
-    """
-    if fmt.outcome and objective != "lm":
-        why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"
-        raise InputError(f"format: {fmt.name!r} {why}; expected a format with step marks, such as plain")
-    expect(too_long in ("error", "drop", "cut"), "batch.too_long", too_long, "error, drop or cut")
-    examples = []
-    counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
-    rows = encode(fmt, tokenizer, [(s.problem, s.steps) for s in solutions], end=objective == "lm")
-    for solution, encoded in zip(solutions, rows, strict=True):
-        if limit is not None and len(encoded.ids_L) > limit:
-            if too_long == "error":
-                raise InputError(
-                    f"{solution.id}: has {len(encoded.ids_L)} tokens, more than batch.tokens={limit}; "
-                    "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"
-                )
-            encoded = truncate(encoded, limit) if too_long == "cut" else None
-            if encoded is None:
-                counts["too_long_dropped"] += 1
-                continue
-            counts["too_long_cut"] += 1
-            counts["steps_cut"] += len(solution.steps) - len(encoded.step_end_T)
-        example = make_example(encoded, solution, objective, weights, outcome_at)
-        if objective != "lm" and not example.targets["weight"].any():
-            counts["without_target_dropped"] += 1
-            continue
-        examples.append(example)
-    return examples, counts
-
-
-def truncate(encoded: Encoded, limit: int) -> Encoded | None:
-    """The sequence up to the last step that ends within `limit` tokens; None if no step does."""
-    n = int((encoded.step_end_T < limit).sum())
-    return Encoded(encoded.ids_L[: encoded.step_end_T[n - 1] + 1], encoded.step_end_T[:n], encoded.start) if n else None

@@ -17,8 +17,9 @@ import jax
 from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import BUILT_IN, Opening, open_verifier
+from prm_jax.data.examples import Example, make_example
 from prm_jax.data.packing import Plan, doubled, make_groups, pack_batch
-from prm_jax.data.solutions import Example, Solution, make_example, relabel_after_error
+from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Count, Natural, Positive, expect
 from prm_jax.launch.mesh import shard_batch
