@@ -1,8 +1,8 @@
 """Prompts of models that write before they judge a step, and the place of the verdict in what they wrote.
 
-They are the formats with a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_*). The verdict is one token,
-the format's `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text that is appended to the
-critique: `ask`, or `force` if the critic reached no verdict.
+They are the formats with a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_*). The verdict is one
+token, the format's `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text that is appended
+to the critique: `ask`, or `force` if the critic reached no verdict.
 """
 
 import dataclasses
@@ -21,8 +21,7 @@ CODE = re.compile(r"```python\n(.*?)```\n?", re.DOTALL)
 class CriticFormat:
     """A critic's templates, and how its verdict is read.
 
-    {problem}; {step}: the step to judge; {before}: those before it; {steps}: all up to it; {n}: its number from 1; {next}:
-    n + 1.
+    {step} is the step to judge, {before} those before it, {steps} all up to it, {n} its number from 1, {next} n + 1.
     """
 
     prompt: str  # the user's message; without the format's `chat` the whole text

@@ -1,9 +1,9 @@
 r"""Judges the numeric equations of a text, to label steps without annotation.
 
 `48/2=24`, GSM8K's `<<48/2=24>>`, `$48 / 2 = $24`, `\frac{48}{2} = 24 \text{ apples}`. Only equations of numbers are
-judged: a side with a variable, a function, a list or words inside is not read. There is no verdict on a mismatch that may
-be no error (a conversion of units, a number rounded before, a lost sign, a running calculation 2 + 3 = 5 * 4 = 20, a
-value that is only tried): a false "wrong" is worse than none. "Right" means that the arithmetic holds, not that the step is sound.
+judged: a side with a variable, a function, a list or words inside is not read. There is no verdict on a mismatch that
+may be no error (a conversion of units, a number rounded before, a lost sign, a running calculation 2 + 3 = 5 * 4 = 20,
+a value that is only tried): a false "wrong" is worse than none. "Right" refers to the arithmetic alone.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ MOST_DECIMALS = 10  # in a side whose rounding is followed
 
 @dataclasses.dataclass(slots=True)
 class Side:
-    """One side of an equation; `units` are the words behind its numbers, `doubt` says that it may mean another value."""
+    """One side of an equation; `units`: the words behind its numbers; `doubt`: it may mean another value."""
 
     value: Fraction | int
     tokens: list[Token]
@@ -109,8 +109,8 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
 
 @functools.lru_cache(1 << 16)
 def verdict(text: str, problem: str = "") -> bool | None:
-    """False if an equation is wrong, True if all hold, None if there is none or one is in doubt; a wrong one is in doubt if the
-    problem counts modulo some number."""
+    """False if an equation is wrong (None if the problem is modular), True if all hold, None if none or one is in
+    doubt."""
     verdicts = {holds for _, holds in equations(text)}
     if False in verdicts:
         return None if MODULAR.search(problem) else False
@@ -118,7 +118,7 @@ def verdict(text: str, problem: str = "") -> bool | None:
 
 
 def _judge_clause(clause, opening):
-    """Yields (equation, whether it says that two unequal bare numbers are equal, holds); `opening` ended the clause before."""
+    """Yields (equation, whether it equates two unequal bare numbers, holds); `opening` ended the clause before."""
     tokens = [Token("b", opening[0], 0, 0), *tokenize(clause)]
     signs = [i for i, token in enumerate(tokens) if token.kind == "e"]
     for before, i, after in zip([-1, *signs], signs, [*signs[1:], len(tokens)]):

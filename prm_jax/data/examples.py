@@ -18,9 +18,9 @@ TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
 class Example(Encoded):
     """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
 
-    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the step's
-    loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting the token.
-    reference: log p of the token under the reference of an implicit PRM, in nats.
+    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the
+    step's loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting
+    the token. reference: log p of the token under the reference of an implicit PRM, in nats.
     """
 
     targets: dict[str, np.ndarray]
@@ -39,11 +39,10 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
 
 
 def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
-    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets for the
-    solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has.
+    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets
+    for the solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has.
 
-    The outcome stands at the last step, or with outcome_at=tokens at every token of the solution, which trains a value
-    function (Cobbe et al. 2021).
+    The outcome stands at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021).
     """
     if objective == "orm" and outcome_at == "tokens":
         encoded = dataclasses.replace(encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32))
@@ -67,8 +66,8 @@ def make_examples(
 ):
     """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut).
 
-    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last
-    steps (`cut`). A solution without a target is dropped.
+    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its
+    last steps (`cut`). A solution without a target is dropped.
     """
     if fmt.outcome and objective != "lm":
         why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"

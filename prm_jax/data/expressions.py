@@ -1,7 +1,7 @@
 r"""Reads arithmetic in running text, without eval: the tokens of a clause and the exact value of a sum of numbers.
 
-It knows decimals with thousands separators, + - * / ^ in ASCII, Unicode and LaTeX, \frac, parentheses, 2(3 + 4), percent,
-and words that stand as units behind a number. All sizes are limited, so that no power tower hangs.
+It knows decimals with thousands separators, + - * / ^ in ASCII, Unicode and LaTeX, \frac, parentheses, 2(3 + 4),
+percent, and words that stand as units behind a number. All sizes are limited, so that no power tower hangs.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class Unreadable(Exception):
 
 @dataclasses.dataclass(slots=True)
 class Token:
-    kind: str  # n number, o operator, ( and ), f \frac, p percent, w words, b break, e equality, x anything else, $ the end
+    kind: str  # n number, o operator, ( and ), f \frac, p percent, w words, b break, e equality, x other, $ end
     value: object
     start: int
     end: int
@@ -104,8 +104,8 @@ def tokenize(clause: str) -> list[Token]:
 class Reader:
     """Reads one sum of numbers from the start of `tokens`; `place` is then the first token that does not belong to it.
 
-    `units` are the words behind its numbers; `doubt` says that the text may mean another value than the one read. Each method
-    returns (value, whether it is a percentage), so that 50 - 20% is in doubt.
+    `units` are the words behind its numbers; `doubt` says that the text may mean another value than the one read. Each
+    method returns (value, whether it is a percentage), so that 50 - 20% is in doubt.
     """
 
     def __init__(self, tokens):

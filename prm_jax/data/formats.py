@@ -1,12 +1,12 @@
 """Turns a solution into token ids and step marks. One function serves training, scoring, search and RL.
 
-The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format with keys of
-`Format`, which names its source. Released PRMs tokenise in two ways, and each is followed exactly:
+The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format with keys
+of `Format`, which names its source. Released PRMs tokenise in two ways, followed exactly:
 
-apart: every step by itself, then the ids of its separator. The mark cannot fuse with text, as `.` and a newline do in BPE
-when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
-together: one text, one call, as the authors' code does; marks are found by their place in the text, never by looking for an
-id, and a mark that fused with the text beside it raises.
+apart: every step by itself, then the ids of its separator. The mark cannot fuse with text, as `.` and a newline do in
+BPE when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
+together: one text, one call, as the authors' code does. Marks are found by their place in the text, never by their id;
+a mark that fused with the text beside it raises.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ from prm_jax.launch.config import CONF, expect, one_of, parse
 class Format:
     """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
 
-    {problem} stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the padding token in
-    `prefix` and `separator`. With `chat` the tokenizer's chat template writes the turns and `prefix` is the user's message.
+    {problem} stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the padding
+    token in `prefix` and `separator`. With `chat`, `prefix` is the user's message.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Format:
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
-        """A config's keys as those of this class: what stands beside `name: auto` changes the format that auto chooses."""
+        """A config's keys as those of this class: keys beside `name: auto` change the format that auto chooses."""
         if keys.get("name") != "auto" or "changes" in keys:
             return keys
         return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
@@ -121,8 +121,8 @@ class Encoded:
 def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
 
-    Raises InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a text
-    tokenised together, a problem or step contains the separator.
+    Raises InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a
+    text tokenised together, a problem or step contains the separator.
     """
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")

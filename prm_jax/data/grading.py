@@ -1,15 +1,14 @@
 """Grades and groups final answers by a rule of answers.py; Math-Verify runs in worker processes.
 
-Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may depend
-on the hash and random seeds. So its workers have fixed seeds, and the kernel ends one that spends more than SECONDS of
-processor time on a pair: this holds in compiled code and does not depend on the load.
+Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may
+depend on the hash and random seeds. So its workers have fixed seeds, and the kernel ends one that spends more than
+SECONDS of processor time on a pair: this holds in compiled code and does not depend on the load.
 """
 
 import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import json
 import os
@@ -37,8 +36,7 @@ CACHE = Path.home() / ".cache" / "prm_jax" / "answers.jsonl"
 def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
     """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers.
 
-    An answer joins the first group whose first member, as gold, equals it: `number` and `math` are not transitive, so this
-    order is part of the rule.
+    An answer joins the first group whose first member, as gold, equals it: `number` and `math` are not transitive.
     """
     firsts, group_of = [], {"": -1}
     keys = ["" if answer is None else normal(answer) for answer in answers]
@@ -54,8 +52,8 @@ def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
 def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, workers: int | None = None):
     """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts.
 
-    Counts: checker; candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer);
-    checked: those that Math-Verify saw now, not in an earlier call (`cache`).
+    Counts: checker; candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold,
+    answer); checked: those that Math-Verify saw now, not in an earlier call (`cache`).
     """
     for problem in problems:
         if is_blank(problem.answer):
@@ -81,8 +79,8 @@ def grader(checker: "Checker") -> Callable:
 
 
 def _with_grades(problem, verdict: Callable):
-    correct = [verdict(problem.answer, c.answer) == "same" for c in problem.candidates]
-    candidates = (dataclasses.replace(c, correct=x) for c, x in zip(problem.candidates, correct, strict=True))
+    gold = problem.answer
+    candidates = (dataclasses.replace(c, correct=verdict(gold, c.answer) == "same") for c in problem.candidates)
     return dataclasses.replace(problem, candidates=tuple(candidates))
 
 
@@ -90,23 +88,24 @@ def group_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, 
     """`group` of every problem's candidates, as the votes take it: a list of ids per problem."""
     with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache)) as checker:
         answers = [[c.answer for c in problem.candidates] for problem in problems]
-        return checker.map(functools.partial(group, checker=checker), answers, "grouping", "problem")
+        return checker.map(lambda of_problem: group(of_problem, checker), answers, "grouping", "problem")
 
 
 def with_answers(problems: Sequence) -> list:
     """The pools.Problems, with the answer that `extract` reads in its steps for every candidate without one."""
-
-    def answered(c):
-        return c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
-
-    return [dataclasses.replace(p, candidates=tuple(map(answered, p.candidates))) for p in problems]
+    read = [[extract("\n".join(c.steps)) if c.answer is None else c.answer for c in p.candidates] for p in problems]
+    return [
+        dataclasses.replace(
+            p, candidates=tuple(map(lambda c, x: dataclasses.replace(c, answer=x), p.candidates, answers))
+        )
+        for p, answers in zip(problems, read, strict=True)
+    ]
 
 
 class Checker:
     """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time.
 
-    `cache`: a JSON Lines file of Math-Verify's verdicts. Its rows name the checker with its versions and limit; those of
-    other checkers are ignored.
+    `cache`: a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored.
     """
 
     def __init__(self, rule: str, workers: int = 1, cache: Path | str | None = None):
@@ -199,8 +198,8 @@ def _compare_numbers(gold, answer):
 
 
 def _start():
-    # A fresh interpreter: a fork of a process with JAX's threads may hang, a spawn would run the caller's script.
-    # Its own session: Ctrl-C then reaches the caller alone, and no half-done pair counts as a crash.
+    # A fresh interpreter: a fork of a process with JAX's threads may hang, a spawn would run the caller's script. Its
+    # own session: Ctrl-C then reaches the caller alone, and no half-done pair counts as a crash.
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     worker = subprocess.Popen(
         [sys.executable, "-c", f"from prm_jax.data.grading import _serve; _serve({SECONDS}, {MEMORY})"],

@@ -35,8 +35,8 @@ def depth_first(sequences: list[np.ndarray]) -> list[int]:
 def layout_row(sequences: list[np.ndarray], share: bool):
     """(ids_n, pos_n, visible_until_n, places): a row's tokens, and the places of each sequence's tokens in it.
 
-    A prefix tree (`share`) is laid out depth first. pos counts from the start of each sequence; visible_until is the last
-    place that may see the token: the end of the last sequence through it.
+    A prefix tree (`share`) is laid out depth first. pos counts from the start of each sequence; visible_until is the
+    last place that may see the token: the end of the last sequence through it.
     """
     row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
     start, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
@@ -60,10 +60,10 @@ def doubled(n: int, needed: int) -> int:
 def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=None, share=False):
     """(batch, places, slots): rows of sequences as arrays of static shape.
 
-    batch: ids_BL, pos_BL and visible_until_BL of `layout_row` (padding: row_tokens), and step_end_BT, the place that each
-    slot reads. places[b][k], slots[b][k]: places of the tokens and slots of the steps of sequence k of row b. With
-    `step_slots` every step of every sequence has its own slot, so that a shared step weighs as often as it occurs; without,
-    a shared step has one slot, and there are as few as suffice (row_tokens / 16, doubled as needed).
+    batch: ids_BL, pos_BL and visible_until_BL of `layout_row` (padding: row_tokens), and step_end_BT, the place that
+    each slot reads. places[b][k], slots[b][k]: places of the tokens and slots of the steps of sequence k of row b. With
+    `step_slots` every step of every sequence has its own slot, so that a shared step weighs as often as it occurs;
+    without, a shared step has one slot, and there are as few as suffice (row_tokens / 16, doubled as needed).
     """
     B = len(rows)
     batch_3BL = np.zeros((3, B, row_tokens), np.int32)
@@ -85,9 +85,9 @@ def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=
 
 
 def pack_batch(rows: Sequence[Sequence[Example]], row_tokens: int, step_slots: int, share: bool = False):
-    """`layout_batch` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B, row_tokens], these
-    empty with shared prefixes, since a shared token has no single next token. `solution` and `problem` [B, step_slots] number
-    them within a row, -1 in empty slots; a problem is the text before the first step."""
+    """`layout_batch` with the targets of its examples: STEP_TARGETS [B, step_slots] and TOKEN_TARGETS [B, row_tokens],
+    these empty with shared prefixes, since a shared token has no single next token. `solution` and `problem` [B,
+    step_slots] number them within a row, -1 in empty slots; a problem is the text before the first step."""
     batch, places, slots = layout_batch(rows, row_tokens, step_slots, share)
     for targets, n in ((STEP_TARGETS, step_slots), (TOKEN_TARGETS, row_tokens)):
         batch |= {name: np.full((len(rows), n), empty, np.float32) for name, empty in targets.items()}
@@ -129,8 +129,8 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 def plan_tree(sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64) -> tuple[list[list[int]], int]:
     """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out).
 
-    Depth first, each sequence goes to that one of the newest `open_rows` where it adds the fewest tokens, of several to the
-    fullest (best fit); so a row holds few problems, and small ones fill the gaps of large ones.
+    Depth first, each sequence goes to that one of the newest `open_rows` where it adds the fewest tokens, of several to
+    the fullest (best fit); so a row holds few problems, and small ones fill the gaps of large ones.
     """
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
     free, common = np.full(n, row_tokens), np.zeros(n, int)  # common: of each row's last sequence with this one
@@ -162,8 +162,8 @@ def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tupl
 def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
     """Tokens per row: of six widths from `longest` up, the narrowest that needs at most 3% more places than the best.
 
-    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention. Widths are 2^k and
-    3 * 2^k, so that similar data compile to the same program.
+    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention. Widths are 2^k and 3
+    * 2^k, so that similar data compile to the same program.
     """
     places = {}
     for width in [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]:
@@ -182,9 +182,9 @@ class Group(NamedTuple):
 
 
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
-    """Groups examples that must share a row, as many as it takes: with `share` neighbours in their prefix tree, whose common
-    beginning counts once; with `together` those of one problem in their order, since neighbours are alike and make few pairs;
-    else each alone."""
+    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, whose common
+    beginning counts once; with `together` those of one problem in their order (neighbours are alike and make few
+    pairs); else single."""
     together = together or share
     groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
     starts = [e.ids_L if share else e.ids_L[: e.start] for e in examples] if together else []
@@ -218,7 +218,7 @@ class Plan:
 
 
 def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False, together: bool = False) -> Plan:
-    """The plan of rows of `row_tokens`, with slots for 1.5 x the average density of steps or for the largest group if more."""
+    """The plan of rows with slots for 1.5 x the average density of steps, or for the largest group if more."""
     groups = make_groups(examples, row_tokens, share, together)
     _, tokens, steps = zip(*groups)
     slots = max(math.ceil(1.5 * row_tokens * sum(steps) / sum(tokens)), max(steps))
@@ -238,8 +238,8 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
 class TrainingRows:
     """An endless shuffled stream of rows; row i's examples are a pure function of the seed.
 
-    An epoch is planned from (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a mixture:
-    {source: (number of its examples, its weight)} in the examples' order; it takes no shared prefixes.
+    An epoch is planned from (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a
+    mixture: {source: (number of its examples, its weight)} in the examples' order; it takes no shared prefixes.
     """
 
     def __init__(
@@ -256,8 +256,7 @@ class TrainingRows:
         return [self.examples[k] for k in self.packs[i]]
 
     def order(self, epoch: int) -> np.ndarray:
-        """The groups that an epoch draws. Each source of a mixture gives its share from its own stream of permutations, which
-        continues where the last epoch stopped."""
+        """The groups of an epoch. Each source of a mixture gives its share from its own stream of permutations."""
         rng, n = np.random.default_rng([self.seed, epoch]), len(self.plan.groups)
         if not self.parts:
             return rng.permutation(n)
@@ -271,7 +270,7 @@ class TrainingRows:
         return rng.permutation(np.concatenate(drawn))
 
     def drawn(self, rows: int) -> dict[str, dict[str, float]]:
-        """For each source: how many of its solutions the first rows hold, their share of all, and passes over the source."""
+        """For each source: its solutions in the first rows, their share of all, and passes over the source."""
         ends = list(itertools.accumulate(size for size, _ in self.parts.values()))
         n = np.bincount([bisect.bisect_right(ends, k) for pack in self.packs[:rows] for k in pack], minlength=len(ends))
         return {
@@ -296,8 +295,8 @@ class TrainingRows:
 
 
 def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows, first: int = 0):
-    """Grain iterator of the batches from step `first` on, with only this process's `local_rows` of each. Its whole state is the
-    step, whatever the number of processes."""
+    """Grain iterator of the batches from step `first` on, with only this process's `local_rows` of each. Its whole
+    state is the step, whatever the number of processes."""
     plan = source.plan
 
     def make_batch(step):

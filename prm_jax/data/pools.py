@@ -11,7 +11,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.answers import read_gold
-from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
+from prm_jax.data.rows import field, field_error, optional, read_rows, require, row_place, texts, write_rows
 from prm_jax.data.units import UNITS
 
 # Names of a row's id, problem and gold answer, and of a candidate's answer and step scores.
@@ -21,7 +21,7 @@ STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_ste
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One sampled solution. `correct`: whether its answer is right, None if ungraded; `finished`: False if it was cut off."""
+    """One sampled solution. `correct`: is its answer right, None if ungraded; `finished`: False if cut off."""
 
     steps: tuple[str, ...]
     answer: str | None = None
@@ -33,8 +33,8 @@ class Candidate:
         if not self.steps:
             raise InputError("steps: found none, expected at least one")
         for name, scores in self.step_scores.items():
-            if len(scores) != len(self.steps):
-                raise field_error(f"step_scores.{name}", len(scores), f"one score for each of {len(self.steps)} steps")
+            n = len(self.steps)
+            require(len(scores) == n, f"step_scores.{name}", len(scores), f"one score for each of {n} steps")
             for index, score in enumerate(scores):
                 if type(score) not in (int, float) or not math.isfinite(score):
                     raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
@@ -47,8 +47,8 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its gold answer if known, its candidates, the units of step scores that its file states, and its embedded task
-    if it has one."""
+    """A problem, its gold answer if known, its candidates, the units of step scores if stated, its embedded task if
+    any."""
 
     id: str
     problem: str
@@ -61,8 +61,7 @@ class Problem:
         if not self.candidates:
             raise InputError("candidates: found none, expected at least one")
         for name, unit in self.scores_unit.items():
-            if unit not in tuple(UNITS):
-                raise field_error(f"scores_unit.{name}", unit, ", ".join(UNITS))
+            require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
 def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
@@ -73,9 +72,10 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
     """Yields the problems of a pool file, with all step scores or only the required `names`.
 
-    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task; answer, correct,
-    finished (then true), step_scores, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows are read too,
-    but not their source_is_correct, which was graded against wrong answers. InputError names file, line and field.
+    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task; answer,
+    correct, finished (then true), step_scores, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows
+    are read too, but not source_is_correct, which was graded against wrong answers. InputError names the line and
+    field.
     """
     place_of = {}
     for number, row in read_rows(path):
@@ -94,13 +94,11 @@ def _problem(row, names):
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
-        if not isinstance(candidate, dict):
-            raise field_error(f"candidates[{index}]", candidate, "an object")
+        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object")
         try:
             stored = optional(candidate, scores, dict) or {}
-            step_scores = {
-                name: tuple(field(stored, name, list, f"{scores}.")) for name in (stored if names is None else names)
-            }
+            keep = stored if names is None else names
+            step_scores = {name: tuple(field(stored, name, list, f"{scores}.")) for name in keep}
             finished = optional(candidate, "finished", bool) is not False
             correct, said = optional(candidate, "correct", bool), optional(candidate, answer, str)
             candidates.append(Candidate(texts(candidate, "steps"), said, correct, finished, step_scores))
@@ -133,8 +131,7 @@ def scores_names(problems: Sequence[Problem]) -> list[str]:
 def scores_unit(problems: Sequence[Problem], name: str, default: str) -> str:
     """The unit of the step scores `name` by the file, or `default`."""
     units = sorted({problem.scores_unit.get(name, default) for problem in problems})
-    if len(units) > 1:
-        raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
+    require(len(units) <= 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
     return units[0] if units else default
 
 
@@ -158,8 +155,8 @@ def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> Input
 
 def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:
     """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
-    if name not in (names := scores_names(problems)):
-        raise field_error("scores", name, f"step scores that every candidate has ({', '.join(names) or 'none'})")
+    names = scores_names(problems)
+    require(name in names, "scores", name, f"step scores that every candidate has ({', '.join(names) or 'none'})")
     candidates = [candidate for problem in problems for candidate in problem.candidates]
     widest, longest = max(len(p.candidates) for p in problems), max(len(c.steps) for c in candidates)
     score_PNT = np.zeros((len(problems), widest, longest))
@@ -180,8 +177,8 @@ def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: 
     for problem in problems:
         candidates = []
         for candidate in problem.candidates:
-            if name in candidate.step_scores:
-                raise field_error("scores", name, f"a new name, problem {problem.id} has scores of this one")
+            is_new = name not in candidate.step_scores
+            require(is_new, "scores", name, f"a new name, problem {problem.id} has scores of this one")
             if (score_T := next(scores, None)) is None:
                 raise ValueError("fewer scores than candidates")
             new = candidate.step_scores | {name: tuple(map(float, score_T))}

@@ -23,7 +23,7 @@ class Question:
 
 
 def read_questions(path: str | Path) -> Iterator[Question]:
-    """Rows with problem, prompt or question, and optionally id (else their number) and gold or answer; a pool is read too."""
+    """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
@@ -52,7 +52,7 @@ COUNTS += ["right", "wrong", "ungraded"]
 
 
 def counts_of(line: dict) -> collections.Counter:
-    """The counts of one line of a pool. A candidate that was cut off is neither right nor wrong, whatever it says last."""
+    """The counts of one line of a pool. A candidate that was cut off is neither right nor wrong."""
     candidates = line["candidates"]
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
     for c in candidates:

@@ -61,8 +61,8 @@ def row_place(path, number: int) -> str:
 def read_rows(path) -> Iterator[tuple[int, dict]]:
     """Yields (number as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file.
 
-    A .json file is a list of objects, or objects one after another; blank lines do not count. Raises InputError if the file
-    is missing, empty or broken, or a row is not an object.
+    A .json file is a list of objects, or objects one after another; blank lines do not count. Raises InputError if the
+    file is missing, empty or broken, or a row is not an object.
     """
     path, number = Path(path), 0
     if not path.is_file():
@@ -172,9 +172,9 @@ def append_rows(
 ) -> Iterator[tuple[list[dict], int]]:
     """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them it had).
 
-    make(items, number of the first) makes the missing rows in fixed chunks. A chunk that was cut off is made again as a whole,
-    so that the file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists. Raises
-    InputError if a row lacks the values `fields(item)` of its item.
+    make(items, number of the first) makes the missing rows in fixed chunks. A chunk that was cut off is made again as a
+    whole, so that the file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists.
+    Raises InputError if a row lacks the values `fields(item)` of its item.
     """
     items, number = iter(items), 0
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])

@@ -13,8 +13,8 @@ PROBABILITY = "a number in [0, 1] or null"
 class Solution:
     """One chain of reasoning and what is known of its steps; None in `labels` or `ratings` masks a step.
 
-    `labels`: P(step is good); `ratings`: PRM800K's human -1, 0, 1 (for the ternary head); `outcome`: P(final answer is right);
-    `task`: the embedded task of the problem. Raises InputError if lengths differ or a value is out of range.
+    `labels`: P(step is good); `ratings`: PRM800K's human -1, 0, 1 (for the ternary head); `outcome`: P(final answer is
+    right); `task`: the embedded task of the problem. Raises InputError if lengths differ or a value is out of range.
     """
 
     problem: str
@@ -52,7 +52,7 @@ def first_error(labels: Sequence[float | None]) -> int:
 
 
 def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
-    """The solution with all labels and ratings after its first bad step masked (`mask`), `bad`, or unchanged (`keep`)."""
+    """The solution with labels and ratings after its first bad step masked (`mask`), `bad`, or as they are (`keep`)."""
     error = first_error(solution.labels or ())
     if error == -1 or after_first_error == "keep":
         return solution
@@ -64,7 +64,7 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 
 
 def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
-    """The native row of a solution, which `sources.load` reads back as an equal one; new `labels` replace the ratings too."""
+    """The native row of a solution, which `sources.load` reads back as equal; new `labels` replace ratings too."""
     row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
     row |= {"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)}
     return row if s.task is None else row | {"task": s.task}

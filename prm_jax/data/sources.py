@@ -31,10 +31,10 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's columns prompt, completions, labels (null masks a step; optional unless `labels_required`), and optionally ratings,
-    outcome, answer, id, task.
+    """TRL's prompt, completions, labels (null masks; `labels_required` or optional); optional ratings, outcome, answer,
+    id, task.
 
-    TRL's PRM800K script writes rows without a step, which its training script drops; so do we, if they come from the hub.
+    TRL's PRM800K script writes rows without a step, which its training script drops; so do we from the hub.
     """
     if from_hub and row.get("completions") == []:
         counts["rows_without_steps_dropped"] += 1
@@ -58,8 +58,8 @@ def _own_id(row, row_id):
 def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control) -> list[Solution]:
     """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Options: see `load`.
 
-    Steps keep their tail "# Answer", whose content also becomes `answer`. Each alternative step ends a solution of its own;
-    the steps before it have labels in the row's main solution and none in its own.
+    Steps keep their tail "# Answer", whose content also becomes `answer`. Each alternative step ends a solution of its
+    own; the steps before it have labels in the row's main solution and none in its own.
     """
     if "ratings" in row:
         problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
@@ -121,8 +121,8 @@ def _branches(row, row_id, counts, alternatives):
         n = len(completions)
         is_index = chosen is None or 0 <= chosen < n
         require(is_index, f"{inside}chosen_completion", chosen, f"an index into {n} completions")
-        # Without a choice phase 1 continues with the labeller's own step. Without that too the row ends here, and the step
-        # under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
+        # Without a choice phase 1 continues with the labeller's own step. Without that too the row ends here, and the
+        # step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
         read = [_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
         if human is not None and chosen is None:
@@ -150,8 +150,8 @@ def _completion(completion, name):
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
     """Math-Shepherd's input and label: the same text, but each ки of the input is + or - in the label.
 
-    The problem is the text before "Step 1:", which stays in the step. In a row without it the problem ends with the last
-    question mark before the first ки, or else at that ки (as in TRL's script).
+    The problem is the text before "Step 1:", which stays in the step. In a row without it the problem ends with the
+    last question mark before the first ки, or else at that ки (as in TRL's script).
     """
     *steps, tail = field(row, "input", str).split("ки")
     signs, position, labels = field(row, "label", str), -1, []
@@ -177,7 +177,8 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none; later steps are unlabelled), final_answer_correct."""
+    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none; no later labels),
+    final_answer_correct."""
     steps, error = texts(row, "steps"), field(row, "label", int)
     n = len(steps)
     require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
@@ -189,8 +190,8 @@ def processbench(row: dict, row_id: str, counts) -> list[Solution]:
 def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good.
 
-    Some published rows name steps beyond the last: they are counted and ignored, as by the benchmark's own evaluator. The id
-    is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep.
+    Some published rows name steps beyond the last: they are counted and ignored, as by the benchmark's own evaluator.
+    The id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep.
     """
     steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
     for index, error in enumerate(errors):
@@ -203,10 +204,10 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Solution]:
-    """A problem (problem, question or prompt) and the text of a solution (solution, response, answer or text; the first that is
-    there), split by steps.py and labelled by equations.py; outcome and id are optional.
+    """A problem (problem, question or prompt) and the text of a solution (solution, response, answer or text; the first
+    that is there), split by steps.py and labelled by equations.py; outcome and id are optional.
 
-    A label is 1 if all equations of the step hold, 0 if one does not, `no_verdict` without a verdict. The answer is extracted.
+    A label is 1 if all equations of the step hold, 0 if one does not, `no_verdict` without a verdict.
     """
     names = ("problem", "question", "prompt"), ("solution", "response", "answer", "text")
     present = [next((name for name in options if row.get(name) is not None), options[0]) for options in names]
@@ -231,9 +232,8 @@ READERS = {reader.__name__: reader for reader in READERS}
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
     """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set.
 
-    Without options the rows are taken as they are; conf/data/files.yaml explains the options. alternatives=expand supervises
-    every rated step (openai/prm800k#10); duplicates repeat problem, steps, labels, ratings and outcome exactly. InputError
-    names file, line and field.
+    Without options the rows are taken as they are; conf/data/files.yaml explains the options. Duplicates repeat
+    problem, steps, labels, ratings and outcome. InputError names file, line and field.
     """
     options = {name: values[0] for name, values in OPTIONS.items()} | options
     for name, value in {"kind": kind, **options}.items():

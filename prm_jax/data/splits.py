@@ -73,7 +73,7 @@ class Mixture:
 
 
 DataConfig = FileData | TaskData | Mixture
-# Samples the policy of an embedded task: (its data config, problems, samples a problem, seed) -> problems with graded samples.
+# Samples the policy of an embedded task: (TaskData, problems, samples a problem, seed) -> graded samples.
 Draw = Callable[[TaskData, Sequence[str], int, int], Iterable[Problem]]
 
 
@@ -126,9 +126,9 @@ def _mixture(node) -> Mixture:
 def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False) -> Data:
     """Returns the train, validation and test splits.
 
-    An embedded task's solutions come from its solver, or from its policy by `draw`. Of files, the test split is `test_path`
-    or fold `fold` of the problems, the validation split is `validation_path` or the next fold, and the rest trains. With
-    `labels_required` a native row without labels raises: a misspelt column would train on nothing.
+    An embedded task's solutions come from its solver, or from its policy by `draw`. Of files, the test split is
+    `test_path` or fold `fold` of the problems, the validation split is `validation_path` or the next fold, and the rest
+    trains. With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
     """
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
@@ -146,8 +146,8 @@ def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_req
 
 
 def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, named: bool) -> Data:
-    """Returns the solutions to evaluate on as the split `test`: a whole file if it was `named` and the config sets neither a
-    fold nor a test file, else the splits of the run's own data."""
+    """Returns the solutions to evaluate on as the split `test`: a whole file if it was `named` and the config sets
+    neither a fold nor a test file, else the splits of the run's own data."""
     if named and isinstance(cfg, FileData) and cfg.fold is None and cfg.test_path is None:
         splits, *rest = _load(cfg, labels_required=True)
         return Data({"train": [], "validation": [], "test": splits["train"]}, *rest)
@@ -155,7 +155,7 @@ def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, nam
 
 
 def _load(cfg: FileData, labels_required: bool, **extra_paths):
-    """Returns the fields of Data: the rows of `path` or `hub` as `train`, those of the extra files under their names."""
+    """Returns the fields of Data: the rows of `path` or `hub` as `train`, those of extra files by name."""
     if (cfg.path is None) == (cfg.hub is None):
         expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
         raise InputError(f"data.path: expected {expected}")
@@ -187,7 +187,7 @@ def check_label_kind(paths: str | list, label_kind: str):
 
 
 def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:
-    """Training solutions stand source by source, the other splits alternate between sources; an id begins with its source."""
+    """Training solutions stand source by source, other splits alternate; an id begins with its source."""
     parts = {}
     for name, part in cfg.sources.items():
         try:

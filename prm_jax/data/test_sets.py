@@ -1,4 +1,4 @@
-"""Readers of evaluation sets, as in sources.py: a row becomes one `Solution` (ToolPRMBench's two) with the id FILE:LINE.
+"""Readers of evaluation sets, as in sources.py: a row becomes one `Solution` (ToolPRMBench: two), id FILE:LINE.
 
 Sets of first errors have no label after one; where every step is judged, all labels are kept.
 """
@@ -18,8 +18,9 @@ def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
 
 
 def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
-    """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input, steps, target, answer,
-    mistake_index (from 0, null without a mistake). The outcome compares answer and target as texts, as the authors do."""
+    """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input, steps,
+    target, answer, mistake_index (from 0, null without a mistake). The outcome is whether answer and target are equal
+    texts."""
     steps, error = texts(row, "steps"), field(row, "mistake_index", int, null=True)
     expected = f"0 to {len(steps) - 1} for {len(steps)} steps, or null"
     require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
@@ -57,8 +58,8 @@ def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
     """Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; hub Salesforce/Hard2Verify): question, model_response_by_step,
     human_labels (1 or 0 for every step; a step that rests on an error is 0).
 
-    The published fields are hidden: base64 of the text or JSON, XOR the repeated SHA-256 of `canary`; plain ones are read too.
-    The layout is that of public copies of its evaluation scripts; no original row was available.
+    The published fields are hidden: base64 of the text or JSON, XOR the repeated SHA-256 of `canary`; plain ones are
+    read too. The layout is that of public copies of its evaluation scripts; no original row was available.
     """
     if isinstance(canary := row.get("canary"), str):
         row = {name: _revealed(name, x, canary) if name in HIDDEN else x for name, x in row.items()}
@@ -87,11 +88,11 @@ def _revealed(name: str, value, canary: str):
 
 
 def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
-    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages, tools, final_label and
-    step_labels {index of an assistant's message: -1, 0, 1}, which become ratings.
+    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages, tools,
+    final_label and step_labels {index of an assistant's message: -1, 0, 1}, which become ratings.
 
-    A step is an assistant's message after all messages since the last one, so that its score sees what it saw and nothing
-    later. The text of a message is ours: the authors give JSON to critics. Steps after an error are judged and may be good.
+    A step is an assistant's message after all messages since the last one, so that its score sees what it saw and
+    nothing later. The text of a message is ours: the authors give JSON to critics. Steps after an error may be good.
     """
     messages, ratings = field(row, "messages", list), field(row, "step_labels", dict)
     steps, rating_T, problem = [], [], None
@@ -130,10 +131,11 @@ def _text(value) -> str:
 
 
 def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at b43164f): history (turns of role
-    and content), functions (or null), action_chosen, action_rejected. Each action is a solution of one step, good or bad.
+    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at b43164f): history
+    (turns of role and content), functions (or null), action_chosen, action_rejected. Each action is a solution of one
+    step.
 
-    The layout is that README's; no row was available, so an action may be a text or JSON. The text of a history is ours.
+    The layout is that README's; no row was available. An action may be a text or JSON; the text of a history is ours.
     """
     turns, functions = field(row, "history", list), row.get("functions")
     for index, turn in enumerate(turns):

@@ -5,15 +5,15 @@ A task is a module of this folder; TASKS names it for data.name=NAME and conf/da
     Config                            frozen dataclass of the keys of its section `task`
     make_problem(cfg, rng)            the text of one random problem
     solve(cfg, problem, rng)          the steps of one solution by the noisy solver
-    verdicts(problem, steps)          each step judged by itself: "right", "neutral" (right, without effect) or its kind of error
+    verdicts(problem, steps)          of each step by itself: "right", "neutral" (without effect) or its kind of error
     values(cfg, problem, steps)       after each step, the exact probability that the answer will be right
     gold_answer(problem)              the right final answer, a text
     stated_answer(steps)              the final answer that a solution gives, or None
     solved(problem, steps)            whether that answer counts as right
 
-All but make_problem, solve and values read only text, so they check anybody's solutions; they raise InputError if a text is
-not a problem of the task. The rest of the code calls the functions below, which take any task. The source of a problem names
-its task (data.name, or the key `task` of a file's rows); it is never guessed, since problems of two tasks may look alike.
+All but make_problem, solve and values read only text, so they check anybody's solutions; they raise InputError if a
+text is not a problem of the task. The rest of the code calls the functions below, which take any task. A problem's
+source names its task (data.name, or `task` in a file's rows); it is never guessed from the text.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.tasks import chain, countdown
 
 TASKS = {"chain": chain, "countdown": countdown}
-# Values of the key `checker`: task (the exact checker of the task that a file's rows name), a task by name, or a rule of grading.
+# Values of the key `checker`: task (the task that a file's rows name), a task by name, or a rule of grading.
 CHECKERS = ("task", *TASKS, *RULES)
 # Percentiles of a hash of the problem's text, so no two splits share a problem.
 SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (60, 100)}
@@ -62,7 +62,8 @@ def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: in
 
 
 def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable[Problem]:
-    """n problems of one split with `each` graded solutions, by the solver or by `draw`; cfg, draw: TaskData, Draw of data/splits."""
+    """n problems of one split with `each` graded solutions by solver or `draw`; cfg: TaskData, draw: Draw
+    (splits.py)."""
     task = TASKS[cfg.name]
     problems = make_problems(task, cfg.task, n, split, seed)
     return (
@@ -103,8 +104,8 @@ def labelled(
 ) -> Solution:
     """The solution with the exact checker's labels of one kind, ratings, outcome and answer.
 
-    correctness: 1 while this step and all before it are right, 0 from the first wrong one on; value: `values`. A solution
-    that was cut off (not `finished`) has no outcome.
+    correctness: 1 while this step and all before it are right, 0 from the first wrong one on; value: `values`. A
+    solution that was cut off (not `finished`) has no outcome.
     """
     if label_kind == "value":
         labels, ratings = task.values(cfg, problem, steps), None

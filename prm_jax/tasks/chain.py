@@ -1,12 +1,12 @@
 """The default task: chains of arithmetic modulo a prime, by a solver with wrong beliefs.
 
-A problem is a start value and operations to do from left to right, `4 +5 *3 max2 -2 mod7?`. A solution has a line for each
-operation, `4+5=2`, or one line for two, `2*3max2=6`, which hides the value in between. A line starts from the value that
-the line before it wrote.
+A problem is a start value and operations to do from left to right, `4 +5 *3 max2 -2 mod7?`. A solution has a line for
+each operation, `4+5=2`, or one for two, `2*3max2=6`, which hides the value in between. A line starts from the value
+written before.
 
-The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and often writes
-the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes beliefs for right, and
-max and min, which are not injective, lead from wrong lines to right answers.
+The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and often
+writes the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes beliefs for right,
+and max and min, which are not injective, lead from wrong lines to right answers.
 """
 
 import bisect
@@ -106,9 +106,8 @@ def compute(value: int, operations: Operations, modulus: int) -> int:
 def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
     """Judges each line by itself.
 
-    "right": it starts from the value written before, does the problem's next operations and has their result; "neutral": it
-    repeats that value. Errors: "merged", a wrong result of several operations; the operation whose result is wrong; "form",
-    anything else.
+    "right": it does the next operations on the value written before, with the right result; "neutral": it repeats that
+    value. Errors: "merged", a wrong result of several operations; the operation with a wrong result; "form", the rest.
     """
     value, operations, modulus = parse_problem(problem)
     done, verdict_T = 0, []
@@ -125,8 +124,8 @@ def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
 
 
 def written_out(problem: str, steps: Sequence[str]) -> list[list[str]]:
-    """For each line the right lines of its operations, one an operation, which show what a merged line hides. A step that is
-    not a line counts as the problem's next operation."""
+    """For each line the right lines of its operations, one an operation, which show what a merged line hides. A step
+    that is not a line counts as the problem's next operation."""
     value, operations, modulus = parse_problem(problem)
     done, lines_T = 0, []
     for step in steps:
@@ -212,7 +211,7 @@ def _cumulative(*keys) -> dict[tuple[str, int], list[list[float]]]:
 def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
     """P(final answer right) after each step if the noisy solver of `cfg` continues; 0 after a step that is not a line.
 
-    Exact: what follows depends only on the value written and the operations left, so it is a sum of products of matrices.
+    Exact, as products of matrices: what follows depends only on the value written and the operations left.
     """
     _, operations, modulus = parse_problem(problem)
     expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")

@@ -1,8 +1,8 @@
 """Countdown: reach a target with all of a few numbers. Right lines are easy to check, good ones hard to choose.
 
-A problem is sorted numbers and a target, `3,5,7,9=24?`; sorted, so that a permutation is no other problem and the splits
-do not leak. A line replaces two numbers by their result, `9*3=27`, or `9*3=27 5,7,27` if it restates what is left. There
-is one line less than numbers, and the last result must be the target. Values are 1 to 99, divisions have no remainder.
+A problem is sorted numbers and a target, `3,5,7,9=24?`; sorted, so that a permutation is no other problem and the
+splits do not leak. A line replaces two numbers by their result, `9*3=27`, or `9*3=27 5,7,27` if it restates what is
+left. There is one line less than numbers, and the last result must be the target. Values are 1 to 99, divisions exact.
 
 Most legal moves put the target out of reach, so a step can be right and worthless: correctness and value differ. The
 answer verifies itself, since the problem states the target; majorities and outcome models mean little here.
@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from prm_jax import InputError
@@ -168,14 +168,12 @@ def judge(hand: Hand, target: int, step: str) -> tuple[str, Hand]:
     return "right" if written == left else "rest", written
 
 
-def judge_all(problem: str, steps: Sequence[str]) -> list[tuple[str, Hand]]:
-    """(verdict, numbers at hand after it) of each line, given what the lines before wrote."""
+def judge_all(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, Hand]]:
+    """Yields (verdict, numbers at hand after it) of each line, given what the lines before wrote."""
     hand, target = parse_problem(problem)
-    judged = []
     for step in steps:
-        judged.append(judge(hand, target, step))
-        hand = judged[-1][1]
-    return judged
+        verdict, hand = judge(hand, target, step)
+        yield verdict, hand
 
 
 def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
