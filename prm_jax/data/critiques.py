@@ -54,9 +54,7 @@ class CriticFormat:
     def __post_init__(self):
         expect(self.max_tokens or self.ask is not None, "format.critic.max_tokens", 0, "above 0 where `ask` is null")
         decides = not self.max_tokens or self.force is not None or self.unscored is not None
-        expected = (
-            "a text that asks a critique for its missing verdict, or format.critic.unscored=0.5, P(good) of such steps"
-        )
+        expected = "a text that asks for a missing verdict, or format.critic.unscored=0.5, P(good) of such steps"
         expect(decides, "format.critic.force", None, expected)
         expect(not self.execute or self.output, "format.critic.output", self.output, "a text with {output} to execute")
 

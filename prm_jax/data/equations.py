@@ -109,8 +109,7 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
 
 @functools.lru_cache(1 << 16)
 def verdict(text: str, problem: str = "") -> bool | None:
-    """False if an equation is wrong (None if the problem is modular), True if all hold, None if none or one is in
-    doubt."""
+    """True if all equations hold, False if one is wrong (unless the problem is modular), None if there is no verdict."""
     verdicts = {holds for _, holds in equations(text)}
     if False in verdicts:
         return None if MODULAR.search(problem) else False
@@ -174,9 +173,9 @@ def _left_side(tokens) -> Side | None:
             expression, doubt = expression[1:], True  # a dash that opens a line
     side = read_side(expression)
     is_clear = stop.value in ("\n", ";", ".", "(", r"\[", r"\\", "")
-    if (
-        side is None or len(side.tokens) != len(expression) or side.literal and not is_clear
-    ):  # half of 10 = 5, the numbers 3, 4 = ...
+    if side is None or len(side.tokens) != len(expression):
+        return None
+    if side.literal and not is_clear:  # half of 10 = 5, the numbers 3, 4 = ...
         return None
     side.doubt |= doubt
     if after_word:

@@ -45,9 +45,7 @@ class Format:
     system: str | None = None  # chat: the system message; null: the template's own
     outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
     strip: bool = False  # steps lose white space at both ends
-    drop_separator: bool = (
-        False  # separators only cut the text: the model does not see them, marks are one token earlier
-    )
+    drop_separator: bool = False  # the model does not see separators, and marks are one token earlier
     shift: int = 0  # tokens by which marks move, where the authors' code reads beside the step's end
     probe: str = ""  # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
     head: str | None = None  # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
@@ -151,9 +149,8 @@ def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:
         steps = tuple(step.strip() for step in steps)
     if fmt.number:
         number = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE)
-        steps = tuple(
-            step if number.match(step) else fmt.number.replace("{n}", str(n)) + step for n, step in enumerate(steps, 1)
-        )
+        numbers = (fmt.number.replace("{n}", str(n)) for n in range(1, len(steps) + 1))
+        steps = tuple(step if number.match(step) else text + step for text, step in zip(numbers, steps))
     return tuple(step.rstrip(" ") for step in steps) if fmt.strip else steps
 
 

@@ -93,13 +93,11 @@ def group_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, 
 
 def with_answers(problems: Sequence) -> list:
     """The pools.Problems, with the answer that `extract` reads in its steps for every candidate without one."""
-    read = [[extract("\n".join(c.steps)) if c.answer is None else c.answer for c in p.candidates] for p in problems]
-    return [
-        dataclasses.replace(
-            p, candidates=tuple(map(lambda c, x: dataclasses.replace(c, answer=x), p.candidates, answers))
-        )
-        for p, answers in zip(problems, read, strict=True)
-    ]
+
+    def complete(c):
+        return c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
+
+    return [dataclasses.replace(p, candidates=tuple(map(complete, p.candidates))) for p in problems]
 
 
 class Checker:

@@ -82,9 +82,7 @@ class Data:
     splits: dict[str, list[Solution]]  # train, validation, test
     counts: dict[str, float]  # of everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; hub data set -> sha256 of its solutions
-    parts: dict[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # of a mixture: training solutions a source, in order
+    parts: dict[str, int] = dataclasses.field(default_factory=dict)  # of a mixture: source -> training solutions
 
 
 def data_config(node, key: str = "data") -> DataConfig:

@@ -62,15 +62,11 @@ def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: in
 
 
 def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable[Problem]:
-    """n problems of one split with `each` graded solutions by solver or `draw`; cfg: TaskData, draw: Draw
-    (splits.py)."""
+    """n problems of one split with `each` graded solutions by solver or `draw` (cfg, draw: TaskData, Draw of splits)."""
     task = TASKS[cfg.name]
     problems = make_problems(task, cfg.task, n, split, seed)
-    return (
-        solver_pool(task, cfg.task, problems, each, seed)
-        if cfg.samples == "solver"
-        else draw(cfg, problems, each, seed)
-    )
+    by_solver = cfg.samples == "solver"
+    return solver_pool(task, cfg.task, problems, each, seed) if by_solver else draw(cfg, problems, each, seed)
 
 
 def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
@@ -91,10 +87,9 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
         solutions = sample_solutions(cfg, *sample, draw)
         lucky = lucky_share(task, solutions)  # the test split's is kept
         if cfg.outcome == "steps":
-            sound = [
-                None if s.outcome is None else float(0 not in step_labels(task, s.problem, s.steps)) for s in solutions
-            ]
-            solutions = [dataclasses.replace(s, outcome=x) for s, x in zip(solutions, sound, strict=True)]
+            for i, s in enumerate(solutions):
+                if s.outcome is not None:
+                    solutions[i] = dataclasses.replace(s, outcome=float(0 not in step_labels(task, s.problem, s.steps)))
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
     return splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}
 
@@ -112,10 +107,8 @@ def labelled(
     else:
         verdict_T = task.verdicts(problem, steps)
         labels, ratings = correctness(verdict_T), tuple(RATINGS.get(verdict, -1) for verdict in verdict_T)
-    outcome = float(task.solved(problem, steps)) if finished else None
-    return Solution(
-        problem, tuple(steps), tuple(labels), ratings, outcome, task.stated_answer(steps), id, name_of(task)
-    )
+    outcome, answer = float(task.solved(problem, steps)) if finished else None, task.stated_answer(steps)
+    return Solution(problem, tuple(steps), tuple(labels), ratings, outcome, answer, id, name_of(task))
 
 
 def correctness(verdicts: Sequence[str]) -> list[float]:
@@ -153,10 +146,10 @@ def are_right(task: ModuleType, problem: str, steps: Sequence[str]) -> list[floa
 def grade(task: ModuleType, problem: Problem) -> Problem:
     """A pool's problem with its task, gold answer, and each candidate's answer and whether it is right."""
     text = problem.problem
-    candidates = tuple(
-        dataclasses.replace(c, answer=task.stated_answer(c.steps), correct=task.solved(text, c.steps))
-        for c in problem.candidates
-    )
+    grades = [
+        {"answer": task.stated_answer(c.steps), "correct": task.solved(text, c.steps)} for c in problem.candidates
+    ]
+    candidates = tuple(dataclasses.replace(c, **grade) for c, grade in zip(problem.candidates, grades, strict=True))
     return dataclasses.replace(problem, answer=task.gold_answer(text), candidates=candidates, task=name_of(task))
 
 
