@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.answers import read_gold
+from prm_jax.data.grading import read_gold
 from prm_jax.data.rows import field, field_error, optional, read_rows, require, row_place, texts, write_rows
 from prm_jax.data.units import UNITS
 

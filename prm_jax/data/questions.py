@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.answers import extract, read_gold
 from prm_jax.data.formats import Format
+from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.pools import Candidate
 from prm_jax.data.rows import field_error, read_rows, row_place
 from prm_jax.data.steps import steps_of

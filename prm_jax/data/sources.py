@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.answers import extract
 from prm_jax.data.equations import verdict
+from prm_jax.data.grading import extract
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.solutions import Solution, first_error, is_probability, relabel_after_error
 from prm_jax.data.steps import SPLITS, split_steps
