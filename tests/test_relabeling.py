@@ -116,7 +116,7 @@ def twin(monkeypatch):
     verdict = lambda problem, step: "right" if chain.stated_answer([step]) == start(problem) else "wrong"
     verdicts = lambda problem, steps: [verdict(problem, step) for step in steps]
     solved = lambda problem, steps: chain.stated_answer(steps) == start(problem)
-    task = SimpleNamespace(answer=start, stated=chain.stated_answer, solved=solved, verdicts=verdicts)
+    task = SimpleNamespace(gold_answer=start, stated_answer=chain.stated_answer, solved=solved, verdicts=verdicts)
     monkeypatch.setitem(tasks.TASKS, "twin", task)
     return task
 
