@@ -13,8 +13,7 @@ from conftest import ROOT, real_data
 
 from prm_jax import InputError
 from prm_jax.data import grading
-from prm_jax.data.answers import as_number, extract, normal
-from prm_jax.data.grading import Checker, grade_pool, group_pool
+from prm_jax.data.grading import Checker, as_number, extract, grade_pool, group_pool, normal
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.questions import read_questions
 

@@ -35,7 +35,7 @@ def laws():
     rows = [(problem, chain.solve(CFG, problem, rng)) for problem in problems]
     encoded, of_fact, found = (
         encode(loaded.format, loaded.tokenizer, rows),
-        chain.fact_laws(CFG),
+        chain.fact_distributions(CFG),
         collections.defaultdict(list),
     )
     batch, _, _ = layout_batch([[e] for e in encoded], max(len(e.ids_L) for e in encoded))

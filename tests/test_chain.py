@@ -19,11 +19,15 @@ RIGHT = ["4+5=2", "2*4=1", "1max3=3", "3-6=4"]
 
 def test_problem_and_lines_are_read():
     assert chain.parse_problem(PROBLEM) == (4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)), 7)
-    assert chain.answer(PROBLEM) == "4" and chain.stated(RIGHT) == "4" and chain.stated(["so 4"]) is None
+    assert (
+        chain.gold_answer(PROBLEM) == "4"
+        and chain.stated_answer(RIGHT) == "4"
+        and chain.stated_answer(["so 4"]) is None
+    )
     assert chain.parse_line("12max3*10=4") == (12, (("max", 3), ("*", 10)), 4)
     for broken in ("4 +5 mod4?", "4 +5 *9 mod7?", "4 +5 *3", "4 add 5 mod7?", "", "+5 mod7?"):
         with pytest.raises(InputError, match="^not a chain of arithmetic"):
-            chain.answer(broken)
+            chain.gold_answer(broken)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_the_checker_agrees_with_an_independent_one():
 def test_hard_facts_have_their_share_and_a_belief_of_their_own():
     """Exactly so many facts for every seed; on them .30 right, .45 one wrong result, the rest anything."""
     for seed in (0, 1):
-        laws = chain.fact_laws(dataclasses.replace(CFG, seed=seed))
+        laws = chain.fact_distributions(dataclasses.replace(CFG, seed=seed))
         for name, share in (("+", 0.15), ("-", 0.3), ("*", 0.45), ("max", 0), ("min", 0)):
             rows = [(laws[name, k][v], chain.APPLY[name](v, k) % 7) for k in chain.operands(name, 7) for v in range(7)]
             hard = [(law_w, right) for law_w, right in rows if law_w.max() < 0.9]
@@ -107,7 +111,7 @@ def test_hard_facts_have_their_share_and_a_belief_of_their_own():
                 rest = np.sort(np.delete(law_w, right))
                 assert law_w[right] == pytest.approx(0.3 + 0.25 / 7) and rest[-1] == pytest.approx(0.45 + 0.25 / 7)
                 np.testing.assert_allclose(rest[:-1], 0.25 / 7)
-    assert any((a != b).any() for a, b in zip(laws.values(), chain.fact_laws(CFG).values(), strict=True))
+    assert any((a != b).any() for a, b in zip(laws.values(), chain.fact_distributions(CFG).values(), strict=True))
 
 
 def test_the_solver_writes_by_these_laws():
@@ -115,7 +119,10 @@ def test_the_solver_writes_by_these_laws():
     cfg = dataclasses.replace(CFG, merge=0.5, restate=0.25)
     steps = [chain.solve(cfg, "4 *5 -3 mod7?", rng) for _ in range(n)]
     near = lambda share, p: abs(share - p) < 4 * np.sqrt(0.25 / n)
-    one, two = chain.fact_laws(cfg)["*", 5], chain.fact_laws(cfg)["*", 5] @ chain.fact_laws(cfg)["-", 3]
+    one, two = (
+        chain.fact_distributions(cfg)["*", 5],
+        chain.fact_distributions(cfg)["*", 5] @ chain.fact_distributions(cfg)["-", 3],
+    )
     merged = [s for s in steps if s[0].startswith("4*5-3=")]
     assert near(len(merged) / n, 0.5) and near(np.mean([len(s) > 1 for s in merged]), 0.25)
     for w in range(7):
@@ -130,7 +137,7 @@ def test_values_equal_simulation():
     found = chain.values(cfg, problem, steps)
     rng, n = np.random.default_rng(0), 8000
     for value, rest in zip(found, ("6 -3 max2 +6 mod7?", "3 max2 +6 mod7?"), strict=False):
-        rollouts = [chain.stated(chain.solve(cfg, rest, rng)) == chain.answer(problem) for _ in range(n)]
+        rollouts = [chain.stated_answer(chain.solve(cfg, rest, rng)) == chain.gold_answer(problem) for _ in range(n)]
         assert abs(value - np.mean(rollouts)) < 4 * np.sqrt(0.25 / n)
     assert found[-1] == 1.0 and chain.values(cfg, problem, ["4*5=6", "so on", "3max2=3"])[1:] == [0, 0]
     labelled = tasks.labelled(chain, cfg, problem, steps, "value", "v")

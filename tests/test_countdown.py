@@ -47,12 +47,12 @@ def test_verdicts_by_kind():
 
 def test_solved_needs_right_lines_and_all_numbers():
     right = ["9+7=16", "16+5=21", "21+3=24"]
-    assert solved(PROBLEM, right) and countdown.stated(right) == countdown.answer(PROBLEM) == "24"
+    assert solved(PROBLEM, right) and countdown.stated_answer(right) == countdown.gold_answer(PROBLEM) == "24"
     assert not solved(PROBLEM, ["9+7=16", "16+5=21", "21+4=24"])
     assert not solved(PROBLEM, ["9+7=16", "16+5=21", "21-3=24"])  # a cheat states the target
     assert not solved("3,8,9=24?", ["8*3=24"])  # 9 is left
     assert not solved(PROBLEM, [*right, "24*1=24"])
-    assert not solved(PROBLEM, ["9+7=16", "16+5=21", "21-3=18"]) and countdown.stated(["none"]) is None
+    assert not solved(PROBLEM, ["9+7=16", "16+5=21", "21-3=18"]) and countdown.stated_answer(["none"]) is None
 
 
 def outcomes(numbers):
@@ -186,7 +186,7 @@ def test_labels_of_both_kinds():
 def test_bad_input_is_one_line():
     for broken in ("3,5,7,9=24", "3,5,7,9=124?", "=24?", "24=24?", "0,5=24?", "1,2,3,4,5,6,7=24?", "4 +5 mod7?"):
         with pytest.raises(InputError, match="not a Countdown problem"):
-            countdown.answer(broken)
+            countdown.gold_answer(broken)
     bad = {"numbers": 1, "min_number": 11, "max_target": 100, "min_target": 41, "error": 1.5, "restate": 1}
     for key, value in bad.items():
         with pytest.raises(InputError, match=f"data.task.{key}"):

@@ -122,7 +122,7 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = ("task=best_of_n", "pool=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
     monkeypatch.chdir(tmp_path)
-    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (of rl"
+    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (rl: questions.checker"
     assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(why)  # whose checker is not guessed
     printed(evaluate.main, monkeypatch, *args, "data=chain", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())

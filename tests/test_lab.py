@@ -12,7 +12,7 @@ import evaluate
 import train
 from prm_jax import InputError, tasks
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.data.splits import data_config, load_splits, task_solutions
+from prm_jax.data.splits import data_config, load_splits
 from prm_jax.generate import samples as lab
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch import run_folder
@@ -39,7 +39,7 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
     monkeypatch.setattr(Policy, "extend", None)  # a second draw would fail
     assert list(lab.policy_pool(CFG, problems, 8, 0)) == first
     for p in first:
-        assert p.answer == tasks.TASKS["chain"].answer(p.problem) and len(p.candidates) == 8
+        assert p.answer == tasks.chain.gold_answer(p.problem) and len(p.candidates) == 8
         assert all(c.correct == (c.answer == p.answer) for c in p.candidates)
     for change in (
         {"n": 4},
@@ -128,11 +128,11 @@ def test_a_policy_that_is_none_is_named_by_its_key(cache):
 
 def test_samples_become_labelled_solutions(cache):
     cfg = dataclasses.replace(CFG, solutions_per_problem=8)
-    rows = task_solutions(cfg, 20, "train", 0, lab.policy_pool)
+    rows = tasks.sample_solutions(cfg, 20, "train", 0, lab.policy_pool)
     assert [s.id for s in rows[:2]] == ["chain/train/0/0", "chain/train/0/1"] and len(rows) == 20
     assert len({s.problem for s in rows}) == 3
     assert all(list(s.labels) == tasks.step_labels(tasks.chain, s.problem, s.steps) for s in rows)
-    values = task_solutions(dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool)
+    values = tasks.sample_solutions(dataclasses.replace(cfg, label_kind="value"), 20, "train", 0, lab.policy_pool)
     assert [s.steps for s in values] == [s.steps for s in rows] and any(0 < y < 1 for s in values for y in s.labels)
 
 

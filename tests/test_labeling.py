@@ -80,7 +80,7 @@ class Oracle(Solver):
 
     def go_on(self, problem, steps, seed):
         good = all(tasks.step_labels(chain, problem, steps)) if steps else True
-        text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if good else "0=9\n"
+        text = f"{chain.gold_answer(problem)}={chain.gold_answer(problem)}\n" if good else "0=9\n"
         return Continuation(np.zeros(3, np.int32), np.zeros(3), text, "eos")
 
 
@@ -267,7 +267,9 @@ def test_completions_without_an_answer_are_counted(tmp_path, solutions):
     class Silent(Solver):
         def go_on(self, problem, steps, seed):
             reason = "eos" if seed[-1] % 2 else "length"  # every other one is cut, though its answer is right
-            text = f"{chain.answer(problem)}={chain.answer(problem)}\n" if reason == "length" else "who knows\n"
+            text = (
+                f"{chain.gold_answer(problem)}={chain.gold_answer(problem)}\n" if reason == "length" else "who knows\n"
+            )
             return Continuation(np.zeros(3, np.int32), np.zeros(3), text, reason)
 
     rows, policy = write(tmp_path / "labels.jsonl", solutions[:6], Silent())

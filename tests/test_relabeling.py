@@ -113,10 +113,10 @@ def test_formal_labels_and_what_has_no_verdict(monkeypatch, pool):
 def twin(monkeypatch):
     """A task whose problems look like chain's; its right answer is the start value, whatever the operations."""
     start = lambda problem: problem.split()[0]
-    verdict = lambda problem, step: "right" if chain.stated([step]) == start(problem) else "wrong"
+    verdict = lambda problem, step: "right" if chain.stated_answer([step]) == start(problem) else "wrong"
     verdicts = lambda problem, steps: [verdict(problem, step) for step in steps]
-    solved = lambda problem, steps: chain.stated(steps) == start(problem)
-    task = SimpleNamespace(answer=start, stated=chain.stated, solved=solved, verdicts=verdicts)
+    solved = lambda problem, steps: chain.stated_answer(steps) == start(problem)
+    task = SimpleNamespace(gold_answer=start, stated_answer=chain.stated_answer, solved=solved, verdicts=verdicts)
     monkeypatch.setitem(tasks.TASKS, "twin", task)
     return task
 
@@ -152,7 +152,7 @@ def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     expected = (
-        "expected one of chain, countdown in all rows, or checker=NAME (of rl questions.checker, of evaluate.py data)"
+        "expected one of chain, countdown in all rows, or checker=NAME (rl: questions.checker, evaluate.py: data)"
     )
     assert ask([row]) == f"error: {path}: task: found 'none', {expected}"
     assert ask([row, row | {"task": "chain"}]) == f"error: {path}: task: found 'chain, none', {expected}"

@@ -439,7 +439,7 @@ def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
 def write_problems(folder):
     rng, cfg = np.random.default_rng(0), data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml")).task
     problems = [*PROBLEMS, *(tasks.chain.make_problem(cfg, rng) for _ in range(10))]
-    rows = [{"problem": p, "answer": tasks.chain.answer(p)} for p in problems]
+    rows = [{"problem": p, "answer": tasks.chain.gold_answer(p)} for p in problems]
     for name, own in (("train", rows[:8]), ("held_out", rows[8:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
     return folder / "train.jsonl", folder / "held_out.jsonl"

@@ -15,8 +15,8 @@ from test_hf import torch_model
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
-from prm_jax.data.answers import as_number
 from prm_jax.data.formats import Format, encode, read_format, train_tokenizer
+from prm_jax.data.grading import as_number
 from prm_jax.data.pools import Candidate, iter_pool
 from prm_jax.data.questions import as_candidate, read_questions
 from prm_jax.generate import sampling

@@ -1,7 +1,4 @@
-"""What a solution teaches: its tokens, and a number for each step or token that a loss reads.
-
-Dimension key: L tokens, T steps.
-"""
+"""What a solution teaches: its tokens, and targets for its steps and tokens. Dimension key: L tokens, T steps."""
 
 import dataclasses
 
@@ -12,7 +9,7 @@ from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.solutions import Solution
 from prm_jax.launch.config import expect
 
-# What an example may say of each of its steps, and of each of its tokens; the value that stands where no example is.
+# Targets of each step and of each token; the value where no example stands.
 STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0, "depth": 0.0}
 TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
 
@@ -21,9 +18,9 @@ TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
 class Example(Encoded):
     """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
 
-    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; NaN in both: unlabelled. weight: of the
-    step's loss, 0 where there is no label. depth: of the step, from 0; 0 of an outcome, which has none. token_weight: of the
-    loss of predicting the token itself. reference: log p of the token under the reference of an implicit PRM, in nats.
+    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the
+    step's loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting
+    the token. reference: log p of the token under the reference of an implicit PRM, in nats.
     """
 
     targets: dict[str, np.ndarray]
@@ -36,17 +33,16 @@ class Example(Encoded):
 
 
 def step_weights(n: int, scheme: str) -> np.ndarray:
-    """Loss weights of the n labelled steps of a solution, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
+    """Loss weights of a solution's n labelled steps, mean 1. `later`: proportional to the position, 2t / (n + 1)."""
     expect(scheme in ("uniform", "later"), "batch.step_weights", scheme, "uniform or later")
     return (np.ones(n) if scheme == "uniform" else 2 * np.arange(1, n + 1) / (n + 1)).astype(np.float32)
 
 
 def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
-    """Targets for the objective: the step labels (prm), the outcome (orm, implicit), or none (lm); the solution's tokens as
-    next-token targets. Of a truncated solution the steps that `encoded` has.
+    """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets
+    for the solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has.
 
-    The outcome is asked at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021, whose
-    verifier so becomes a value function).
+    The outcome stands at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021).
     """
     if objective == "orm" and outcome_at == "tokens":
         encoded = dataclasses.replace(encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32))
@@ -68,10 +64,10 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
 def make_examples(
     solutions, fmt: Format, tokenizer, objective, limit=None, too_long="error", weights="uniform", outcome_at="last"
 ):
-    """Tokenises solutions for an objective; returns (examples, counts of everything dropped or cut).
+    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut).
 
-    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last
-    steps (`cut`). One without a target is dropped.
+    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its
+    last steps (`cut`). A solution without a target is dropped.
     """
     if fmt.outcome and objective != "lm":
         why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"
@@ -102,7 +98,6 @@ def make_examples(
 
 
 def truncate(encoded: Encoded, limit: int) -> Encoded | None:
-    """The sequence up to the last step that ends within `limit` tokens; None if not even the first does."""
+    """The sequence up to the last step that ends within `limit` tokens; None if no step does."""
     n = int((encoded.step_end_T < limit).sum())
-    end = encoded.step_end_T[n - 1] + 1 if n else 0
-    return Encoded(encoded.ids_L[:end], encoded.step_end_T[:n], encoded.start) if n else None
+    return Encoded(encoded.ids_L[: encoded.step_end_T[n - 1] + 1], encoded.step_end_T[:n], encoded.start) if n else None

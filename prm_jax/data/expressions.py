@@ -1,10 +1,11 @@
-r"""Arithmetic in running text: tokens of a clause, and the exact value of a sum of numbers. No eval.
+r"""Reads arithmetic in running text, without eval: the tokens of a clause and the exact value of a sum of numbers.
 
-Read are decimals with thousands separators, + - * / ^ in ASCII, Unicode and LaTeX, \frac, parentheses, 2(3 + 4), percent,
-and words that stand as units behind a number. All sizes have limits, so that no power tower hangs.
+It knows decimals with thousands separators, + - * / ^ in ASCII, Unicode and LaTeX, \frac, parentheses, 2(3 + 4),
+percent, and words that stand as units behind a number. All sizes are limited, so that no power tower hangs.
 """
 
 import dataclasses
+import itertools
 import re
 from fractions import Fraction
 
@@ -34,7 +35,7 @@ TOKEN = re.compile(
 )
 OPERATORS = {r"\times": "*", r"\cdot": "*", r"\ast": "*", r"\div": "/", "**": "^"}
 GLUED = re.compile(r"(?i:[cmk]m|[km]g|ml|ft|lbs?|oz|hrs?|mins?|sec|cents|mph|kmh)")  # 5cm, but not 5ab
-# Words that may belong to the expression beside them, so that it does not mean what its numbers say.
+# Words that may belong to the expression beside them, so that its numbers alone do not give its value.
 RISKY = re.compile(
     r"of|twice|half|double|triple|quarter|third|times|plus|minus|by|over|per|than|more|less|and|or|to|from|through|choose"
     r"|sin|cos|tan|cot|sec|csc|log|ln|sqrt|root|squared?|cubed|power|gcd|lcm|max|min|det|mod|base|remainder|pi|x|[ap]m"
@@ -43,24 +44,27 @@ RISKY = re.compile(
 
 
 class Unreadable(Exception):
-    """No expression of numbers, or one beyond the limits."""
+    """The tokens are not an expression of numbers, or exceed the limits."""
 
 
 @dataclasses.dataclass(slots=True)
 class Token:
-    kind: str  # n number, o operator, ( and ), f \frac, p percent, w words, b break, e equality, x anything else
+    kind: str  # n number, o operator, ( and ), f \frac, p percent, w words, b break, e equality, x other, $ end
     value: object
     start: int
     end: int
-    half: Fraction | int = 0  # of a decimal: half a unit of its last digit
+    half: Fraction | int = 0  # half a unit of a decimal's last digit
+
+
+END = Token("$", "", -1, -1)  # what is before the first token and after the last
 
 
 def tokenize(clause: str) -> list[Token]:
     tokens = []
     for match in TOKEN.finditer(clause):
         kind, value, (start, end), half = match.lastgroup, match[0], match.span(), 0
-        last = tokens[-1] if tokens else None
-        is_glued, after_number = last is not None and last.end == start, last is not None and last.kind in "n)p"
+        last = tokens[-1] if tokens else END
+        is_glued, after_number = last.end == start, last.kind in "n)p"
         match kind:
             case "skip":
                 continue
@@ -89,40 +93,42 @@ def tokenize(clause: str) -> list[Token]:
             case "open" | "close":
                 kind = "(" if kind == "open" else ")"
             case "text":
-                kind, value = "w", value[value.index("{") + 1 : -1].strip()
-                is_remark = value[:1] == "("  # 12 \text{ (pens)}
-                if not value or is_remark and after_number:
+                value = value[value.index("{") + 1 : -1].strip()
+                if not value or value[0] == "(" and after_number:  # 12 \text{ (pens)}
                     continue
-                kind = "x" if is_remark else kind
+                kind = "x" if value[0] == "(" else "w"
         tokens.append(Token(kind, value, start, end, half))
     return tokens
 
 
 class Reader:
-    """Reads one sum of numbers from the first of `tokens`; `at` is then the first token that does not belong to it.
+    """Reads one sum of numbers from the start of `tokens`; `place` is then the first token that does not belong to it.
 
-    `units` are the words behind its numbers, `doubt` says that the text may mean another value than was read. A value
-    comes with whether it is a percentage, so that 50 - 20% is in doubt.
+    `units` are the words behind its numbers; `doubt` says that the text may mean another value than the one read. Each
+    method returns (value, whether it is a percentage), so that 50 - 20% is in doubt.
     """
 
     def __init__(self, tokens):
-        self.tokens, self.at, self.depth, self.units, self.doubt = tokens, 0, 0, set(), False
+        self.tokens, self.place, self.depth, self.units, self.doubt = tokens, 0, 0, set(), False
 
-    def peek(self):
-        return self.tokens[self.at] if self.at < len(self.tokens) else None
+    def peek(self, ahead: int = 0) -> Token:
+        return self.tokens[self.place + ahead] if self.place + ahead < len(self.tokens) else END
 
     def take(self, operators: str):
-        """The next token if it is one of these operators."""
+        """Returns and skips the next token if it is one of these operators."""
         token = self.peek()
-        if token is not None and token.kind == "o" and token.value in operators:
-            self.at += 1
+        if token.kind == "o" and token.value in operators:
+            self.place += 1
             return token.value
         return None
 
-    def sum(self):
+    def descend(self):
         self.depth += 1
         if self.depth > DEPTH:
             raise Unreadable
+
+    def sum(self):
+        self.descend()
         total, is_share = self.product()
         while sign := self.take("+-"):
             value, share = self.product()
@@ -138,31 +144,28 @@ class Reader:
             before, sign = sign, self.take("*/")
             self.doubt |= before == sign == "/"  # 27/3/4 may mean 27 by three quarters
             token = self.peek()
-            if sign == "/" and token is not None and token.kind == "w":  # 5 / dozen
+            if sign == "/" and token.kind == "w":  # 5 / dozen
                 self.units.add("/" + token.value)
                 self.doubt = True
-                self.at += 1
+                self.place += 1
                 continue
             if sign is None:
-                is_group = token is not None and token.kind == "(" and token.value in "(["
-                if not is_group or self.at + 1 == len(self.tokens) or self.tokens[self.at + 1].kind in "wxb":
+                if token.kind != "(" or token.value not in "([" or self.peek(1).kind in "wxb$":
                     return total, is_share
                 if before == "/":
                     raise Unreadable  # 6/2(3) is 9 to some and 1 to others
-                self.doubt |= self.tokens[self.at - 1].end != token.start
+                self.doubt |= self.tokens[self.place - 1].end != token.start
             value, share = self.factor()
             is_share &= share
             total = bounded(divide(total, value) if sign == "/" else total * value)
 
     def factor(self):
         if sign := self.take("+-"):
-            self.depth += 1
-            if self.depth > DEPTH:
-                raise Unreadable
-            first, self.doubt = self.at, self.doubt or self.peek() is not None and self.peek().kind == "o"
+            self.descend()
+            first, self.doubt = self.place, self.doubt or self.peek().kind == "o"
             value, share = self.factor()
             self.depth -= 1
-            if self.tokens[first].kind == "n" and any(token.value == "^" for token in self.tokens[first : self.at]):
+            if self.tokens[first].kind == "n" and any(token.value == "^" for token in self.tokens[first : self.place]):
                 raise Unreadable  # -3^2 is -9, and often meant as 9
             return (value if sign == "+" else -value), share
         value, share = self.primary()
@@ -178,41 +181,38 @@ class Reader:
 
     def primary(self):
         token, share = self.peek(), False
-        if token is None or token.kind not in "n(f":
-            raise Unreadable
         if token.kind == "(":
             value, share = self.group()
-        else:
-            self.at += 1
+        elif token.kind in "nf":
+            self.place += 1
             value = token.value if token.kind == "n" else bounded(divide(self.group()[0], self.group()[0]))
-        token = self.peek()
-        if token is not None and token.kind == "p":
-            self.at += 1
-            return divide(value, 100), True
-        return value, share
+        else:
+            raise Unreadable
+        if self.peek().kind != "p":
+            return value, share
+        self.place += 1
+        return divide(value, 100), True
 
     def group(self):
         opening = self.peek()
-        if opening is None or opening.kind != "(":
+        if opening.kind != "(":
             raise Unreadable
-        self.at += 1
+        self.place += 1
         value = self.sum()
         closing = self.peek()
-        if closing is None or closing.kind != ")" or opening.value + closing.value not in ("()", "[]", "{}"):
+        if closing.kind != ")" or opening.value + closing.value not in ("()", "[]", "{}"):
             raise Unreadable
-        self.at += 1
+        self.place += 1
         return value
 
     def unit(self):
-        """Up to three words between a number and an operator, a parenthesis or the end."""
-        at = self.at
-        while at < len(self.tokens) and self.tokens[at].kind == "w":
-            at += 1
-        if self.at < at <= self.at + 3 and (at == len(self.tokens) or self.tokens[at].kind in "o)"):
-            words = " ".join(token.value for token in self.tokens[self.at : at]).lower()
+        """Takes up to three words between a number and an operator, a parenthesis or the end."""
+        n = next(n for n in itertools.count() if self.peek(n).kind != "w")
+        if 0 < n <= 3 and self.peek(n).kind in "o)$":
+            words = " ".join(self.peek(k).value for k in range(n)).lower()
             self.doubt |= " " in words or RISKY.fullmatch(words) is not None
             self.units.add(words.rstrip("s"))
-            self.at = at
+            self.place += n
 
 
 def divide(top, low) -> Fraction:

@@ -1,13 +1,12 @@
-"""How a solution becomes token ids and step marks. One function serves training, scoring, search and RL.
+"""Turns a solution into token ids and step marks. One function serves training, scoring, search and RL.
 
-The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format, which
-says where its convention was read; a new one is a new file there, with keys of `Format`. Two ways of tokenising exist
-among released PRMs, and each is followed exactly:
+The mark of a step is the token whose hidden state its score is read from. A format is one file of conf/format with keys
+of `Format`, which names its source. Released PRMs tokenise in two ways, followed exactly:
 
-apart: every step by itself, then its separator as ids. The mark cannot fuse with text, as `.` and a newline do in BPE
-when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
-together: one text, one call, as the authors' code does; the marks are then found by their place in the text, never by
-looking for an id, and a mark that fused with the text beside it raises.
+apart: every step by itself, then the ids of its separator. The mark cannot fuse with text, as `.` and a newline do in
+BPE when TRL's documented inference example tokenises them together (4 points of ProcessBench F1).
+together: one text, one call, as the authors' code does. Marks are found by their place in the text, never by their id;
+a mark that fused with the text beside it raises.
 """
 
 import dataclasses
@@ -29,43 +28,40 @@ from prm_jax.launch.config import CONF, expect, one_of, parse
 class Format:
     """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
 
-    In `prefix` {problem} stands for the problem, in `number` {n} for the number of the step from 1, in `prefix` and
-    `separator` {pad} for the tokenizer's padding token. The beginning-of-sequence token, if there is one, comes first.
-    With `chat` the tokenizer's own chat template writes the turns, and prefix is what the user says in them.
+    {problem} stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the padding
+    token in `prefix` and `separator`. With `chat`, `prefix` is the user's message.
     """
 
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
-    tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, each line of a step too
-    mark: str = ""  # tokenized together: the one token that ends a separator, where that is not the whole separator
+    tokenized: Literal["apart", "lines", "together"] = "apart"  # lines: apart, and so each line of a step
+    mark: str = ""  # tokenized together: the one token that ends a separator, if that is not the whole separator
     prefix: str = "{problem}"  # text before the first step
-    number: str = ""  # put before each step that does not begin with it already
+    number: str = ""  # put before each step that does not begin with it
     between: str = ""  # text after a separator, before the next step
     suffix: str = ""  # text after the last separator; no score sees it
-    bos: bool = True  # the beginning-of-sequence token comes first; false: the tokenizer has one that it does not write
-    chat: bool = False  # prefix is a user's message and the steps its answer, by the tokenizer's own chat template
-    system: str | None = None  # chat: the system's message; null: whatever the template brings
-    outcome: bool = False  # an outcome model: one score, at the text's last token, which every step bears
+    bos: bool = True  # the tokenizer's beginning-of-sequence token, if any, comes first; false: it is never written
+    chat: bool = False  # the tokenizer's chat template writes the turns
+    system: str | None = None  # chat: the system message; null: the template's own
+    outcome: bool = False  # an outcome model: one score, at the text's last token, which every step gets
     strip: bool = False  # steps lose white space at both ends
-    # Separators only cut the text: the model does not see them, and marks are one token earlier.
-    drop_separator: bool = False
-    shift: int = 0  # marks are moved by so many tokens, where the authors' code reads beside the step's end
-    probe: str = ""  # marks where a conversation cut after the step and ended by this text would end (Eurus)
-    # Head of its checkpoints, a name of model.HEADS, or tokens, vocabulary, ensemble, implicit; null: any.
-    head: str | None = None
-    layer: str = "score"  # last layer of that head in its checkpoints; lm_head: none of its own
+    drop_separator: bool = False  # the model does not see separators, and marks are one token earlier
+    shift: int = 0  # tokens by which marks move, where the authors' code reads beside the step's end
+    probe: str = ""  # the mark is where a conversation cut after the step and ended by this text would end (Eurus)
+    head: str | None = None  # of its checkpoints: a name of HEADS, or tokens, vocabulary, ensemble, implicit; null: any
+    layer: str = "score"  # last layer of that head in its checkpoints; lm_head: it has none of its own
     good: str | None = None  # head tokens, vocabulary, critic: the good verdict, one token
-    bad: str | None = None  # head tokens, critic: the bad one; of the vocabulary it is all the others
-    score: Annotated[str, one_of(UNITS)] = "probability"  # unit in which its authors state scores; ours are log-odds
+    bad: str | None = None  # head tokens, critic: the bad verdict, one token
+    score: Annotated[str, one_of(UNITS)] = "probability"  # unit of the authors' scores; ours are log-odds
     beta: float = 1.0  # score log_ratio: factor of the log-ratio in nats
     label_kind: Literal["correctness", "value", "advantage", "unknown"] = "unknown"  # what it learned
-    auto: bool = True  # format=auto may find it; false: a rarer reader of a head that another format has
-    changes: dict[str, object] | None = None  # of auto: keys that replace those of the format that it finds
+    auto: bool = True  # format=auto may choose it; false: another format is more common for its head
+    changes: dict[str, object] | None = None  # auto: keys that replace those of the chosen format
     critic: CriticFormat | None = None  # of a language model that writes before it judges (data/critiques.py)
 
     @staticmethod
     def from_keys(keys: dict) -> dict:
-        """The keys of a config as those of this class: what stands beside `name: auto` changes the format that is found."""
+        """A config's keys as those of this class: keys beside `name: auto` change the format that auto chooses."""
         if keys.get("name") != "auto" or "changes" in keys:
             return keys
         return {"name": "auto", "changes": {k: x for k, x in keys.items() if k != "name" and x is not None}}
@@ -76,16 +72,16 @@ class Format:
         hint = "it has a backslash and an n where a line end is meant; in a shell $'format.separator=\"\\n\\n\"'"
         expect("\\n" not in self.separator, "format.separator", self.separator, f"line ends: {hint}")
         expect("{problem}" in self.prefix, "format.prefix", self.prefix, "a text with {problem} in it")
-        of_together = self.between or self.suffix or self.drop_separator or self.probe or self.shift
-        of_together = of_together or self.chat or self.outcome
-        why = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
-        expect(self.tokenized == "together" or self.critic or not of_together, "format.tokenized", self.tokenized, why)
+        names = "between", "suffix", "drop_separator", "probe", "shift", "chat", "outcome"
+        is_allowed = self.tokenized == "together" or self.critic or not any(getattr(self, name) for name in names)
+        expected = "'together', which between, suffix, drop_separator, probe, shift, chat and outcome need"
+        expect(is_allowed, "format.tokenized", self.tokenized, expected)
         verdicts = [text for text in (self.good, self.bad) if text is not None]
         expected = "good and bad with head 'tokens' and of a critic, good with 'vocabulary', and only with them"
-        asked = 2 if self.critic else {"tokens": 2, "vocabulary": 1}.get(self.head, 0)
-        expect(len(verdicts) == asked, "format.good", verdicts, expected)
-        of_ratio = (self.head == "implicit") == (self.score == "log_ratio")
-        expect(of_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
+        n = 2 if self.critic else {"tokens": 2, "vocabulary": 1}.get(self.head, 0)
+        expect(len(verdicts) == n, "format.good", verdicts, expected)
+        is_ratio = (self.head == "implicit") == (self.score == "log_ratio")
+        expect(is_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
 
 def read_format(name: str) -> Format:
@@ -95,15 +91,14 @@ def read_format(name: str) -> Format:
 
 @functools.cache
 def all_formats() -> tuple[Format, ...]:
-    """Every convention of conf/format that a step head may have, those that belong to one head first."""
+    """Every format of conf/format without a critic, those with a head of their own first."""
     names = {path.stem for path in (CONF / "format").glob("*.yaml")} - {"auto"}
     formats = (fmt for fmt in map(read_format, names) if not fmt.critic)
     return tuple(sorted(formats, key=lambda fmt: (fmt.head is None, fmt.name)))
 
 
 def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
-    """Ids of the bad and the good verdict of a format whose head is two vocabulary logits, of the good one alone where it
-    is the whole vocabulary; None for other heads."""
+    """Token ids: (bad, good) for head 'tokens' or a critic, (good,) for 'vocabulary', None for other heads."""
     texts = [text for text in (fmt.bad, fmt.good) if text is not None]
     ids = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
     if any(len(tokens) != 1 for tokens in ids) or len(set(ids)) < len(ids):
@@ -114,7 +109,7 @@ def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Token ids of one solution, the index of every step's mark in them, and where the solution starts."""
+    """Token ids of one solution, the index of each step's mark in them, and that of the solution's first token."""
 
     ids_L: np.ndarray
     step_end_T: np.ndarray
@@ -124,8 +119,8 @@ class Encoded:
 def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
 
-    Raises InputError when the separator has no token, a mark fused with text, or marks and steps differ in number, and,
-    where a text is tokenised together, when a problem or step contains the separator: it would be read as a mark.
+    Raises InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a
+    text tokenised together, a problem or step contains the separator.
     """
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
@@ -140,33 +135,33 @@ def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], 
     expect(finish != [None], "tokenizer", None, "an end-of-sequence token, which objective=lm needs")
     rows = [(problem, numbered(fmt, steps)) for problem, steps in rows]
     encode_rows = _encode_together if fmt.tokenized == "together" else _encode_apart
-    found = []
+    encoded = []
     for (problem, steps), (ids, marks, start) in zip(rows, encode_rows(fmt, tokenizer, rows), strict=True):
         step_end_T = np.array(marks, np.int32) + len(begin) + fmt.shift
-        found.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
-        check_marks(found[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
-    return found
+        encoded.append(Encoded(np.array(begin + ids + finish, np.int32), step_end_T, start + len(begin)))
+        check_marks(encoded[-1], 1 if fmt.outcome else len(steps), repr(problem[:60]))
+    return encoded
 
 
 def numbered(fmt: Format, steps: tuple[str, ...]) -> tuple[str, ...]:
-    """The steps as the format writes them: stripped, and numbered unless they are already."""
+    """The steps as the format writes them: stripped, and numbered unless they have a number."""
     if fmt.strip:
         steps = tuple(step.strip() for step in steps)
     if fmt.number:
-        own = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE)
-        name = lambda n, step: step if own.match(step) else fmt.number.replace("{n}", str(n)) + step
-        steps = tuple(name(n, step) for n, step in enumerate(steps, 1))
+        number = re.compile(re.escape(fmt.number.rstrip()).replace(r"\{n\}", r"\d+"), re.IGNORECASE)
+        numbers = (fmt.number.replace("{n}", str(n)) for n in range(1, len(steps) + 1))
+        steps = tuple(step if number.match(step) else text + step for text, step in zip(numbers, steps))
     return tuple(step.rstrip(" ") for step in steps) if fmt.strip else steps
 
 
 def _encode_apart(fmt: Format, tokenizer, rows):
-    """Yields (ids, marks, start) of rows whose prefix and steps are tokenised one by one."""
+    """Yields (ids, marks, start) of rows, whose prefix and steps are tokenised one by one."""
 
     def parts(step):
         return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
 
     heads = [fmt.prefix.replace("{problem}", problem) for problem, _ in rows]
-    # Steps repeat a lot within a pool, so each distinct text is tokenised once, all in one call.
+    # Many steps of a pool repeat, so each distinct text is tokenised once, all in one call.
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
     ids_of = dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True)) if texts else {}
     separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
@@ -181,7 +176,7 @@ def _encode_apart(fmt: Format, tokenizer, rows):
 
 
 def _encode_together(fmt: Format, tokenizer, rows):
-    """Yields (ids, marks, start) of rows that are tokenised as one text each, the marks found by their place in it."""
+    """Yields (ids, marks, start) of rows, each tokenised as one text."""
     if not tokenizer.is_fast:
         raise InputError(f"format={fmt.name}: needs a fast tokenizer, which knows where its tokens lie in the text")
     mark_id = tokenizer.encode(fmt.separator, add_special_tokens=False)[-1:]
@@ -231,7 +226,7 @@ def as_chat(fmt: Format, tokenizer, question: str, answer: str) -> str:
 
 
 def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...]):
-    """(ids, [the last one's index], start) of a whole solution."""
+    """(ids, [index of the last one], start) of a whole solution."""
     answer = fmt.between.join(step + fmt.separator for step in steps)
     text = as_chat(fmt, tokenizer, prefix, answer) if fmt.chat else prefix + answer + fmt.suffix
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -241,7 +236,7 @@ def _encode_outcome(fmt: Format, tokenizer, prefix: str, steps: tuple[str, ...])
 
 
 def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, where: str) -> int:
-    """Index of the token that ends the separator that ends at text[:end], and is the mark and nothing else."""
+    """Index of the token that ends at `end`; InputError unless it is the mark and nothing else."""
     i, mark = int(np.searchsorted(spans[:, 1], end, side="right")) - 1, fmt.mark or fmt.separator
     is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
@@ -260,22 +255,12 @@ def check_marks(encoded: Encoded, n_steps: int, where: str):
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int):
-    """A byte-level BPE tokenizer for models trained from nothing: any text encodes, every digit is a token of its own.
+    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a token.
 
-    Splits words as Qwen2's tokenizer does, because transformers reads the tokenizer of every `qwen2` folder with that
-    class, whatever its files say: another split would change silently when the model is saved and loaded.
+    Of Qwen2's class, with which transformers reads the tokenizer of every `qwen2` folder, whatever its files say.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import Qwen2Tokenizer
 
-    word = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    word += r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-    bpe = Tokenizer(models.BPE())
-    bpe.normalizer = normalizers.NFC()
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(word), "isolated"), to_bytes])
-    bpe.decoder = decoders.ByteLevel()
-    end, alphabet = "<|endoftext|>", pre_tokenizers.ByteLevel.alphabet()
-    asked = {"vocab_size": vocab, "special_tokens": [end], "initial_alphabet": alphabet, "show_progress": False}
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(**asked))
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=end, pad_token=end)
+    end = "<|endoftext|>"
+    untrained = Qwen2Tokenizer(eos_token=end, pad_token=end, unk_token=None)
+    return untrained.train_new_from_iterator(texts, vocab, show_progress=False)

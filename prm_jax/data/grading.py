@@ -1,109 +1,251 @@
-"""Grade and group final answers by a rule (answers.py): Math-Verify in worker processes with a limit of processor time.
+r"""Final answers: extracts them from solutions, compares, groups and grades them.
 
-Math-Verify's own limit is a Python signal handler, which works in the main thread only, and SymPy's results may depend on
-the hash and random seeds. So it runs in workers with fixed seeds, and the kernel ends one that spends more than SECONDS of
-processor time on a pair: the limit holds in compiled code and does not depend on the load.
+A comparison follows one of three rules, which the results name:
+  string  equal `normal` texts: LaTeX spacing, sizes and wrappers do not count, values do (1,000 is not 1000).
+  number  `as_number` values differ by at most 1e-6, below 1 by at most 1e-6 of the larger; whole numbers must be equal.
+          Thousands separators, currency, units and percent signs (25\% is 25, as in GSM8K and MATH) do not count.
+          An answer that is not a number is compared as a string.
+  math    equal strings, else Math-Verify (github.com/huggingface/Math-Verify) on `\boxed{answer}` with its default
+          settings. It is not symmetric, gold first: gold 1 accepts 2x + z = 1, gold 2x + z = 1 does not accept 1.
+Every rule compares an answer of more than LONGEST characters as a string.
+
+Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may
+depend on the hash and random seeds. So it runs in worker processes with fixed seeds, and the kernel ends one that spends
+more than SECONDS of processor time on a pair: this holds in compiled code and does not depend on the load.
 """
 
 import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.answers import LONGEST, as_number, extract, is_blank, normal
 from prm_jax.data.rows import field_error, require
 
 RULES = ("string", "number", "math")
-# unparsable: told apart as texts, because one of the two is no number or expression, or longer than LONGEST.
+# unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
 VERDICTS = ("same", "different", "unparsable", "timeout", "crash", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
 MEMORY = 4 << 30  # bytes of address space of a worker (it needs 0.2 GB): a power tower must not fill the machine
 CACHE = Path.home() / ".cache" / "prm_jax" / "answers.jsonl"
+LONGEST = 1000  # characters of an answer that is read as a number or an expression
+BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
+HASHES = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
+ANSWER_IS = re.compile(
+    r"(?:\banswer(?:\s+is\b|\**\s*:)|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)", re.IGNORECASE | re.MULTILINE
+)
+STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the formula or the bold type ends
+BEFORE = re.compile(r"(?:\s|\$|\*\*|\\[(\[])*+")
+AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
+
+
+def extract(text: str) -> str | None:
+    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space; None if
+    there is none (the last number of a text is not a stated answer).
+
+    The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with
+    x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
+    Answer" above x, x up to the end of its sentence, formula or line. Takes linear time.
+    """
+    answers = (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))
+    return next(filter(None, answers), None)
+
+
+def read_gold(text: str | None) -> str | None:
+    """The gold answer in a file's field, also if that is a whole solution: GSM8K's lines and `#### 72`."""
+    is_solution = text is not None and ("\n" in text or "####" in text)
+    return is_solution and extract(text) or text
+
+
+def _boxes(text):
+    """Yields the contents of the boxes, the last to open first; an unclosed box is empty."""
+    closing, open_braces = {}, []
+    for brace in BRACE.finditer(text):
+        if brace[0] == "{":
+            open_braces.append(brace.end())
+        elif brace[0] == "}" and open_braces:
+            closing[open_braces.pop()] = brace.start()
+    for match in reversed(list(BOX.finditer(text))):
+        yield match["bare"] or text[match.end() : closing.get(match.end(), match.end())]
+
+
+def _hashes(text):
+    last_line = text.rstrip().rpartition("\n")[2]
+    if "#" not in (last := last_line.rpartition("####"))[2] and last[1]:
+        yield last[2]
+    yield from (match[1] for match in reversed(list(HASHES.finditer(text))))
+
+
+def _stated(text):
+    return (STATED_END.split(match[1], 1)[0] for match in reversed(list(ANSWER_IS.finditer(text))))
+
+
+def _bare(answer):
+    start, end = BEFORE.match(answer).end(), len(answer)
+    while match := AFTER.search(answer[max(start, end - 7) : end]):  # 7: `\right.`
+        end -= len(match[0])
+    return answer[start:end]
+
+
+LOOKS = (
+    (r"−", "-"),
+    (r"\\!\s*", ""),
+    (r"\{,\}|(?<=\d)\\,\s*(?=\d{3}(?!\d))", ","),  # 11{,}000 and 11\,000 are 11,000
+    (r"\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+    (r"\\(?:left|right)(?![a-zA-Z])\.?|\\[bB]igg?[lr]?(?![a-zA-Z])|\\displaystyle(?![a-zA-Z])", ""),
+    (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\\frac\s*(\d)", r"\\frac{\1}"),  # \frac12 is \frac{1}{2}
+    (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+    (r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1"),
+    (r"\\?\$", ""),
+    (r"\\%", "%"),
+    (r"°|\^\s*\{\s*\\circ\s*\}", r"^\\circ"),
+    (r"([\^_])\{(\w)\}", r"\1\2"),
+    (r"\s+", " "),
+    (r"(?<!\d) | (?!\d)", ""),  # but 1 1/2 is not 11/2
+)
+
+
+@functools.lru_cache(1 << 16)
+def normal(text: str) -> str:
+    """The text without what only changes its looks; equal results are equal answers by every rule."""
+    for pattern, new in LOOKS:
+        text = re.sub(pattern, new, text)
+    return text.rstrip(".")
+
+
+UNIT = re.compile(
+    r"(?<=[\d}%])(?:(?:\s|\\[,;: ]|~)*\\(?:text\w*|mathrm|mbox)\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?"
+    r"|\s+[a-zA-Z]{2,}(?:[ /-]+[a-zA-Z]+)*)[\s.]*$"
+)
+SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|pi)\b")  # 2 million is not 2
+DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)[€£¥]?(?:(?P<whole>\d+)(?: ?(?=\\frac)| (?=\d+/)))?"
+    rf"(?:\\frac\{{(?P<top>-?{DECIMAL})\}}\{{(?P<low>-?{DECIMAL})\}}|(?P<value>{DECIMAL})(?:/(?P<by>{DECIMAL}))?)"
+    r"(?:%|\^\\circ|[€£¥])?"
+)
+
+
+@functools.lru_cache(1 << 16)
+def as_number(text: str) -> Fraction | None:
+    """The exact value of a decimal, fraction or mixed number, None for anything else (1,00 and 1e5 too)."""
+    text = re.sub(r"\\?\$", "", text)
+    if len(text) > LONGEST:
+        return None
+    unit = UNIT.search(text)
+    match = NUMBER.fullmatch(normal(text[: unit.start()] if unit and not SCALE.search(unit[0]) else text))
+    if not match:
+        return None
+    parts = (match["top"], match["low"]) if match["top"] else (match["value"], match["by"])
+    top, low = (Fraction((part or "1").replace(",", "")) for part in parts)
+    if low == 0:
+        return None
+    size = (int(match["whole"]) if match["whole"] else 0) + top / low
+    return -size if match["sign"] == "-" else size
+
+
+def is_blank(answer: str | None) -> bool:
+    """Whether there is no answer: a blank one can neither win nor be voted for."""
+    return answer is None or not normal(answer)
 
 
 def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
-    """Group ids 0, 1, ... in order of first occurrence; -1 is no answer, which is no class of its own.
+    """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers.
 
-    An answer joins the first group whose first member takes it, as gold, for the same: `number` and `math` are not
-    transitive, so this order is part of the rule.
+    An answer joins the first group whose first member, as gold, equals it: `number` and `math` are not transitive.
     """
-    firsts, known = [], {"": -1}
+    firsts, group_of = [], {"": -1}
     keys = ["" if answer is None else normal(answer) for answer in answers]
     for key, answer in zip(keys, answers, strict=True):
-        if key not in known:
-            takes = (i for i, first in enumerate(firsts) if checker.verdict(first, answer) == "same")
-            known[key] = next(takes, len(firsts))
-            if known[key] == len(firsts):
+        if key not in group_of:
+            equal = (i for i, first in enumerate(firsts) if checker.verdict(first, answer) == "same")
+            group_of[key] = next(equal, len(firsts))
+            if group_of[key] == len(firsts):
                 firsts.append(answer)
-    return [known[key] for key in keys]
+    return [group_of[key] for key in keys]
 
 
-def grade_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, workers: int | None = None):
-    """(the pools.Problems with `correct` of every candidate graded anew, counts); a line says the counts.
+def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, workers: int | None = None):
+    """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts.
 
-    Counts: checker; candidates, and how many of them have each of VERDICTS, of which `same` alone is correct; pairs, the
-    distinct (gold, answer); checked, the pairs that Math-Verify saw now, not in an earlier call (`cache`).
+    Counts: checker; candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold,
+    answer); checked: those that Math-Verify saw now, not in an earlier call (`cache`).
     """
     for problem in problems:
         if is_blank(problem.answer):
             raise InputError(f"problem {problem.id}: {field_error('answer', problem.answer, 'the right answer')}")
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
-    with contextlib.closing(Checker(how, workers or os.cpu_count(), cache)) as checker:
-        found = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
-    verdicts, counts = dict(zip(n_of, found, strict=True)), {"candidates": n_of.total()}
-    counts |= {name: sum(n_of[pair] for pair in n_of if verdicts[pair] == name) for name in VERDICTS}
-    counts |= {"pairs": len(found) - found.count("no_answer"), "checked": checker.checked}
-    grade = lambda gold: lambda c: dataclasses.replace(c, correct=verdicts[gold, c.answer] == "same")
-    graded = [_of_candidates(problem, grade(problem.answer)) for problem in problems]
+    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache)) as checker:
+        verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
+    verdict_of = dict(zip(n_of, verdicts, strict=True))
+    counts = {
+        "candidates": n_of.total(),
+        **{name: sum(n for pair, n in n_of.items() if verdict_of[pair] == name) for name in VERDICTS},
+        "pairs": len(verdicts) - verdicts.count("no_answer"),
+        "checked": checker.checked,
+    }
     print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
+    graded = [_with_grades(problem, lambda *pair: verdict_of[pair]) for problem in problems]
     return graded, {"checker": checker.name} | counts
 
 
-def group_pool(problems: Sequence, how: str, cache: Path | str | None = CACHE, workers: int | None = None):
-    """`group` of the candidates' answers of every problem: a list of ids a problem, what the votes take."""
-    with contextlib.closing(Checker(how, workers or os.cpu_count(), cache)) as checker:
-        one = lambda problem: group([c.answer for c in problem.candidates], checker)
-        return checker.map(one, problems, "grouping", "problem")
+def grader(checker: "Checker") -> Callable:
+    """A function that grades a pools.Problem's candidates against its answer; one without an answer stays as it is."""
+    return lambda problem: problem if problem.answer is None else _with_grades(problem, checker.verdict)
+
+
+def _with_grades(problem, verdict: Callable):
+    gold = problem.answer
+    candidates = (dataclasses.replace(c, correct=verdict(gold, c.answer) == "same") for c in problem.candidates)
+    return dataclasses.replace(problem, candidates=tuple(candidates))
+
+
+def group_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, workers: int | None = None):
+    """`group` of every problem's candidates, as the votes take it: a list of ids per problem."""
+    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache)) as checker:
+        answers = [[c.answer for c in problem.candidates] for problem in problems]
+        return checker.map(lambda of_problem: group(of_problem, checker), answers, "grouping", "problem")
 
 
 def with_answers(problems: Sequence) -> list:
-    """The pools.Problems with the answer that `extract` reads in its steps for every candidate that states none."""
-    stated = lambda c: c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
-    return [_of_candidates(problem, stated) for problem in problems]
+    """The pools.Problems, with the answer that `extract` reads in its steps for every candidate without one."""
 
+    def complete(c):
+        return c if c.answer is not None else dataclasses.replace(c, answer=extract("\n".join(c.steps)))
 
-def _of_candidates(problem, change):
-    return dataclasses.replace(problem, candidates=tuple(map(change, problem.candidates)))
+    return [dataclasses.replace(p, candidates=tuple(map(complete, p.candidates))) for p in problems]
 
 
 class Checker:
-    """Compares by one rule; safe to use from several threads, of which `workers` at a time are served.
+    """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time.
 
-    `cache`: a JSON Lines file of what Math-Verify found. Its rows name the checker with its versions and limit, so that rows
-    of another one are never taken.
+    `cache`: a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored.
     """
 
-    def __init__(self, how: str, workers: int = 1, cache: Path | str | None = None):
-        require(how in RULES, "how", how, "string, number or math")
-        self.how, self.name, self.checked = how, how, 0
+    def __init__(self, rule: str, workers: int = 1, cache: Path | str | None = None):
+        require(rule in RULES, "how", rule, "string, number or math")
+        self.rule, self.name, self.checked = rule, rule, 0
         self._known, self._lock, self._workers = {}, threading.Lock(), workers
-        self._idle = queue.LifoQueue()  # the last used first: no worker starts while another is idle
+        self._idle = queue.LifoQueue()  # last used first: no worker starts while another is idle
         for _ in range(workers):
             self._idle.put(None)  # started when needed
-        self.cache = Path(cache).expanduser() if cache is not None and how == "math" else None
-        if how == "math":
+        self.cache = Path(cache).expanduser() if cache is not None and rule == "math" else None
+        if rule == "math":
             version = importlib.metadata.version
             self.name = f"math-verify {version('math-verify')} (sympy {version('sympy')}, {SECONDS} s)"
         if self.cache:
@@ -119,7 +261,7 @@ class Checker:
         except OSError as error:
             raise InputError(f"cache: {self.cache} cannot be read and written ({error})") from None
         for line in text.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a broken line costs one comparison more
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a broken line only costs a comparison
                 row = json.loads(line)
                 if row["checker"] == self.name:
                     self._known[row["gold"], row["answer"]] = row["verdict"]
@@ -130,17 +272,17 @@ class Checker:
             return "no_answer"
         if normal(gold) == normal(answer):
             return "same"
-        if self.how == "string":
+        if self.rule == "string":
             return "different"
         if max(len(gold), len(answer)) > LONGEST:
             return "unparsable"
-        if self.how == "number":
+        if self.rule == "number":
             return _compare_numbers(as_number(gold), as_number(answer))
         if (gold, answer) not in self._known:
             worker = self._idle.get()
             try:
                 worker, verdict = _ask(worker, gold, answer)
-            except BaseException:  # Ctrl-C: the reply still to come would be taken for that of the next pair
+            except BaseException:  # Ctrl-C: the pending reply would be taken for the next pair's
                 worker = worker and worker.kill()
                 raise
             finally:
@@ -148,14 +290,14 @@ class Checker:
             with self._lock:
                 self.checked += 1
                 self._known[gold, answer] = verdict
-                if self.cache and verdict != "crash":  # which need not happen again
+                if self.cache and verdict != "crash":  # a crash need not happen again
                     row = {"checker": self.name, "gold": gold, "answer": answer, "verdict": verdict}
                     with open(self.cache, "a", encoding="utf-8") as file:
                         print(json.dumps(row), file=file)
         return self._known[gold, answer]
 
     def map(self, function, items: Sequence, what: str, unit: str) -> list:
-        """function(item) of every item, in order, on as many threads as workers, with a progress bar."""
+        """function(item) of every item in order, on one thread per worker, with a progress bar."""
         from prm_jax.launch import cli  # not above: a worker would wait for Hydra
 
         pool, values = concurrent.futures.ThreadPoolExecutor(self._workers), []
@@ -185,8 +327,8 @@ def _compare_numbers(gold, answer):
 
 
 def _start():
-    # A fresh interpreter: a fork of a process that holds JAX's threads may hang, a spawn would run the caller's script.
-    # In a session of its own, so that Ctrl-C reaches the caller alone and no half-done pair counts as a crash.
+    # A fresh interpreter: a fork of a process with JAX's threads may hang, a spawn would run the caller's script. Its
+    # own session: Ctrl-C then reaches the caller alone, and no half-done pair counts as a crash.
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     worker = subprocess.Popen(
         [sys.executable, "-c", f"from prm_jax.data.grading import _serve; _serve({SECONDS}, {MEMORY})"],
@@ -215,7 +357,7 @@ def _ask(worker, gold, answer):
 
 
 def _serve(seconds, memory):
-    """A worker's loop: [gold, answer] in, verdict out, a line each, until the input ends."""
+    """A worker's loop: reads [gold, answer], writes a verdict, one a line, until the input ends."""
     import resource
 
     from math_verify import parse, verify
@@ -227,7 +369,7 @@ def _serve(seconds, memory):
     os.dup2(null, 1), os.dup2(null, 2)  # the parsers print what they cannot read
     resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for line in sys.stdin:
-        # No handler: the signal's default ends the process, whatever it is doing.
+        # Without a handler the signal ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         seed(0)
         gold, answer = (parse(rf"\boxed{{{text}}}", parsing_timeout=None) for text in json.loads(line))

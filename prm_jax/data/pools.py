@@ -10,19 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.answers import right_answer
-from prm_jax.data.rows import field, field_error, optional, read_rows, row_place, texts, write_rows
+from prm_jax.data.grading import read_gold
+from prm_jax.data.rows import field, field_error, optional, read_rows, require, row_place, texts, write_rows
 from prm_jax.data.units import UNITS
 
-# Fields of a row: id, problem, right answer; of a candidate: answer, step scores.
+# Names of a row's id, problem and gold answer, and of a candidate's answer and step scores.
 NATIVE = ("id", "problem", "answer", "answer", "step_scores")
 STRICTPRMBENCH = ("problem_id", "question", "gold", "extracted_answer", "prm_step_scores")
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One sampled solution; `correct` says whether its answer is right, None if nobody graded it, `finished` False if it was
-    cut off. What counts is `outcome`."""
+    """One sampled solution. `correct`: is its answer right, None if ungraded; `finished`: False if cut off."""
 
     steps: tuple[str, ...]
     answer: str | None = None
@@ -34,22 +33,22 @@ class Candidate:
         if not self.steps:
             raise InputError("steps: found none, expected at least one")
         for name, scores in self.step_scores.items():
-            if len(scores) != len(self.steps):
-                raise field_error(f"step_scores.{name}", len(scores), f"one score for each of {len(self.steps)} steps")
+            n = len(self.steps)
+            require(len(scores) == n, f"step_scores.{name}", len(scores), f"one score for each of {n} steps")
             for index, score in enumerate(scores):
                 if type(score) not in (int, float) or not math.isfinite(score):
                     raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
 
     @property
     def outcome(self) -> float | None:
-        """1 right, 0 wrong; None if nobody graded it or it was cut off, whatever it says last: nobody knows its end."""
+        """1 right, 0 wrong; None if it is ungraded or was cut off, whatever it says last."""
         return None if self.correct is None or not self.finished else float(self.correct)
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its right answer where known, its candidates, the unit of those step scores whose file says it, and the
-    embedded task that it is of, if any."""
+    """A problem, its gold answer if known, its candidates, the units of step scores if stated, its embedded task if
+    any."""
 
     id: str
     problem: str
@@ -62,8 +61,7 @@ class Problem:
         if not self.candidates:
             raise InputError("candidates: found none, expected at least one")
         for name, unit in self.scores_unit.items():
-            if unit not in tuple(UNITS):
-                raise field_error(f"scores_unit.{name}", unit, ", ".join(UNITS))
+            require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
 def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
@@ -72,12 +70,12 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 
 
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
-    """Problems of a pool file, one after another, with all step scores or only those in `names` (each must be there).
+    """Yields the problems of a pool file, with all step scores or only the required `names`.
 
-    One row a problem: id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task;
-    answer, correct, finished (then true), step_scores, scores_unit ({name: unit}) and task may be left out. StrictPRMBench's
-    rows are read as they are; source_is_correct is not read, it was graded against wrong answers. Raises InputError
-    naming file, line and field, also for a repeated id.
+    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task; answer,
+    correct, finished (then true), step_scores, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows
+    are read too, but not source_is_correct, which was graded against wrong answers. InputError names the line and
+    field.
     """
     place_of = {}
     for number, row in read_rows(path):
@@ -96,75 +94,69 @@ def _problem(row, names):
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
-        if not isinstance(candidate, dict):
-            raise field_error(f"candidates[{index}]", candidate, "an object")
+        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object")
         try:
             stored = optional(candidate, scores, dict) or {}
-            asked = stored if names is None else names
-            given = Candidate(
-                steps=texts(candidate, "steps"),
-                answer=optional(candidate, answer, str),
-                correct=optional(candidate, "correct", bool),
-                finished=optional(candidate, "finished", bool) is not False,
-                step_scores={name: tuple(field(stored, name, list, f"{scores}.")) for name in asked},
-            )
+            keep = stored if names is None else names
+            step_scores = {name: tuple(field(stored, name, list, f"{scores}.")) for name in keep}
+            finished = optional(candidate, "finished", bool) is not False
+            correct, said = optional(candidate, "correct", bool), optional(candidate, answer, str)
+            candidates.append(Candidate(texts(candidate, "steps"), said, correct, finished, step_scores))
         except InputError as error:
             raise InputError(f"candidates[{index}].{error}") from None
-        candidates.append(given)
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    right, task = right_answer(optional(row, gold, str)), optional(row, "task", str)
-    return Problem(field(row, id_, str), field(row, problem, str), right, tuple(candidates), units, task)
+    gold, task = read_gold(optional(row, gold, str)), optional(row, "task", str)
+    return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task)
 
 
 def write_pool(path, problems: Iterable[Problem]):
-    """Writes .jsonl or .jsonl.gz in the native layout, under its name only when it is complete."""
+    """Writes .jsonl or .jsonl.gz in the native layout; the file appears only when it is complete."""
     write_rows(path, map(dataclasses.asdict, problems))
 
 
 def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(id, problem, steps) of every candidate, in the order of the pool; the id is that of the problem and a number."""
+    """Yields (problem's id / number, problem, steps) of every candidate in the pool's order."""
     for problem in problems:
         for n, candidate in enumerate(problem.candidates):
             yield f"{problem.id}/{n}", problem.problem, candidate.steps
 
 
 def scores_names(problems: Sequence[Problem]) -> list[str]:
-    """Sorted names of the step scores that every candidate has."""
+    """The sorted names of the step scores that every candidate has."""
     names = [set(candidate.step_scores) for problem in problems for candidate in problem.candidates]
     return sorted(set.intersection(*names)) if names else []
 
 
 def scores_unit(problems: Sequence[Problem], name: str, default: str) -> str:
-    """The unit of the step scores `name`: what the file says, or `default` where it says nothing."""
+    """The unit of the step scores `name` by the file, or `default`."""
     units = sorted({problem.scores_unit.get(name, default) for problem in problems})
-    if len(units) > 1:
-        raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
+    require(len(units) <= 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
     return units[0] if units else default
 
 
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
-    """(score_T of every candidate in order, their unit, as `scores_unit`); InputError where one is outside the unit's range."""
-    unit, found = scores_unit(problems, name, default), []
+    """(score_T of every candidate in order, their `scores_unit`); InputError if one is outside the unit's range."""
+    unit, scores = scores_unit(problems, name, default), []
     low, high = UNITS[unit].low, UNITS[unit].high
     for p in problems:
         for n, c in enumerate(p.candidates):
-            found.append(score_T := np.array(c.step_scores[name], np.float64))
+            scores.append(score_T := np.array(c.step_scores[name], np.float64))
             for t in np.flatnonzero((score_T < low) | (score_T > high))[:1]:
                 raise outside(p.id, n, name, t, score_T[t], unit)
-    return found, unit
+    return scores, unit
 
 
 def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
-    """The error of a step score that is outside its unit's range."""
+    """The error of a step score outside its unit's range."""
     expected = f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]; scores_unit=logit takes unbounded scores"
     return InputError(f"pool: problem {i}: candidates[{n}].step_scores.{name}[{t}]: got {score:g}, expected {expected}")
 
 
 def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:
     """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
-    if name not in (found := scores_names(problems)):
-        raise field_error("scores", name, f"step scores that every candidate has ({', '.join(found) or 'none'})")
+    names = scores_names(problems)
+    require(name in names, "scores", name, f"step scores that every candidate has ({', '.join(names) or 'none'})")
     candidates = [candidate for problem in problems for candidate in problem.candidates]
     widest, longest = max(len(p.candidates) for p in problems), max(len(c.steps) for c in candidates)
     score_PNT = np.zeros((len(problems), widest, longest))
@@ -177,16 +169,16 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:
-    """The problems, one after another, with one more named list of step scores: those of all candidates in order.
+    """Yields the problems with new step scores `name`, given for all candidates in order.
 
-    Raises InputError if the name is taken or a candidate's count is wrong, ValueError for any other count.
+    Raises InputError if the name is taken or a candidate's count is wrong, ValueError if there are too many or too few.
     """
     scores = iter(scores)
     for problem in problems:
         candidates = []
         for candidate in problem.candidates:
-            if name in candidate.step_scores:
-                raise field_error("scores", name, f"a new name, problem {problem.id} has scores of this one")
+            is_new = name not in candidate.step_scores
+            require(is_new, "scores", name, f"a new name, problem {problem.id} has scores of this one")
             if (score_T := next(scores, None)) is None:
                 raise ValueError("fewer scores than candidates")
             new = candidate.step_scores | {name: tuple(map(float, score_T))}

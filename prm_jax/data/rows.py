@@ -1,4 +1,4 @@
-"""Rows of data files, in and out: JSON Lines, JSON, Parquet, the Hugging Face hub; every error names file, line and field."""
+"""Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); every error names file, line and field."""
 
 import gzip
 import hashlib
@@ -17,19 +17,19 @@ KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or fal
 
 
 def field_error(name: str, found, expected: str) -> InputError:
-    """The error of one field, on one short line."""
+    """The one-line error of a field."""
     text = "null" if found is None else repr(found)
     return InputError(f"{name}: found {text if len(text) <= 60 else text[:57] + '...'}, expected {expected}")
 
 
 def require(is_right: bool, name: str, found, expected: str):
-    """`field_error` where a field is not what it should be."""
+    """Raises `field_error` unless `is_right`."""
     if not is_right:
         raise field_error(name, found, expected)
 
 
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):
-    """The value of a field that must be there and of this type; a bool is no int, null only if allowed."""
+    """The value of a required field of this type; a bool is not an int."""
     if name not in row:
         raise InputError(f"{inside}{name}: missing, expected {KIND_WORDS[kind]}; found {', '.join(map(str, row))}")
     value = row[name]
@@ -54,15 +54,15 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
 
 
 def row_place(path, number: int) -> str:
-    """Where a row stands: its line in JSON Lines, its rank in other files, both from 1."""
+    """A row's place in an error: its line in JSON Lines, its rank in other files, both from 1."""
     return f"{path} {'line' if str(path).removesuffix('.gz').endswith('.jsonl') else 'row'} {number}"
 
 
 def read_rows(path) -> Iterator[tuple[int, dict]]:
-    """Yields (number from 1 as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file.
+    """Yields (number as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file.
 
-    A .json file is a list of objects, or objects one after another; blank lines are no rows. InputError where the file is
-    missing, empty or broken, or a row is not an object.
+    A .json file is a list of objects, or objects one after another; blank lines do not count. Raises InputError if the
+    file is missing, empty or broken, or a row is not an object.
     """
     path, number = Path(path), 0
     if not path.is_file():
@@ -95,7 +95,7 @@ DECODER = json.JSONDecoder(parse_int=_whole_number)
 
 
 def _decoded(data: bytes, where: str, decode):
-    """decode(text) of JSON in UTF-8; what is wrong with it becomes one line."""
+    """decode(text) of JSON in UTF-8, with one-line errors."""
     try:
         value = decode(data.decode("utf-8-sig").rstrip())  # -sig drops a byte order mark
         if b"\\ud" in data.lower():
@@ -122,12 +122,12 @@ def _json_values(path):
 
 
 def _values(text):
-    """The objects of one list, or of values one after another."""
-    blank, end, found = re.compile(r"\s*"), 0, []
+    """The objects of a list, or of values one after another."""
+    blank, end, rows = re.compile(r"\s*"), 0, []
     while end < len(text):
         value, end = DECODER.raw_decode(text, blank.match(text, end).end())
-        found += value if isinstance(value, list) else [value]
-    return found
+        rows += value if isinstance(value, list) else [value]
+    return rows
 
 
 def _parquet(path):
@@ -153,7 +153,7 @@ def load_hub(name: str, split: str) -> Iterator[tuple[int, dict]]:
 
 
 def write_rows(path, rows: Iterable[dict]):
-    """Writes .jsonl or .jsonl.gz; the file appears under its name only when it is complete."""
+    """Writes .jsonl or .jsonl.gz; the file appears only when it is complete."""
     path = Path(path)
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise InputError(f"{path}: unknown type of file to write, expected .jsonl or .jsonl.gz")
@@ -170,12 +170,11 @@ def write_rows(path, rows: Iterable[dict]):
 def append_rows(
     path, items: Iterable, size: int | None, fields: Callable, make: Callable
 ) -> Iterator[tuple[list[dict], int]]:
-    """Yields (the rows of `size` items, how many of them were there before) of a JSON Lines file that has a row an item.
+    """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them it had).
 
-    What is there stays; the rest is made by make(items, number of the first) and appended. Items are made in fixed chunks, a
-    chunk that was cut off once more and whole, so that the file becomes that of an undisturbed call byte for byte; a last line
-    that was cut off is dropped. size=None: `items` are the chunks, lists. `fields(item)`: what its row must have. InputError
-    where a row there belongs to another item.
+    make(items, number of the first) makes the missing rows in fixed chunks. A chunk that was cut off is made again as a
+    whole, so that the file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists.
+    Raises InputError if a row lacks the values `fields(item)` of its item.
     """
     items, number = iter(items), 0
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
@@ -190,8 +189,8 @@ def append_rows(
                 rows.append(json.loads(line))
             for row, (i, item) in zip(rows, enumerate(chunk, number + 1), strict=False):
                 wanted = fields(item)
-                found, wanted = tuple(row.get(name) for name in wanted), tuple(wanted.values())
-                expect(found == wanted, f"{path} line {i}", found, f"{wanted!r}: it was drawn from other input")
+                stored, wanted = tuple(row.get(name) for name in wanted), tuple(wanted.values())
+                expect(stored == wanted, f"{path} line {i}", stored, f"{wanted!r}: it was drawn from other input")
             old = len(rows)
             if old < len(chunk):
                 rows += make(chunk, number)[old:]
@@ -204,6 +203,6 @@ def append_rows(
 
 
 def file_fingerprint(path) -> str:
-    """sha256 of a file's bytes, in hexadecimal: other data under the same name do not pass for the same."""
+    """sha256 of a file's bytes, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

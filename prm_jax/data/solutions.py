@@ -11,10 +11,10 @@ PROBABILITY = "a number in [0, 1] or null"
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """One chain of reasoning and what is known of its steps; None in `labels` or `ratings` is a masked step.
+    """One chain of reasoning and what is known of its steps; None in `labels` or `ratings` masks a step.
 
-    `labels` is P(step is good), `ratings` PRM800K's human -1, 0, 1 (for the ternary head), `outcome`
-    P(final answer is right), `task` the embedded task whose checker knows the problem. Raises InputError if lengths differ or a value is out of range.
+    `labels`: P(step is good); `ratings`: PRM800K's human -1, 0, 1 (for the ternary head); `outcome`: P(final answer is
+    right); `task`: the embedded task of the problem. Raises InputError if lengths differ or a value is out of range.
     """
 
     problem: str
@@ -24,7 +24,7 @@ class Solution:
     outcome: float | None = None
     answer: str | None = None
     id: str | None = None
-    task: str | None = dataclasses.field(default=None, repr=False)  # fingerprints of hub data are of repr
+    task: str | None = dataclasses.field(default=None, repr=False)  # not in the repr, which fingerprints hub data
 
     def __post_init__(self):
         if not self.steps:
@@ -47,12 +47,12 @@ def is_probability(value) -> bool:
 
 
 def first_error(labels: Sequence[float | None]) -> int:
-    """Index from 0 of the first labelled step that is bad (label below 0.5), -1 if none."""
+    """Index of the first bad step (label below 0.5), -1 if there is none."""
     return next((index for index, label in enumerate(labels) if label is not None and label < 0.5), -1)
 
 
 def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
-    """The solution with the labels and ratings after its first bad step masked (`mask`), `bad`, or as they are (`keep`)."""
+    """The solution with labels and ratings after its first bad step masked (`mask`), `bad`, or as they are (`keep`)."""
     error = first_error(solution.labels or ())
     if error == -1 or after_first_error == "keep":
         return solution
@@ -64,7 +64,7 @@ def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:
 
 
 def native_row(s: Solution, labels: Sequence[float | None] | None = None) -> dict:
-    """The native row of a solution, which `sources.load` reads back as an equal one; new `labels` leave no ratings."""
+    """The native row of a solution, which `sources.load` reads back as equal; new `labels` replace ratings too."""
     row = {"id": s.id, "prompt": s.problem, "completions": list(s.steps), "outcome": s.outcome, "answer": s.answer}
     row |= {"labels": s.labels, "ratings": s.ratings} if labels is None else {"labels": list(labels)}
-    return row | ({} if s.task is None else {"task": s.task})
+    return row if s.task is None else row | {"task": s.task}

@@ -1,7 +1,7 @@
-"""Every published kind of row becomes a `Solution`; what is dropped is counted.
+"""Reads every published kind of row into `Solution`s and counts what it drops.
 
-A reader is a function (row, its id, counts) -> solutions; the options that it takes are its keyword-only arguments. Sets to
-evaluate on are read in test_sets.py. To add one: the function, its place in READERS, conf/data/NAME.yaml and a test.
+A reader is a function (row, its id, counts) -> solutions whose keyword-only arguments are the options that it takes.
+test_sets.py reads evaluation sets. To add one: the function, its place in READERS, conf/data/NAME.yaml and a test.
 """
 
 import collections
@@ -11,14 +11,14 @@ import re
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.answers import extract
 from prm_jax.data.equations import verdict
+from prm_jax.data.grading import extract
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.solutions import Solution, first_error, is_probability, relabel_after_error
 from prm_jax.data.steps import SPLITS, split_steps
 from prm_jax.data.test_sets import TEST_SETS, up_to_error
 
-# What each option of `load` may be; the first changes nothing and shows a file as it is.
+# The values of each option of `load`; the first leaves a file as it is.
 OPTIONS = {
     "neutral": ("good", "bad", "mask"),
     "after_first_error": ("keep", "mask", "bad"),
@@ -31,10 +31,10 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's columns prompt, completions, labels, null for a masked step; ratings, outcome, answer, id and task are optional,
-    and so is labels unless `labels_required`.
+    """TRL's prompt, completions, labels (null masks; `labels_required` or optional); optional ratings, outcome, answer,
+    id, task.
 
-    TRL's PRM800K script writes rows without a step, which its training script drops: from the hub they are dropped too.
+    TRL's PRM800K script writes rows without a step, which its training script drops; so do we from the hub.
     """
     if from_hub and row.get("completions") == []:
         counts["rows_without_steps_dropped"] += 1
@@ -47,7 +47,7 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
 
 
 def _probability(value):
-    # Anything else stays as it is, for Solution to refuse under its field's name.
+    # Solution refuses anything else under the field's name.
     return float(value) if is_probability(value) else value
 
 
@@ -58,8 +58,8 @@ def _own_id(row, row_id):
 def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control) -> list[Solution]:
     """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Options: see `load`.
 
-    Steps keep their tail "# Answer" with the answer, which also becomes `answer`. An alternative step ends a solution of
-    its own; the steps before it are labelled in the row's main solution and masked here.
+    Steps keep their tail "# Answer", whose content also becomes `answer`. Each alternative step ends a solution of its
+    own; the steps before it have labels in the row's main solution and none in its own.
     """
     if "ratings" in row:
         problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
@@ -89,7 +89,7 @@ def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, qu
 
 
 def _relabelled(solution, after_first_error, counts, start=0):
-    """`relabel_after_error`, with a count of the labels from `start` on that it changed."""
+    """`relabel_after_error`; counts the labels from `start` on that it changes."""
     new = relabel_after_error(solution, after_first_error)
     if new is not solution:
         changed = sum(a != b for a, b in zip(solution.labels[start:], new.labels[start:], strict=True))
@@ -107,7 +107,7 @@ def _unusable(row):
 
 
 def _branches(row, row_id, counts, alternatives):
-    """(id, steps, ratings) of the trajectory that a raw row followed, then of each alternative on the way."""
+    """(id, steps, ratings) of a raw row's trajectory, then of each alternative to one of its steps."""
     path, others, is_over = (), [], False  # path and each of others: (text, rating) of every step
     for t, shown in enumerate(field(field(row, "label", dict), "steps", list, "label.")):
         inside = f"label.steps[{t}]."
@@ -121,8 +121,8 @@ def _branches(row, row_id, counts, alternatives):
         n = len(completions)
         is_index = chosen is None or 0 <= chosen < n
         require(is_index, f"{inside}chosen_completion", chosen, f"an index into {n} completions")
-        # Without a choice phase 1 goes on with the labeller's own step. Without that too the row ends here,
-        # and the step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
+        # Without a choice phase 1 continues with the labeller's own step. Without that too the row ends here, and the
+        # step under review comes first (in phase 2 it equals question.pre_generated_steps[t]).
         is_over = chosen is None and human is None
         read = [_completion(value, f"{inside}completions[{c}]") for c, value in enumerate(completions)]
         if human is not None and chosen is None:
@@ -148,10 +148,10 @@ def _completion(completion, name):
 
 
 def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
-    """Math-Shepherd's input and label: the same text, where each ки of the input is a + or - in the label.
+    """Math-Shepherd's input and label: the same text, but each ки of the input is + or - in the label.
 
-    The problem is what precedes "Step 1:", which stays in the step. Where a row lacks it the problem ends with the last
-    question mark before the first ки, or else at that ки (the cases of TRL's script).
+    The problem is the text before "Step 1:", which stays in the step. In a row without it the problem ends with the
+    last question mark before the first ки, or else at that ки (as in TRL's script).
     """
     *steps, tail = field(row, "input", str).split("ки")
     signs, position, labels = field(row, "label", str), -1, []
@@ -177,10 +177,8 @@ def math_shepherd(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def processbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none) and final_answer_correct.
-
-    Steps before the wrong one are good; nobody judged those after it, so they have no label.
-    """
+    """ProcessBench's problem, steps, label (first wrong step from 0, -1 none; no later labels),
+    final_answer_correct."""
     steps, error = texts(row, "steps"), field(row, "label", int)
     n = len(steps)
     require(-1 <= error < n, "label", error, f"-1 to {n - 1} for {n} steps")
@@ -192,8 +190,8 @@ def processbench(row: dict, row_id: str, counts) -> list[Solution]:
 def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     """PRMBench's modified_question and modified_process; error_steps (from 1) are bad, all other steps good.
 
-    Steps beyond the last, which some published rows name, are counted; the benchmark's own evaluator passes over them. The
-    id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep.
+    Some published rows name steps beyond the last: they are counted and ignored, as by the benchmark's own evaluator.
+    The id is FILE:LINE because `idx` repeats. PRMScore needs after_first_error=keep.
     """
     steps, errors = texts(row, "modified_process"), field(row, "error_steps", list)
     for index, error in enumerate(errors):
@@ -206,27 +204,27 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Solution]:
-    """A problem (`problem`, else `question`, else `prompt`) and the text of a solution (`solution`, else `response`, else
-    `answer`, else `text`), split by steps.py and labelled by equations.py; outcome and id are optional.
+    """A problem (problem, question or prompt) and the text of a solution (solution, response, answer or text; the first
+    that is there), split by steps.py and labelled by equations.py; outcome and id are optional.
 
-    A label says whether the equations of a step hold: 1 all that are read, 0 one does not, and where there is no verdict
-    what `no_verdict` says. The answer is what the text states last.
+    A label is 1 if all equations of the step hold, 0 if one does not, `no_verdict` without a verdict.
     """
-    first = lambda names: field(row, next((name for name in names if row.get(name) is not None), names[0]), str)
-    problem, solution = first(("problem", "question", "prompt")), first(("solution", "response", "answer", "text"))
+    names = ("problem", "question", "prompt"), ("solution", "response", "answer", "text")
+    present = [next((name for name in options if row.get(name) is not None), options[0]) for options in names]
+    problem, solution = (field(row, name, str) for name in present)
     steps = tuple(split_steps(solution, split_by))
     if not steps:
         counts["rows_without_steps_dropped"] += 1
         return []
     verdicts = [verdict(step, problem) for step in steps]
-    counts.update(f"steps_{WORDS[found]}" for found in verdicts)
+    counts.update(f"steps_{VERDICT_COUNTS[holds]}" for holds in verdicts)
     default = {"mask": None, "good": 1.0, "bad": 0.0}[no_verdict]
-    labels = tuple(default if found is None else float(found) for found in verdicts)
+    labels = tuple(default if holds is None else float(holds) for holds in verdicts)
     outcome = _probability(row.get("outcome"))
     return [Solution(problem, steps, labels, None, outcome, extract(solution), _own_id(row, row_id))]
 
 
-WORDS = {True: "with_right_equations", False: "with_a_wrong_equation", None: "without_verdict"}
+VERDICT_COUNTS = {True: "with_right_equations", False: "with_a_wrong_equation", None: "without_verdict"}
 READERS = (native, prm800k, math_shepherd, processbench, prmbench, text, *TEST_SETS)
 READERS = {reader.__name__: reader for reader in READERS}
 
@@ -234,26 +232,26 @@ READERS = {reader.__name__: reader for reader in READERS}
 def load(path, kind: str, *, split: str | None = None, labels_required: bool = False, **options):
     """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set.
 
-    Without options the rows are taken as they are; conf/data/files.yaml says what each option does. With
-    alternatives=expand every rated step is supervised (openai/prm800k#10); duplicates are exact repeats of problem, steps,
-    labels, ratings and outcome. Raises InputError naming file, line and field.
+    Without options the rows are taken as they are; conf/data/files.yaml explains the options. Duplicates repeat
+    problem, steps, labels, ratings and outcome. InputError names file, line and field.
     """
     options = {name: values[0] for name, values in OPTIONS.items()} | options
     for name, value in {"kind": kind, **options}.items():
         allowed = READERS if name == "kind" else OPTIONS[name]
         require(value in allowed, name, value, f"one of {', '.join(allowed)}")
-    given = options | {"labels_required": labels_required, "from_hub": split is not None}
+    keywords = options | {"labels_required": labels_required, "from_hub": split is not None}
     read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
+    keywords = {name: keywords[name] for name in takes}
     counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     solutions, seen = [], set()
     for source in [path] if isinstance(path, str | Path) else path:
         for number, row in load_hub(source, split) if split else read_rows(source):
             counts["rows"] += 1
             try:
-                found = read(row, f"{Path(source).name}:{number}", counts, **{name: given[name] for name in takes})
+                row_solutions = read(row, f"{Path(source).name}:{number}", counts, **keywords)
             except InputError as error:
                 raise InputError(f"{row_place(source, number)}: {error}") from None
-            for solution in found:
+            for solution in row_solutions:
                 if "after_first_error" not in takes:  # else the reader did it
                     solution = _relabelled(solution, options["after_first_error"], counts)
                 key = solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome

@@ -1,6 +1,6 @@
-"""Readers of sets that are made to evaluate on: one row becomes a `Solution` (of ToolPRMBench two), as in sources.py.
+"""Readers of evaluation sets, as in sources.py: a row becomes one `Solution` (ToolPRMBench: two), id FILE:LINE.
 
-Ids are FILE:LINE. A set of first errors has no label after one; where every step is judged all labels are kept.
+Sets of first errors have no label after one; where every step is judged, all labels are kept.
 """
 
 import base64
@@ -13,14 +13,14 @@ from prm_jax.data.solutions import Solution
 
 
 def up_to_error(n: int, error: int | None) -> tuple[float | None, ...]:
-    """Labels of n steps whose first bad one has this index (None: all are good); nobody judged what comes after it."""
+    """Labels of n steps with the first error at this index (None: all good), unlabelled after it."""
     return (1.0,) * n if error is None else (1.0,) * error + (0.0,) + (None,) * (n - error - 1)
 
 
 def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
-    """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input, steps, target, answer and
-    mistake_index, from 0, null without a mistake. The outcome is whether the answer is the target as a text, as the authors
-    compare them."""
+    """BIG-Bench Mistake (Tyen et al. 2024, arXiv 2311.08516; WHGTyen/BIG-Bench-Mistake at 270683a): input, steps,
+    target, answer, mistake_index (from 0, null without a mistake). The outcome is whether answer and target are equal
+    texts."""
     steps, error = texts(row, "steps"), field(row, "mistake_index", int, null=True)
     expected = f"0 to {len(steps) - 1} for {len(steps)} steps, or null"
     require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
@@ -32,9 +32,9 @@ def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
 
 def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     """MR-GSM8K (Zeng et al. 2023, arXiv 2312.17080; dvlab-research/MR-GSM8K at 3f666d6): question, model_output_steps,
-    model_output_solution_correctness (correct, wrong) and model_output_solution_first_error_step, from 1, N/A without one.
+    model_output_solution_correctness (correct, wrong), model_output_solution_first_error_step (from 1, or N/A).
 
-    A wrong solution whose first error has no place is dropped, and counted.
+    Wrong solutions without a first error step are dropped and counted.
     """
     steps, name = texts(row, "model_output_steps"), "model_output_solution_first_error_step"
     verdicts = [field(row, f"model_output_{of}_correctness", str).lower() for of in ("solution", "answer")]
@@ -55,11 +55,11 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
 
 
 def hard2verify(row: dict, row_id: str, counts) -> list[Solution]:
-    """Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; hub Salesforce/Hard2Verify): question, model_response_by_step and
-    human_labels, 1 or 0 for every step; a step that rests on an error is 0 too.
+    """Hard2Verify (Pandit et al. 2025, arXiv 2510.13744; hub Salesforce/Hard2Verify): question, model_response_by_step,
+    human_labels (1 or 0 for every step; a step that rests on an error is 0).
 
-    As published these fields are hidden: base64 of the text (JSON, where it is none) XOR the SHA-256 of `canary`, repeated. Hidden
-    or plain, both are read. The layout is that of public copies of its evaluation scripts; no row of theirs was at hand.
+    The published fields are hidden: base64 of the text or JSON, XOR the repeated SHA-256 of `canary`; plain ones are
+    read too. The layout is that of public copies of its evaluation scripts; no original row was available.
     """
     if isinstance(canary := row.get("canary"), str):
         row = {name: _revealed(name, x, canary) if name in HIDDEN else x for name, x in row.items()}
@@ -78,26 +78,25 @@ def _revealed(name: str, value, canary: str):
     key = itertools.cycle(hashlib.sha256(canary.encode()).digest())
     try:
         text = bytes(a ^ b for a, b in zip(base64.b64decode(value, validate=True), key)).decode()
-    except ValueError:  # not base64, or no text comes of it: it is plain
+    except ValueError:  # not base64, or not of a text: it is plain
         return value
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError:
         return text
-    return text if name == "question" and not isinstance(found, str) else found  # a question may look like JSON
+    return text if name == "question" and not isinstance(content, str) else content  # a question may look like JSON
 
 
 def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
-    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages, tools, final_label and
-    step_labels {index of an assistant's message: -1, 0, 1}, which become ratings.
+    """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages, tools,
+    final_label and step_labels {index of an assistant's message: -1, 0, 1}, which become ratings.
 
-    A step is one message of the assistant, after the tools' and the user's answers since the one before, so that its score
-    sees what it saw and nothing later. How a message is written is ours: the authors hand them to critics as JSON. After an error
-    steps are judged on, and may be good again.
+    A step is an assistant's message after all messages since the last one, so that its score sees what it saw and
+    nothing later. The text of a message is ours: the authors give JSON to critics. Steps after an error may be good.
     """
     messages, ratings = field(row, "messages", list), field(row, "step_labels", dict)
-    steps, since = [], [json.dumps(tools, ensure_ascii=False)] if (tools := row.get("tools")) else []
-    found, problem = [], None
+    steps, rating_T, problem = [], [], None
+    since = [json.dumps(tools, ensure_ascii=False)] if (tools := row.get("tools")) else []
     for index, message in enumerate(messages):
         require(isinstance(message, dict), f"messages[{index}]", message, "an object")
         is_step = field(message, "role", str, f"messages[{index}].") == "assistant"
@@ -108,17 +107,17 @@ def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solu
             steps.append("\n".join(since))
             rating = ratings.get(str(index))
             require(rating in (-1, 0, 1), f"step_labels.{index}", rating, "-1, 0 or 1")
-            found.append(rating)
+            rating_T.append(rating)
             since = []
     require(len(steps) == len(ratings), "step_labels", len(ratings), f"one for each of {len(steps)} assistant messages")
     if neutral == "mask":
-        counts["neutral_masked"] += found.count(0)
-        found = [rating or None for rating in found]
+        counts["neutral_masked"] += rating_T.count(0)
+        rating_T = [rating or None for rating in rating_T]
     good = (1,) if neutral == "bad" else (0, 1)
-    labels = tuple(None if rating is None else float(rating in good) for rating in found)
+    labels = tuple(None if rating is None else float(rating in good) for rating in rating_T)
     final = field(row, "final_label", int)
     require(final in (-1, 1), "final_label", final, "-1 or 1")
-    return [Solution(problem or "", tuple(steps), labels, tuple(found), float(final == 1), id=row_id)]
+    return [Solution(problem or "", tuple(steps), labels, tuple(rating_T), float(final == 1), id=row_id)]
 
 
 def _message(message: dict) -> str:
@@ -132,22 +131,23 @@ def _text(value) -> str:
 
 
 def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
-    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at b43164f): history (turns of role
-    and content), functions (or null), action_chosen, action_rejected. Each action becomes a solution of one step, good and bad.
+    """ToolPRMBench (Li et al. 2026, arXiv 2601.12294; data/README.md of David-Li0406/ToolPRMBench at b43164f): history
+    (turns of role and content), functions (or null), action_chosen, action_rejected. Each action is a solution of one
+    step.
 
-    The layout is that README's; no row was at hand, so an action may be a text or JSON. How a history is written is ours.
+    The layout is that README's; no row was available. An action may be a text or JSON; the text of a history is ours.
     """
     turns, functions = field(row, "history", list), row.get("functions")
     for index, turn in enumerate(turns):
         is_turn = isinstance(turn, dict) and isinstance(turn.get("role"), str)
         require(is_turn, f"history[{index}]", turn, "a turn with a role")
     problem = "\n".join([*([_text(functions)] if functions else []), *map(_message, turns)])
-    both = []
+    solutions = []
     for name, label in (("chosen", 1.0), ("rejected", 0.0)):
         action = row.get(f"action_{name}")
         require(action is not None, f"action_{name}", action, "an action")
-        both.append(Solution(problem, (_text(action),), (label,), id=f"{row_id}/{name}"))
-    return both
+        solutions.append(Solution(problem, (_text(action),), (label,), id=f"{row_id}/{name}"))
+    return solutions
 
 
 TEST_SETS = (big_bench_mistake, mr_gsm8k, hard2verify, agent_process_bench, toolprmbench)

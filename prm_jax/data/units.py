@@ -1,6 +1,6 @@
-"""What a step score is: one table of units, each with its range and its way to log-odds, from which all probabilities come.
+"""The units of step scores, with their ranges and log-odds; every probability comes from here.
 
-Log-odds are what models give and files keep: float32 P(good) is 1.0 above a logit of 17, log-odds still differ there.
+Models give and files keep log-odds: float32 P(good) is 1.0 above a logit of 17, where log-odds still differ.
 """
 
 import math
@@ -21,17 +21,16 @@ class Unit(NamedTuple):
     high: float
     log_odds: Callable  # score -> log-odds that the step is good, float64
     of_log_odds: Callable  # its inverse
-    name: str  # as axes and tables write it
+    name: str  # in axes and tables
 
 
-unchanged = lambda x: x
 UNITS = {
-    "logit": Unit(-math.inf, math.inf, unchanged, unchanged, "log-odds (nats)"),
+    "logit": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-odds (nats)"),
     "probability": Unit(0.0, 1.0, _log_odds, lambda x: np.exp(-np.logaddexp(0.0, -x)), "P(step good)"),
-    # P(good) - P(bad), as PURE scores; an advantage, which labels give as (1 + A) / 2: its 0 is a probability of 1/2.
+    # P(good) - P(bad), as PURE's scores; also an advantage A, which labels give as (1 + A) / 2.
     "difference": Unit(-1.0, 1.0, lambda x: _log_odds((x + 1) / 2), lambda x: np.tanh(x / 2), "P(good) - P(bad)"),
-    # beta times log policy - log reference: unbounded; ImplicitPRM reads it as log-odds.
-    "log_ratio": Unit(-math.inf, math.inf, unchanged, unchanged, "log-ratio (nats)"),
+    # beta * (log policy - log reference), unbounded; ImplicitPRM reads it as log-odds.
+    "log_ratio": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-ratio (nats)"),
 }
 
 
@@ -41,6 +40,6 @@ def probability(log_odds) -> np.ndarray:
 
 
 def as_probability(score, unit: str) -> np.ndarray:
-    """P(step good), float64, of scores in a unit; probabilities stay as stored, to the bit that a threshold compares."""
+    """P(step good), float64, of scores in a unit; probabilities stay as stored, bit for bit."""
     score = np.asarray(score, np.float64)
     return score if unit == "probability" else probability(UNITS[unit].log_odds(score))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
-from prm_jax.data.splits import TaskData, task_pool
+from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics, standing, traces
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
 from prm_jax.generate.samples import policy_pool
@@ -102,7 +102,7 @@ def fresh_pool(setup: Setup, cfg: Config):
     if not isinstance(data_cfg, TaskData):
         raise InputError(f"pool: the data {data_cfg.name} has nobody to draw candidates from; name a pool, pool=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
-    pool = task_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
+    pool = tasks.sample_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(pool)]
     rows = {(p.problem, c.steps) for p in problems for c in p.candidates}
     return problems, {row: tasks.step_labels(tasks.TASKS[data_cfg.name], *row) for row in rows}, data_cfg

@@ -17,7 +17,7 @@ from prm_jax import InputError, rerank, tasks
 from prm_jax.data.pools import Candidate, as_arrays, candidate_rows, with_scores
 from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, first_error, native_row
-from prm_jax.data.splits import TaskData, task_pool, task_solutions
+from prm_jax.data.splits import TaskData
 from prm_jax.evals.common import Setup, data_of, describe, one_scorer, scored
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect, one_of
@@ -62,7 +62,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         raise InputError(f"data: task=mining samples training problems of an embedded task, got {data.name}")
     task, seed = tasks.TASKS[data.name], setup.cfg.seed
     n_problems = -(-cfg.solutions // cfg.kept)
-    problems = list(task_pool(data, n_problems, cfg.samples, data.train_split, seed, policy_pool))
+    problems = list(tasks.sample_pool(data, n_problems, cfg.samples, data.train_split, seed, policy_pool))
     scores = scored(setup.folder / "scores.jsonl", scorer, candidate_rows(problems), n_problems * cfg.samples)
     step_PNT, mask_PNT = as_arrays(list(with_scores(problems, "own", scores, scorer.unit)), "own")
     score_PN = np.asarray(rerank.aggregate(step_PNT, mask_PNT, cfg.aggregator, unit="logit"))
@@ -77,7 +77,7 @@ def run(setup: Setup, cfg: Config) -> dict:
                 rows[name].append(tasks.labelled(task, data.task, *said))
                 scores_of[name].append(score_N[n])
     rows = {name: found[: cfg.solutions] for name, found in rows.items()}
-    rows["validation"] = task_solutions(data, cfg.validation_solutions, "validation", 0, policy_pool)
+    rows["validation"] = tasks.sample_solutions(data, cfg.validation_solutions, "validation", 0, policy_pool)
     files = {name: setup.folder / f"{name}.jsonl" for name in rows}
     for name, found in rows.items():
         write_rows(files[name], (native_row(s) | {"label_kind": data.label_kind} for s in found))

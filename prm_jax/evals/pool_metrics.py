@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import InputError, metrics, rerank, stats, votes
-from prm_jax.data.answers import is_blank
+from prm_jax.data.grading import is_blank
 from prm_jax.data.pools import Problem, outside
 from prm_jax.data.rows import field_error
 from prm_jax.data.units import UNITS, as_probability

@@ -16,7 +16,7 @@ from prm_jax import InputError, rerank, stats, tasks, votes
 from prm_jax.data import grading
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import Problem, read_pool, write_pool
-from prm_jax.data.questions import Question, grader, read_questions
+from prm_jax.data.questions import Question, read_questions
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
@@ -106,7 +106,7 @@ def open_arena(setup: Setup, cfg: Config, name: str, checker) -> Arena:
     if path is None:
         law, path = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens), data_cfg.policy
     policy = open_policy(path, "best", cfg.policy_format, "float32", law, cfg.batch_rows, cfg.server)
-    grade = functools.partial(tasks.grade, task) if by_task else grader(checker)
+    grade = functools.partial(tasks.grade, task) if by_task else grading.grader(checker)
     if cfg.policy is None:
         samples = list(policy_pool(data_cfg, [q.problem for q in questions], cfg.samples, setup.cfg.seed))
     else:

@@ -24,8 +24,7 @@ import numpy as np
 
 from prm_jax import InputError, tasks
 from prm_jax.data import sources
-from prm_jax.data.answers import extract
-from prm_jax.data.grading import RULES
+from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, read_pool
 from prm_jax.data.rows import append_rows, field_error, read_rows, write_rows
 from prm_jax.data.solutions import Solution, native_row

@@ -28,9 +28,9 @@ from prm_jax import InputError, tasks
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.data.formats import Format, encode
-from prm_jax.data.grading import RULES, Checker
+from prm_jax.data.grading import RULES, Checker, grader
 from prm_jax.data.pools import Problem
-from prm_jax.data.questions import COUNTS, as_candidate, counts_of, grader, read_questions
+from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questions
 from prm_jax.data.rows import append_rows
 from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.generate.remote import AS_USUAL, RemotePolicy, Served, Server

@@ -8,10 +8,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from prm_jax import InputError, tasks
-from prm_jax.data.answers import extract
 from prm_jax.data.critiques import prompt_text, verdict_at
 from prm_jax.data.formats import read_format
-from prm_jax.data.grading import RULES, Checker
+from prm_jax.data.grading import RULES, Checker, extract
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_splits

@@ -1,22 +1,23 @@
-"""The embedded tasks: problems without end, a solver that errs in known ways, and an exact check of every step.
+"""The embedded tasks: endless problems, a solver that errs in known ways, and an exact check of every step.
 
 A task is a module of this folder; TASKS names it for data.name=NAME and conf/data/NAME.yaml holds its keys. It offers
 
     Config                            frozen dataclass of the keys of its section `task`
     make_problem(cfg, rng)            the text of one random problem
     solve(cfg, problem, rng)          the steps of one solution by the noisy solver
-    verdicts(problem, steps)          of each step by itself: "right", "neutral" (right, and does nothing) or its kind of error
-    values(cfg, problem, steps)       after each step, the exact chance that the answer will be right
-    answer(problem)                   the right final answer, a text
-    stated(steps)                     the final answer that a solution gives, or None
+    verdicts(problem, steps)          of each step by itself: "right", "neutral" (without effect) or its kind of error
+    values(cfg, problem, steps)       after each step, the exact probability that the answer will be right
+    gold_answer(problem)              the right final answer, a text
+    stated_answer(steps)              the final answer that a solution gives, or None
     solved(problem, steps)            whether that answer counts as right
 
-All but make_problem, solve and values read texts alone, so they check anybody's solutions; InputError where a text is no
-problem of the task. The rest of the code calls the functions below, which are the same for every task. Which task a problem is
-of is said by its source, data.name or the key `task` of a file's rows, never guessed: problems of two tasks may look alike.
+All but make_problem, solve and values read only text, so they check anybody's solutions; they raise InputError if a
+text is not a problem of the task. The rest of the code calls the functions below, which take any task. A problem's
+source names its task (data.name, or `task` in a file's rows); it is never guessed from the text.
 """
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
@@ -27,29 +28,29 @@ from prm_jax import InputError
 from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.rows import field_error, read_rows
-from prm_jax.data.solutions import Solution
+from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.tasks import chain, countdown
 
 TASKS = {"chain": chain, "countdown": countdown}
-# What the key `checker` may be: the exact checker of the task that a file's rows name, or of this one, or a rule for answers.
+# Values of the key `checker`: task (the task that a file's rows name), a task by name, or a rule of grading.
 CHECKERS = ("task", *TASKS, *RULES)
-# Hundredths of all problems. A problem's split is a hash of its text, so no two splits share one.
+# Percentiles of a hash of the problem's text, so no two splits share a problem.
 SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (60, 100)}
-RATINGS = {"right": 1, "neutral": 0}  # PRM800K's, of the verdicts that are no error; an error has -1
+RATINGS = {"right": 1, "neutral": 0}  # PRM800K's; any other verdict is an error, -1
 
 
 def make_problems(task: ModuleType, cfg, n: int, split: str, seed: int) -> list[str]:
     """n distinct problems of one split."""
-    rng, found = np.random.default_rng([seed, *split.encode()]), {}
+    rng, problems = np.random.default_rng([seed, *split.encode()]), {}
     low, high = SPLITS[split]
     for _ in range(1000 * n):
-        if len(found) == n:
-            return list(found)
+        if len(problems) == n:
+            return list(problems)
         problem = task.make_problem(cfg, rng)
         if low <= zlib.crc32(problem.encode()) % 100 < high:
-            found[problem] = None
+            problems[problem] = None
     hint = "ask for fewer, or for longer ones"
-    raise InputError(f"data.task: has only {len(found)} distinct {split} problems of {n}; {hint}")
+    raise InputError(f"data.task: has only {len(problems)} distinct {split} problems of {n}; {hint}")
 
 
 def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: int) -> Iterator[Problem]:
@@ -60,25 +61,58 @@ def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: in
         yield grade(task, Problem(str(i), problem, None, candidates))
 
 
+def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable[Problem]:
+    """n problems of one split with `each` graded solutions by solver or `draw` (cfg, draw: TaskData, Draw of splits)."""
+    task = TASKS[cfg.name]
+    problems = make_problems(task, cfg.task, n, split, seed)
+    by_solver = cfg.samples == "solver"
+    return solver_pool(task, cfg.task, problems, each, seed) if by_solver else draw(cfg, problems, each, seed)
+
+
+def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]:
+    """n labelled solutions of one split, solutions_per_problem of each problem; arguments as of `sample_pool`."""
+    task, each, solutions = TASKS[cfg.name], cfg.solutions_per_problem, []
+    pool = sample_pool(cfg, -(-n // each), each, split, seed, draw)
+    for i, (text, c) in enumerate(itertools.islice(((p.problem, c) for p in pool for c in p.candidates), n)):
+        name = f"{cfg.name}/{split}/{seed}/{i}"
+        solutions.append(labelled(task, cfg.task, text, c.steps, cfg.label_kind, name, c.finished))
+    return solutions
+
+
+def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[str, float]]:
+    """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs compare."""
+    splits, task = {}, TASKS[cfg.name]
+    for side in ("train", "validation", "test"):
+        sample = (cfg.solutions, cfg.train_split, seed) if side == "train" else (cfg.test_solutions, side, 0)
+        solutions = sample_solutions(cfg, *sample, draw)
+        lucky = lucky_share(task, solutions)  # the test split's is kept
+        if cfg.outcome == "steps":
+            for i, s in enumerate(solutions):
+                if s.outcome is not None:
+                    solutions[i] = dataclasses.replace(s, outcome=float(0 not in step_labels(task, s.problem, s.steps)))
+        splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
+    return splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}
+
+
 def labelled(
     task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind: str, id: str, finished: bool = True
 ) -> Solution:
-    """The solution with what the exact checker says of it: labels of a kind, ratings, outcome, answer.
+    """The solution with the exact checker's labels of one kind, ratings, outcome and answer.
 
-    correctness: 1 while this step and all before it are right, 0 from the first wrong one on; value: `values`. One that was
-    cut off, not `finished`, has no outcome.
+    correctness: 1 while this step and all before it are right, 0 from the first wrong one on; value: `values`. A
+    solution that was cut off (not `finished`) has no outcome.
     """
-    outcome = float(task.solved(problem, steps)) if finished else None
-    about = {"outcome": outcome, "answer": task.stated(steps), "id": id, "task": name_of(task)}
     if label_kind == "value":
-        return Solution(problem, tuple(steps), tuple(task.values(cfg, problem, steps)), **about)
-    verdict_T = task.verdicts(problem, steps)
-    labels, ratings = correctness(verdict_T), tuple(RATINGS.get(verdict, -1) for verdict in verdict_T)
-    return Solution(problem, tuple(steps), tuple(labels), ratings, **about)
+        labels, ratings = task.values(cfg, problem, steps), None
+    else:
+        verdict_T = task.verdicts(problem, steps)
+        labels, ratings = correctness(verdict_T), tuple(RATINGS.get(verdict, -1) for verdict in verdict_T)
+    outcome, answer = float(task.solved(problem, steps)) if finished else None, task.stated_answer(steps)
+    return Solution(problem, tuple(steps), tuple(labels), ratings, outcome, answer, id, name_of(task))
 
 
 def correctness(verdicts: Sequence[str]) -> list[float]:
-    """1 while a step and all before it are no error, 0 from the first error on."""
+    """1 up to the first error, 0 from there on."""
     return np.cumprod([float(verdict in RATINGS) for verdict in verdicts]).tolist()
 
 
@@ -88,17 +122,14 @@ def name_of(task: ModuleType) -> str:
 
 
 def of_files(paths: Sequence[str], checker: str | None = None) -> ModuleType:
-    """The task of the problems of files: the one that all rows name, or `checker` where that is a task's name and they name
-    none or the same."""
+    """The task that all rows of the files name, or `checker` if that names a task and no row names another."""
     named = {str(row.get("task") or "none") for path in paths for _, row in read_rows(path)}
     if checker in TASKS:
         named = named - {"none"} | {checker}
     if len(named) != 1 or not named <= TASKS.keys():
-        where, found = f"{', '.join(map(str, paths))}: " * bool(paths), ", ".join(sorted(named)) or "none"
-        expected = (
-            f"one of {', '.join(TASKS)} in all rows, or checker=NAME (of rl questions.checker, of evaluate.py data)"
-        )
-        raise InputError(f"{where}{field_error('task', found, expected)}")
+        place, names = f"{', '.join(map(str, paths))}: " * bool(paths), ", ".join(sorted(named)) or "none"
+        expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME (rl: questions.checker, evaluate.py: data)"
+        raise InputError(f"{place}{field_error('task', names, expected)}")
     return TASKS[named.pop()]
 
 
@@ -108,16 +139,18 @@ def step_labels(task: ModuleType, problem: str, steps: Sequence[str]) -> list[fl
 
 
 def are_right(task: ModuleType, problem: str, steps: Sequence[str]) -> list[float]:
-    """1 for each step that is no error by itself, 0 for the others."""
+    """1 for each step that by itself is not an error, else 0."""
     return [float(verdict in RATINGS) for verdict in task.verdicts(problem, steps)]
 
 
 def grade(task: ModuleType, problem: Problem) -> Problem:
-    """The problem of a pool with its task and right answer, and each candidate's answer and whether it is right."""
+    """A pool's problem with its task, gold answer, and each candidate's answer and whether it is right."""
     text = problem.problem
-    mark = lambda c: dataclasses.replace(c, answer=task.stated(c.steps), correct=task.solved(text, c.steps))
-    graded = {"answer": task.answer(text), "candidates": tuple(map(mark, problem.candidates)), "task": name_of(task)}
-    return dataclasses.replace(problem, **graded)
+    grades = [
+        {"answer": task.stated_answer(c.steps), "correct": task.solved(text, c.steps)} for c in problem.candidates
+    ]
+    candidates = tuple(dataclasses.replace(c, **grade) for c, grade in zip(problem.candidates, grades, strict=True))
+    return dataclasses.replace(problem, answer=task.gold_answer(text), candidates=candidates, task=name_of(task))
 
 
 def lucky_share(task: ModuleType, solutions: Iterable[Solution]) -> float:

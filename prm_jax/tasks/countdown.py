@@ -1,19 +1,18 @@
-"""Countdown: reach a target with all of a few numbers. Right lines are easy to check, good ones are hard to choose.
+"""Countdown: reach a target with all of a few numbers. Right lines are easy to check, good ones hard to choose.
 
-A problem is numbers, sorted, and a target, `3,5,7,9=24?`. A line takes two numbers at hand and puts their result in
-their place, `9*3=27`, or `9*3=27 5,7,27` where it restates what is left: one line less than numbers, and the last one's
-result must be the target. All values are from 1 to 99, divisions have no remainder.
+A problem is sorted numbers and a target, `3,5,7,9=24?`; sorted, so that a permutation is no other problem and the
+splits do not leak. A line replaces two numbers by their result, `9*3=27`, or `9*3=27 5,7,27` if it restates what is
+left. There is one line less than numbers, and the last result must be the target. Values are 1 to 99, divisions exact.
 
-Most legal moves put the target out of reach, so here a step can be right and worthless: correctness and value part. The
-answer certifies itself, since the target stands in the problem; majorities and outcome models mean little here.
-
-Numbers stand sorted in a problem's text, so a permutation is no other problem: the text's hash splits without a leak.
+Most legal moves put the target out of reach, so a step can be right and worthless: correctness and value differ. The
+answer verifies itself, since the problem states the target; majorities and outcome models mean little here.
 """
 
 import dataclasses
 import functools
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from prm_jax import InputError
@@ -36,7 +35,7 @@ class Config:
     max_number: Count
     min_target: Count
     max_target: Count
-    error: Share  # share of moves drawn from all legal ones, not from those that keep the target in reach
+    error: Share  # share of moves drawn from all legal ones, not only those that keep the target in reach
     slip: Share  # share of lines whose result is off by one
     cheat: Share  # share of last lines that claim the target, whatever they compute
     restate: bool  # lines restate what is left
@@ -58,22 +57,16 @@ class Move(NamedTuple):
 
 
 def compute(first: int, operation: str, second: int) -> int | None:
-    """The result; None of a division by 0 or with a remainder."""
-    match operation:
-        case "+":
-            return first + second
-        case "-":
-            return first - second
-        case "*":
-            return first * second
-        case _:
-            return first // second if second and first % second == 0 else None
+    """The result; None for a division by 0 or with a remainder."""
+    if operation == "/":
+        return first // second if second and first % second == 0 else None
+    return {"+": operator.add, "-": operator.sub, "*": operator.mul}[operation](first, second)
 
 
 @functools.lru_cache(1 << 16)
 def moves(hand: Hand) -> tuple[Move, ...]:
     """All distinct legal moves, the larger number first."""
-    found = {}
+    moves = {}
     for i, first in enumerate(hand):
         for j, second in enumerate(hand[:i]):
             others = hand[:j] + hand[j + 1 : i] + hand[i + 1 :]
@@ -81,13 +74,13 @@ def moves(hand: Hand) -> tuple[Move, ...]:
                 result = compute(first, operation, second)
                 if result is not None and 1 <= result <= LARGEST:
                     left = tuple(sorted((*others, result)))
-                    found[first, operation, second] = Move(first, operation, second, result, left)
-    return tuple(found.values())
+                    moves[first, operation, second] = Move(first, operation, second, result, left)
+    return tuple(moves.values())
 
 
 @functools.cache
 def reachable(hand: Hand) -> int:
-    """The values that exact play can end with, as bits."""
+    """The values that exact play can end with, as the bits of an integer."""
     if len(hand) == 1:
         return 1 << hand[0]
     return functools.reduce(int.__or__, (reachable(left) for left in {move.left for move in moves(hand)}))
@@ -104,7 +97,7 @@ def good_moves(hand: Hand, target: int) -> tuple[Move, ...]:
 
 
 def make_problem(cfg: Config, rng) -> str:
-    """Numbers and target are drawn until the target is in reach and none of the numbers."""
+    """Draws numbers and a target until the target is in reach and not among the numbers."""
     for _ in range(10_000):
         hand = tuple(sorted(rng.integers(cfg.min_number, cfg.max_number + 1, cfg.numbers).tolist()))
         target = int(rng.integers(cfg.min_target, cfg.max_target + 1))
@@ -115,23 +108,23 @@ def make_problem(cfg: Config, rng) -> str:
 
 @functools.lru_cache(1 << 12)
 def parse_problem(text: str) -> tuple[Hand, int]:
-    """(numbers, target); InputError on a text that is no problem of this task."""
-    found = PROBLEM.fullmatch(text)
-    hand = tuple(map(int, found[1].split(","))) if found else ()
-    if not found or list(hand) != sorted(hand):
+    """(numbers, target); InputError if the text is not a problem of this task."""
+    match = PROBLEM.fullmatch(text)
+    hand = tuple(map(int, match[1].split(","))) if match else ()
+    if not match or list(hand) != sorted(hand):
         expected = f"2 to 6 sorted numbers and a target, all up to {LARGEST}, such as '3,5,7,9=24?'"
         raise InputError(f"not a Countdown problem: {text[:80]!r}, expected {expected}")
-    return hand, int(found[2])
+    return hand, int(match[2])
 
 
 def write(move: Move, result: int, left: Hand, restate: bool) -> str:
-    """A move's line with a result, and what is left if that is more than the result."""
+    """A move's line with a result, and the numbers left if there are others."""
     line = f"{move.first}{move.operation}{move.second}={result}"
     return f"{line} {','.join(map(str, left))}" if restate and len(left) > 1 else line
 
 
 def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
-    """The lines of one solution by the noisy solver, which goes on from what it wrote, wrong or not."""
+    """The lines of one solution by the noisy solver, which continues from what it wrote, wrong or not."""
     hand, target = parse_problem(problem)
     steps = []
     while len(hand) > 1:
@@ -150,7 +143,7 @@ def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
 
 
 def after(hand: Hand, used: Sequence[int], result: int) -> Hand:
-    """The numbers at hand after a line; one that it used and that was not at hand is not missed."""
+    """The numbers at hand after a line; numbers that it used without having them are ignored."""
     left = list(hand)
     for number in used:
         if number in left:
@@ -175,21 +168,19 @@ def judge(hand: Hand, target: int, step: str) -> tuple[str, Hand]:
     return "right" if written == left else "rest", written
 
 
-def judge_all(problem: str, steps: Sequence[str]) -> list[tuple[str, Hand]]:
-    """(verdict, numbers at hand after it) of each line, which goes on from what the lines before wrote."""
+def judge_all(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, Hand]]:
+    """Yields (verdict, numbers at hand after it) of each line, given what the lines before wrote."""
     hand, target = parse_problem(problem)
-    found = []
     for step in steps:
-        found.append(judge(hand, target, step))
-        hand = found[-1][1]
-    return found
+        verdict, hand = judge(hand, target, step)
+        yield verdict, hand
 
 
 def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
-    """Of each line by itself, going on from what the lines before wrote: "right", or its first error.
+    """Judges each line by itself, given what the lines before wrote: "right" or its first error.
 
-    form: no such line; operand: one is not at hand; arithmetic; cheat: a last line that claims the target by false
-    arithmetic; range: a value beyond 1 to 99; rest: it restates something else than what is left.
+    form: not a line; operand: a number is not at hand; arithmetic; cheat: a last line that claims the target by false
+    arithmetic; range: a value outside 1 to 99; rest: the numbers it restates are not those left.
     """
     return [verdict for verdict, _ in judge_all(problem, steps)]
 
@@ -197,11 +188,11 @@ def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
 def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
     """V* after each line: 1 while no line is wrong and exact play still reaches the target, else 0."""
     _, target = parse_problem(problem)
-    found, sound = [], True
+    value_T, sound = [], True
     for verdict, hand in judge_all(problem, steps):
         sound = sound and verdict == "right"
-        found.append(float(sound and reaches(hand, target)))
-    return found
+        value_T.append(float(sound and reaches(hand, target)))
+    return value_T
 
 
 def ranked_moves(cfg: Config, problem: str, rng):
@@ -209,24 +200,25 @@ def ranked_moves(cfg: Config, problem: str, rng):
     hand, target = parse_problem(problem)
     before = ()
     while len(hand) > 1:
-        good, line = good_moves(hand, target), lambda move: write(move, move.result, move.left, cfg.restate)
-        yield before, {line(move): move in good for move in moves(hand)}
-        chosen = good[rng.integers(len(good))]
-        before, hand = (*before, line(chosen)), chosen.left
+        good = good_moves(hand, target)
+        lines = {move: write(move, move.result, move.left, cfg.restate) for move in moves(hand)}
+        yield before, {line: move in good for move, line in lines.items()}
+        move = good[rng.integers(len(good))]
+        before, hand = (*before, lines[move]), move.left
 
 
-def answer(problem: str) -> str:
+def gold_answer(problem: str) -> str:
     return str(parse_problem(problem)[1])
 
 
-def stated(steps: Sequence[str]) -> str | None:
+def stated_answer(steps: Sequence[str]) -> str | None:
     """The result of the last line."""
     line = LINE.fullmatch(steps[-1].strip())
     return line and line[4]
 
 
 def solved(problem: str, steps: Sequence[str]) -> bool:
-    """Whether right lines alone use up all numbers and end with the target: the last value of a cheat is not enough."""
+    """Whether right lines alone use up all numbers and end with the target; a cheat's last value is not enough."""
     hand, _ = parse_problem(problem)
     is_right = {*verdicts(problem, steps)} == {"right"} and len(steps) == len(hand) - 1
-    return is_right and stated(steps) == answer(problem)
+    return is_right and stated_answer(steps) == gold_answer(problem)
