@@ -5,11 +5,26 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.figures.style import GREY, caption, floats, line_style, plain, reliability, save, square_root
+from prm_jax.figures.style import (
+    GREY,
+    NO_LINE,
+    WIDTH,
+    Drawn,
+    caption,
+    floats,
+    line_style,
+    over_seeds,
+    panels,
+    plain,
+    reliability,
+    save,
+    size_axis,
+    square_root,
+)
 
-# Rules that no scorer takes part in: dashes and label.
-RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle (any of n right)")}
-NO_LINE = {"linestyle": "none"}
+# Rules that need no scorer: dashes and label.
+RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n is right")}
+NAMES = {"prm": "PRM", "orm": "ORM"}
 
 
 def pool_caption(figure, results: dict, text: str):
@@ -28,76 +43,77 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def best_of_n_curves(results: dict, folder: Path) -> Path:
-    """Problems solved against n, as in Lightman et al. 2023, figure 3, with bootstrap intervals over problems, all at every n.
+    """Draws the curves of one pool; bands are bootstrap intervals over problems."""
+    drawn = draw_best_of_n([results])
+    text = f"beside the curves: 95 % bootstrap intervals over problems at n = {list(results['oracle'])[-1]}, in the legend's order"
+    pool_caption(
+        drawn.figure, results, text if len(results["scorers"]) > 2 else "bands: 95 % bootstrap intervals over problems"
+    )
+    return save(drawn.figure, folder / "best_of_n.png")
+
+
+def draw_best_of_n(runs: list[dict]) -> Drawn:
+    """Problems solved against n (Lightman et al. 2023, figure 3), of one pool or of the pools of several seeds.
 
     Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and weighted votes
     have a panel of their own. Where exact step labels are known a last panel counts only winners without a wrong step.
     """
-    sizes, scorers = [int(n) for n in results["oracle"]], results["scorers"]
-    headline = {scorer: (how, scorers[scorer][how]) for scorer, how in results["headline"].items()}
-    many, votes = len(scorers) > 2, "majority" in results
-    titles = {"best_of_n": "share of problems solved"}
-    titles |= {"weighted_vote": "by the vote weighted by the scores"} if many and votes else {}
-    if all("trace" in numbers for _, numbers in headline.values()):
-        titles["trace"] = "by a solution without a wrong step"
-    size = (3.6 + 3.6 * len(titles), 4)
-    figure, all_axes = plt.subplots(1, len(titles), figsize=size, sharey=True, squeeze=False)
-    panel, handles = dict(zip(titles, all_axes[0], strict=True)), []
+    first, many = runs[0], len(runs[0]["scorers"]) > 2
+    N, sizes = first["n_candidates"], [int(n) for n in first["oracle"]]
+    tables = {scorer: [r["scorers"][scorer][how] for r in runs] for scorer, how in first["headline"].items()}
+    titles = {"best_of_n": "solved"}
+    titles |= {"weighted_vote": "solved by weighted vote"} if many and "majority" in first else {}
+    has_traces = all("trace" in table for runs_of_scorer in tables.values() for table in runs_of_scorer)
+    titles |= {"trace": "without a wrong step"} if has_traces else {}
+    figure, (all_axes,) = panels(1, len(titles), 4.1, max(WIDTH, 3.2 * len(titles)), sharey=True)
+    drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
+    panel, handles = dict(zip(titles, all_axes, strict=True)), {}
 
-    def curve(axes, numbers, rule, style, place=0):
-        """place: 1, 2, ... beside the curves, of the interval at the last n; 0: a band."""
-        before = "" if rule == "best_of_n" else f"{rule}_"
-        y, line = floats(list(numbers[rule].values())), floats(numbers.get(f"{before}curve", []))
-        ends = numbers.get(f"{before}curve_interval") or np.transpose(list(numbers[f"{before}interval"].values()))
-        every = range(1, len(line) + 1)
-        low, high = floats(ends)
+    def curve(rule, series, tables, style, place, column=None):
+        """column: the key of the panel, default the rule's own. place: 1, 2, ... beside the curves, of an interval; 0: a band."""
+        axes, before = panel[column or rule], "" if rule == "best_of_n" else f"{rule}_"
+        y_SX, line_SX = ([list(t[rule].values()) for t in tables], [t.get(f"{before}curve") for t in tables])
+        x, line_SX = (range(1, N + 1), line_SX) if all(line_SX) else (sizes, y_SX)  # at every n in closed form
+        mean_X, low_X, high_X = over_seeds(line_SX)
+        if len(runs) == 1:
+            low_X, high_X = floats(
+                tables[0].get(f"{before}curve_interval") or np.transpose(list(tables[0][f"{before}interval"].values()))
+            )
+        drawn.curve(axes, titles[column or rule], series, sizes, y_SX, style | NO_LINE, band=False)
+        axes.plot(x, mean_X, **style | {"marker": ""})
         if place:
-            x = sizes[-1] * 2 ** (0.13 * place)
-            axes.vlines(x, low[-1], high[-1], color=style["color"], linewidth=1.4, alpha=0.7)
+            axes.vlines(N * 2 ** (0.13 * place), low_X[-1], high_X[-1], color=style["color"], linewidth=1.4, alpha=0.7)
         else:
-            at = every if len(low) == len(line) else sizes
-            axes.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)
-        axes.plot(*((every, line) if len(line) else (sizes, y)), **style | {"marker": ""})
-        axes.plot(sizes, y, **style | NO_LINE)
+            axes.fill_between(x, *np.clip((low_X, high_X), 0, 1), color=style["color"], alpha=0.12, linewidth=0)
+        handles.setdefault(series, plt.Line2D([], [], **style, label=plain(series)))
 
-    def key(style, label):
-        handles.append(plt.Line2D([], [], **style, label=plain(label)))
-
-    for i, (scorer, (how, numbers)) in enumerate(headline.items()):
-        style, place = line_style(i), many * (i + 1)
-        key(style, f"{scorer} ({how})" if many else f"{scorer}, best of n ({how})")
-        for rule, axes in panel.items():
-            curve(axes, numbers, rule, style, place)
-        if votes and not many:
+    for i, (scorer, how) in enumerate(first["headline"].items()):
+        style, name, place = line_style(i), NAMES.get(scorer, scorer), many * (i + 1)
+        for rule in titles:
+            curve(rule, f"{name} ({how})" if many else f"{name}, best of n ({how})", tables[scorer], style, place)
+        if "majority" in first and not many:
             style |= {"linestyle": ":", "markerfacecolor": "white"}
-            curve(panel["best_of_n"], numbers, "weighted_vote", style)
-            key(style, f"{scorer}, weighted vote")
+            curve("weighted_vote", f"{name}, weighted vote", tables[scorer], style, 0, "best_of_n")
     for i, (rule, (dashes, label)) in enumerate(RULES.items()):
         style = {"linestyle": dashes, "linewidth": 1.2, "color": GREY}
-        for name, axes in panel.items():
-            if rule in results and name != "trace":
-                curve(axes, results, rule, style, many * (len(headline) + 1 + i))
-        if rule in results:
-            key(style, label)
+        for column in [column for column in titles if column != "trace"] if rule in first else ():
+            curve(rule, label, runs, style, many * (len(tables) + 1 + i), column)
     for rule, axes in panel.items():
-        level = numbers["trace"]["1"] if rule == "trace" else results["mean"]  # one solution: whoever draws it
-        mean = axes.axhline(level, color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(n) for n in sizes])
-        axes.minorticks_off()
-        axes.set(xlabel="n, solutions sampled per problem (log scale)")
+        # One solution is the same for every scorer.
+        levels = (
+            [t["trace"]["1"] for t in next(iter(tables.values()))] if rule == "trace" else [r["mean"] for r in runs]
+        )
+        mean = axes.axhline(np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
+        size_axis(axes, sizes, "n, solutions a problem")
         axes.set_title(titles[rule], fontsize=9)
-    figure.legend(handles=[*handles, mean], loc="outside right center")
-    figure.suptitle("Best of n: expectation over all subsets of n candidates")
-    text = f"beside the curves: 95 % bootstrap intervals over problems at n = {sizes[-1]}, in the legend's order"
-    pool_caption(figure, results, text if many else "bands: 95 % bootstrap intervals over problems")
-    return save(figure, folder / "best_of_n.png")
+    figure.legend(handles=[*handles.values(), mean], loc="outside upper center", ncols=2, fontsize=8)
+    return drawn
 
 
 def aggregator_dots(results: dict, folder: Path) -> Path:
     """Share solved at the pool's size by aggregator: a dot and its interval a scorer, best-of-n beside the weighted vote."""
     N, scorers = str(results["n_candidates"]), results["scorers"]
-    hows = list(next(iter(scorers.values())))
+    hows = results.get("aggregators") or list(next(iter(scorers.values())))  # older results name none
     rules = [("best_of_n", "interval", f"Best of {N}")]
     rules += [("weighted_vote", "weighted_vote_interval", f"Weighted vote of {N}")] if "majority" in results else []
     size = 1.6 + 3.4 * len(rules), 1.4 + len(hows) * (0.22 + 0.09 * len(scorers))

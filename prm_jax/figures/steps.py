@@ -14,10 +14,12 @@ from prm_jax.figures.style import (
     BLUE,
     GREY,
     ORANGE,
-    OUTSIDE,
+    Drawn,
     caption,
     floats,
+    legend_above,
     line_style,
+    panels,
     plain,
     reliability,
     save,
@@ -37,50 +39,59 @@ def step_caption(figure, group: dict, runs: list[dict], results: dict):
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
-    """One page about step scores for each setting of the runs, and of an embedded task which errors they miss."""
-    of = lambda group: [results["runs"][i] for i in group["runs"]]
-    groups = [(g, of(g)) for g in results["groups"]] if "groups" in results else [(results, results["runs"])]
-    name = lambda i: "steps.png" if len(groups) == 1 else f"steps_{i}.png"
-    pages = [step_page(*pair, results, folder / name(i)) for i, pair in enumerate(groups)]
+    """Draws one page about step scores for each setting of the runs and, of an embedded task, the errors that they miss."""
+    if "groups" in results:
+        groups = [(group, [results["runs"][i] for i in group["runs"]]) for group in results["groups"]]
+    else:
+        groups = [(results, results["runs"])]
+    names = [f"steps_{i}.png" for i in range(len(groups))] if len(groups) > 1 else ["steps.png"]
+    pages = [step_page(*pair, results, folder / name) for pair, name in zip(groups, names, strict=True)]
     if "errors" in results["runs"][0]:
         pages += [errors_figure(results, folder / "errors.png")]
-    exact = [runs for _, runs in groups if all("value_depth" in run for run in runs)]
+    exact = {run_names(runs): runs for _, runs in groups if all("value_depth" in run for run in runs)}
     if exact:
         pages += [value_figure(exact, results, folder / "value_depth.png")]
     return pages
 
 
-def value_figure(groups: list[list[dict]], results: dict, path: Path) -> Path:
-    """Scores against exact values by the steps done and left: mean difference, mean magnitude; a line a setting, of its runs' means."""
-    figure, axes = plt.subplots(2, 2, figsize=(8.5, 5.2), sharex="col", sharey="row")
+def value_figure(groups: dict[str, list[dict]], results: dict, path: Path) -> Path:
+    drawn, n = draw_value_depth(groups), len(results["runs"])
+    text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
+    text += f"; {results['runs'][0]['data']['name']} data, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}"
+    caption(drawn.figure, drawn.text + text, results)
+    return save(drawn.figure, path)
+
+
+def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
+    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below, a line a group of runs.
+
+    groups: {name: runs of task=steps that differ in their seed alone}. fewest: steps at a depth that is drawn.
+    """
+    figure, axes = panels(2, 2, 5.2, sharex="col", sharey="row")
+    first = next(iter(groups.values()))[0]
+    drawn = Drawn(
+        figure, f"{first['n_solutions']:.0f} held-out samples; dashed: a constant, the mean value at the depth"
+    )
     for column, side in enumerate(("done", "left")):
-        of_first = groups[0][0]["value_depth"][side]
-        for i, runs in enumerate(groups):
-            tables, style = [run["value_depth"][side] for run in runs], line_style(i)
-            depth = sorted(tables[0], key=int)
-            x = floats(depth)
-            for row, name in enumerate(("bias", "error")):
-                value, interval = (
-                    np.mean([[floats(t[d][key]) for d in depth] for t in tables], 0)
-                    for key in (name, f"{name}_interval")
-                )
-                axes[row, column].plot(x, value, **style, label=plain(run_names(runs)))
-                band = {"color": style["color"], "alpha": 0.4 / max(3, len(groups)), "linewidth": 0}
-                axes[row, column].fill_between(x, *interval.T, **band)
-        rule = {"color": GREY, "linewidth": 0.9, "linestyle": "--"}
-        depth = sorted(of_first, key=int)
-        constant = floats([of_first[d]["constant"] for d in depth])
-        axes[1, column].plot(floats(depth), constant, **rule, label="a constant: the mean value")
-        axes[0, column].axhline(0, **rule)
-        axes[1, column].set(xlabel=f"steps {side}", xticks=floats(depth))
-    axes[0, 0].set_ylabel("mean of P(good) - value")
-    axes[1, 0].set_ylabel("mean of |P(good) - value|")
-    axes[1, 1].legend(**OUTSIDE)
-    figure.suptitle("Step scores against the exact chance of a right answer", fontsize=10)
-    n = len(results["runs"])
-    text = f"Bands: 95 % bootstrap intervals over problems, of several seeds their mean; {groups[0][0]['data']['name']} data"
-    caption(figure, f"{text}, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}", results)
-    return save(figure, path)
+        depths = first["value_depth"][side]
+        depth = sorted((d for d in depths if depths[d]["n"] >= fewest), key=int)
+        x = floats(depth)
+        for row, (number, title) in enumerate((("bias", "score - value"), ("error", "|score - value|"))):
+            for i, (name, runs) in enumerate(groups.items()):
+                tables = [run["value_depth"][side] for run in runs]
+                # A depth that a run of other data lacks is not drawn for it.
+                y_SX = [floats([table.get(d, {}).get(number) for d in depth]) for table in tables]
+                interval = [tables[0].get(d, {}).get(f"{number}_interval", (None, None)) for d in depth]
+                interval = floats(interval).T if len(runs) == 1 else None
+                panel = f"{title} by steps {side}"
+                drawn.curve(axes[row, column], panel, name, x, y_SX, line_style(i), share=False, interval=interval)
+            axes[row, column].set_title(f"mean of {title}", fontsize=9)
+        axes[0, column].axhline(0, color=GREY, linewidth=0.9, linestyle="--")
+        constant = floats([depths[d]["constant"] for d in depth])
+        axes[1, column].plot(x, constant, color=GREY, linewidth=1.2, linestyle="--")
+        axes[1, column].set(xlabel=f"steps {side}", xticks=x)
+    legend_above(figure, axes[0, 0], 3)
+    return drawn
 
 
 def run_names(runs: list[dict]) -> str:

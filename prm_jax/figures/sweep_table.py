@@ -6,10 +6,10 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from prm_jax import InputError
 from prm_jax.figures.records import Record, near, number, numbers, read_records
+from prm_jax.figures.style import over_seeds
 from prm_jax.launch import run_folder
 
 # What is shown where no `y` is given: of each kind of file those that there are.
@@ -153,21 +153,6 @@ def interval_kind(asked: str, groups: list) -> str:
     """t where every setting that has several seeds has three at least: of two it would be thirteen times their distance."""
     sizes = [len(group) for group in groups if len(group) > 1]
     return asked if asked != "auto" else "t" if sizes and min(sizes) > 2 else "range"
-
-
-def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) of the defined values over runs, the one interval over seeds; nan of fewer than two (mean: than one).
-
-    kind "t": 95 % t interval; "range": from the lowest to the highest; "auto": t, but the range of two runs, where t would be
-    thirteen times their distance.
-    """
-    y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
-    n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
-    half_X = stats.t.ppf(0.975, n_X - 1) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
-    is_t_X = (kind == "t") | ((kind == "auto") & (n_X > 2))
-    ends = (np.ma.where(is_t_X, *x) for x in ((mean_X - half_X, low_X), (mean_X + half_X, high_X)))
-    filled = lambda x: np.ma.filled(np.ma.asarray(x), np.nan)
-    return filled(mean_X), *(np.where(n_X > 1, filled(end_X), np.nan) for end_X in ends)
 
 
 def spread(values: list[float], kind: str) -> dict:

@@ -1,4 +1,4 @@
-"""Figures of the toy trace witness: mass by beta, and who wins by beta, injected error and aggregator."""
+"""Figures of the toy trace witness: mass by beta, and the winner by beta, injected error and aggregator."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
 
 
 def witness_figures(results: dict, folder: Path) -> list[Path]:
-    """Mass of the traces by beta under three verifiers; who wins, by beta, error and aggregator; the page."""
+    """Draws the mass of the traces by beta under three verifiers, the winner by beta, error and aggregator, and writes the page."""
     mass, phases = folder / "witness_mass.png", folder / "witness_phases.png"
     # The page has grids of its own.
-    shown = {key: x for key, x in results.items() if key not in ("by_beta", "plane", "versions")}
+    shown = {key: x for key, x in results.items() if key not in ("by_beta", "plane", "aggregators", "versions")}
     page = witness.page(folder / "witness.html", shown)
     return [witness_mass(results, mass), witness_phases(results, phases), page]
 
@@ -61,6 +61,7 @@ def witness_mass(results: dict, path: Path) -> Path:
 
 def witness_phases(results: dict, path: Path) -> Path:
     plane, traces, panels = results["plane"], results["traces"], results["plane"]["by_aggregator"]
+    panels = {how: panels[how] for how in results.get("aggregators", panels)}  # older results name none
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
     winners = np.unique([panel["winner"] for panel in panels.values()])
     rows = -(-len(panels) // 3)

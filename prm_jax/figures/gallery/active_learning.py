@@ -2,28 +2,17 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import (
-    Drawn,
-    difference,
-    legend_above,
-    mean_difference,
-    of,
-    panels,
-    scorer_of,
-    selection,
-    size_axis,
-    values_of,
-)
+from prm_jax.figures.paper import best_of_n_differences, mean_difference, results_at, scorer_of, selection, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, line_style
+from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels, size_axis
 
 KEYS = ("choice", "samples", "training", "seed")
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    pool = of(stages["pool"])[0]
+    pool = results_at(stages["pool"])[0]
     choices, sizes, budgets, seeds = (values_of(stages["verifier"], key) for key in KEYS)
-    at = {tuple(s.at[key] for key in KEYS): scorer_of(pool, s) for s in stages["verifier"]}
+    at = {tuple(s.sweep[key] for key in KEYS): scorer_of(pool, s) for s in stages["verifier"]}
     most = pool["n_candidates"]
     figure, axes = panels(2, len(budgets), 5.2, sharex=True, sharey="row")
     drawn = Drawn(figure, f"{pool['n_problems']} unseen problems x {most} samples; dashed: majority vote")
@@ -42,7 +31,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             size_axis(own, sizes, "labelled solutions" if row else "")
             own.set_title(title, fontsize=9)
             curves = [np.mean(of_choice(choice, read), 0) for choice in choices]
-            drawn.says.append(
+            drawn.statements.append(
                 f"{title}: a {choices[1]} solution is worth {worth(sizes, *curves)} {choices[0]} ones (log-linear)"
             )
         for size in sizes:
@@ -50,17 +39,17 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             title = f"{choices[1]} - {choices[0]}, {size:,} solutions, {budget} steps"
             for name, read in numbers.items():
                 values = [[read(scorer) for scorer in runs[choice]] for choice in choices]
-                drawn.says.append(mean_difference(f"{title}, {name}", *values[::-1]))
+                drawn.statements.append(mean_difference(f"{title}, {name}", *values[::-1]))
             pairs = [(pool, selection(pool, b), selection(pool, a)) for a, b in zip(*runs.values(), strict=True)]
-            drawn.says.append(difference(title, pairs, most))
+            drawn.statements.append(best_of_n_differences(title, pairs, most))
     legend_above(figure, axes[0, 0], len(choices))
-    small = [r["eval_step_auroc"] for r in of(stages["selector"])]
-    drawn.says.append(f"the small PRM: step AUROC {', '.join(f'{x:.3f}' for x in small)} on validation problems")
+    small = [r["eval_step_auroc"] for r in results_at(stages["selector"])]
+    drawn.statements.append(f"the small PRM: step AUROC {', '.join(f'{x:.3f}' for x in small)} on validation problems")
     for choice in choices:
-        counts = [r["counts"][choice] for r in of(stages["mining"], samples=sizes[-1])]
+        counts = [r["counts"][choice] for r in results_at(stages["mining"], samples=sizes[-1])]
         mean = lambda key, counts=counts: np.mean([found[key] for found in counts])
         shares = f"{mean('wrong_answers'):.3f} with a wrong answer, {mean('unsound'):.3f} with a wrong step"
-        drawn.says.append(
+        drawn.statements.append(
             f"{choice}: {mean('solutions'):,.0f} solutions, {mean('steps'):,.0f} steps to label, {shares}"
         )
     return drawn

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, legend_above, mean_difference, of, panels, run_of, values_of
+from prm_jax.figures.paper import mean_difference, results_at, run_of, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, line_style
+from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels
 
 WRITES, ALONE, ITSELF = "critic", "critic, verdict alone", "policy's own P(Yes)"
 FEW, FULL, MANY = "PRM", "critic, 8,000 solutions", "PRM, 8,000 solutions"
@@ -13,14 +13,14 @@ TITLES = {"plain": "plain lines", "merged": "merged lines"}
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
     votes = values_of(stages["criticised"], "votes")
-    told = {n: of(stages["criticised"], votes=n)[0]["runs"] for n in votes}
-    scored, (itself,) = of(stages["scored"])[0]["runs"], of(stages["itself"])[0]["runs"]
+    told = {n: results_at(stages["criticised"], votes=n)[0]["runs"] for n in votes}
+    scored, (itself,) = results_at(stages["scored"])[0]["runs"], results_at(stages["itself"])[0]["runs"]
     own = lambda runs, chosen: [run_of(runs, stage) for stage in chosen]
     learned = values_of(stages["critic"], "writes")
-    critics = {kind: [s for s in stages["critic"] if s.at["writes"] == kind] for kind in learned}
+    critics = {kind: [s for s in stages["critic"] if s.sweep["writes"] == kind] for kind in learned}
     names = {"hops": WRITES, "verdict": ALONE}
     series = {name: {n: own(told[n], critics[kind]) for n in votes} for kind, name in names.items() if kind in learned}
-    once = of(stages["once"])[0]["runs"]
+    once = results_at(stages["once"])[0]["runs"]
     told_once = {FEW: ("few", scored), FULL: ("full", once), MANY: ("prm", scored)}  # of one vote, or of none
     series |= {name: dict.fromkeys(votes, own(runs, stages[line])) for name, (line, runs) in told_once.items()}
     tokens = {n: np.mean([tokens_a_step(run["critic"]) for run in next(iter(series.values()))[n]]) for n in votes}
@@ -40,7 +40,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     axes[0].set_ylabel("balanced accuracy")
     legend_above(figure, axes[0], 3)
     alone = ", ".join(f"{kind} lines {itself['lines'][kind]['balanced']:.3f}" for kind in TITLES)
-    drawn.says += [*says(series, votes, tokens), f"{ITSELF}, balanced accuracy: {alone}"]
+    drawn.statements += [*says(series, votes, tokens), f"{ITSELF}, balanced accuracy: {alone}"]
     return drawn
 
 

@@ -1,8 +1,8 @@
 """Implicit PRMs by form and beta, beside an explicit PRM and an outcome model: step AUROC and best of 16."""
 
-from prm_jax.figures.paper import Drawn, mean_difference, of, panels, run_of, scorer_of
+from prm_jax.figures.paper import mean_difference, results_at, run_of, scorer_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, line_style
+from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 EXPLICIT, LONGER, OUTCOME = "explicit PRM", "explicit PRM, the default run", "outcome model at each step"
 # How a solution is scored: the explicit PRM and the outcome model as in best_of_n, an implicit PRM by the log-ratio of
@@ -11,11 +11,11 @@ OWN = {EXPLICIT: "prod", LONGER: "prod", OUTCOME: "last"}
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    pool, runs = of(stages["pool"])[0], of(stages["steps"])[0]["runs"]
+    pool, runs = results_at(stages["pool"])[0], results_at(stages["steps"])[0]["runs"]
     n = min(16, pool["n_candidates"])
     kinds = {EXPLICIT: stages["explicit"], LONGER: stages["longer"], OUTCOME: stages["orm"]}
     for stage in stages["implicit"]:
-        kinds.setdefault(f"implicit, {stage.at['form']}, beta {stage.at['beta']:g}", []).append(stage)
+        kinds.setdefault(f"implicit, {stage.sweep['form']}, beta {stage.sweep['beta']:g}", []).append(stage)
     figure, (axes,) = panels(1, 2, 3.2, sharey=True)
     text = f"{runs[0]['n_solutions']:,} test solutions; {pool['n_problems']} problems x {pool['n_candidates']} samples"
     drawn = Drawn(figure, f"{text}, dashed: their majority vote; dotted: scores that know nothing")
@@ -24,12 +24,14 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     found = {}
     for at, (kind, own) in enumerate(kinds.items()):
         found[kind] = numbers(kind, own, runs, pool, n)
-        color = line_style({EXPLICIT: 0, LONGER: 0, OUTCOME: 1}.get(kind, 3 if own[0].at.get("form") == "DPO" else 2))
+        color = line_style(
+            {EXPLICIT: 0, LONGER: 0, OUTCOME: 1}.get(kind, 3 if own[0].sweep.get("form") == "DPO" else 2)
+        )
         for i, (name, value_S) in enumerate(found[kind].items()):
             style = color | ({"markerfacecolor": "white"} if i == 2 else {})
             drawn.dots(axes[min(i, 1)], name, kind, at + (0, -0.13, 0.13)[i], value_S, style)
         for other in [kind for kind in (EXPLICIT, OUTCOME) if own[0].line == "implicit"]:
-            drawn.says += [mean_difference(f"{kind} - {other}, {name}", value_S, found[other][name])
+            drawn.statements += [mean_difference(f"{kind} - {other}, {name}", value_S, found[other][name])
                            for name, value_S in found[kind].items()]  # fmt: skip
     for axis, title, line in (
         (axes[0], "step AUROC", 0.5),

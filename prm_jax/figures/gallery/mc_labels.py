@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, of, over_seeds, panels, run_of, scorer_of
+from prm_jax.figures.paper import results_at, run_of, scorer_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, floats, line_style
+from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels
 
 KINDS = {  # line of the figure -> what it is called
     "exact": "exact correctness",
@@ -23,8 +23,8 @@ MEANINGS = {"auroc_correctness": "against correctness", "auroc_value": "against 
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    pool, kinds = of(stages["pool"])[0], [kind for kind in KINDS if kind in stages]
-    runs = [run for line in ("steps", "more_steps") for run in of(stages[line])[0]["runs"]]
+    pool, kinds = results_at(stages["pool"])[0], [kind for kind in KINDS if kind in stages]
+    runs = [run for line in ("steps", "more_steps") for run in results_at(stages[line])[0]["runs"]]
     n, names = pool["n_candidates"], [KINDS[kind] for kind in kinds]
     figure, ((left, right),) = panels(1, 2, 4.2, sharey=True, gridspec_kw={"width_ratios": [1.2, 1]})
     drawn = Drawn(
@@ -67,7 +67,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     right.set_title(f"best of {n}", fontsize=9)
     right.tick_params(left=False)
     drawn.text += f"; mean of the samples {pool['mean']:.3f}, majority vote {pool['majority'][str(n)]:.3f}"
-    drawn.says += summaries(drawn, names, n)
+    drawn.statements += summaries(drawn, names, n)
     return drawn
 
 

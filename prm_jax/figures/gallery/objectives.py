@@ -1,26 +1,26 @@
 """Step AUROC, best of 16 and calibration by what a PRM was trained to do: a row an objective."""
 
-from prm_jax.figures.paper import Drawn, difference, mean_difference, of, panels, scorer_of, selection, values_of
+from prm_jax.figures.paper import best_of_n_differences, mean_difference, results_at, scorer_of, selection, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, line_style
+from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 NO_PROBABILITY = ("pairwise", "PQM")  # kinds whose scores only rank
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
     figure, (axes,) = panels(1, 3, 4.3, sharey=True)
-    first = of(stages["pool"])[0]
+    first = results_at(stages["pool"])[0]
     n = min(16, first["n_candidates"])
     text = f"{first['n_problems']} problems x {first['n_candidates']} samples, dashed: their majority vote"
     drawn = Drawn(figure, f"{text}; below the line a pool by the solver, with lines that do nothing")
     drawn.spread = "filled: product of step scores, hollow: the lowest; small: runs, large: their mean, 95 % t interval"
     heights, kinds_of = {}, {}
     for line, pool_line, key in (("verifier", "pool", "objective"), ("restated", "restated_pool", "neutral")):
-        pool, kinds = of(stages[pool_line])[0], values_of(stages[line], key)
+        pool, kinds = results_at(stages[pool_line])[0], values_of(stages[line], key)
         kinds_of[line], found = kinds, {}
         for i, kind in enumerate(kinds):
             heights[kind] = len(heights) + (0.4 if line == "restated" else 0)
-            scorers = [scorer_of(pool, stage) for stage in stages[line] if stage.at[key] == kind]
+            scorers = [scorer_of(pool, stage) for stage in stages[line] if stage.sweep[key] == kind]
             found[kind] = numbers(pool, scorers, n, kind)
             for name, value_S in found[kind].items():
                 own, up, face = places(name)
@@ -29,7 +29,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             if kind in NO_PROBABILITY:
                 axes[2].text(0, heights[kind], " no probabilities", color=GREY, fontsize=7.5, va="center")
             if i:
-                drawn.says += says(pool, stages[line], key, kinds[0], kind, found, n)
+                drawn.statements += says(pool, stages[line], key, kinds[0], kind, found, n)
     for own, name in zip(axes, ("step AUROC", f"best of {n}, share solved", "ECE of step scores"), strict=True):
         own.set_title(name, fontsize=9)
         own.axhline(len(kinds_of["verifier"]) - 0.3, color=GREY, linewidth=0.8)
@@ -62,6 +62,6 @@ def says(pool: dict, stages: list[Stage], key: str, base: str, kind: str, found:
     """A kind against the first one: over runs, and of best-of-n by the product over problems too."""
     title = f"{kind} - {base}"
     lines = [mean_difference(f"{title}, {name}", value_S, found[base][name]) for name, value_S in found[kind].items()]
-    scorer = {(s.at[key], s.at["seed"]): selection(pool, scorer_of(pool, s)) for s in stages}
+    scorer = {(s.sweep[key], s.sweep["seed"]): selection(pool, scorer_of(pool, s)) for s in stages}
     pairs = [(pool, scorer[kind, seed], scorer[base, seed]) for seed in values_of(stages, "seed")]
-    return [*lines, difference(f"{title}, product", pairs, n)]
+    return [*lines, best_of_n_differences(f"{title}, product", pairs, n)]

@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, panels, scorer_of, values_of
+from prm_jax.figures.paper import scorer_of, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import floats, line_style, square_root
+from prm_jax.figures.style import Drawn, floats, line_style, panels, square_root
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    pools = {stage.at["seed"]: stage.results() for stage in stages["pool"]}
+    pools = {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
     first = next(iter(pools.values()))
     figure, axes = panels(2, 2, 5.6, sharex=True, sharey="row")
     drawn = Drawn(
@@ -19,13 +19,13 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     drawn.text += f"; markers: best of n = 1, 2, 4, ... {first['n_candidates']}"
     for column, (line, key, unit) in enumerate((("by_layers", "layers", "layers"), ("by_steps", "training", "steps"))):
         for i, value in enumerate(values_of(stages[line], key)):
-            own = [stage for stage in stages[line] if stage.at[key] == value]
-            laws = [pools[s.at["seed"]]["reward_kl"][scorer_of(pools[s.at["seed"]], s)] for s in own]
+            own = [stage for stage in stages[line] if stage.sweep[key] == value]
+            laws = [pools[s.sweep["seed"]]["reward_kl"][scorer_of(pools[s.sweep["seed"]], s)] for s in own]
             most = min(max(floats(law["reweighted"]["kl"])) for law in laws)
             grid = np.linspace(0, math.sqrt(most), 24) ** 2
             fits = [gao_fit(law["best_of_n"]) for law in laws]
             alpha, beta = np.mean(fits, 0)
-            drawn.says.append(
+            drawn.statements.append(
                 f"{value} {unit}: gold = start + d ({alpha:.3f} - {beta:.3f} d); runs alpha "
                 f"{', '.join(f'{a:.3f}' for a, _ in fits)}, beta {', '.join(f'{b:.3f}' for _, b in fits)}"
             )

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.paper import Drawn, legend_above, panels, signed
+from prm_jax.figures.paper import signed
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, floats, line_style, plain, square_root
+from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, panels, plain, square_root
 
 # {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; of other scores the rule is prod.
 MODELS = {
@@ -23,7 +23,7 @@ NO_INTERVAL = (np.nan, np.nan)
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    by_rule = {stage.at["aggregator"]: stage.results() for stage in stages["pool"]}
+    by_rule = {stage.sweep["aggregator"]: stage.results() for stage in stages["pool"]}
     first, rules = next(iter(by_rule.values())), list(by_rule)
     if "majority" not in first:
         raise InputError(f"pool: {first['pool']}: no candidate has an answer, expected some for a majority vote")
@@ -62,18 +62,18 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         text = f"{model[s]}, {own[s]}: best of {N} - majority {shown(gain[s, own[s]])}, p {gain[s, own[s]]['p']:.2g}"
         text += f"; share right {gold.max():.3f} at its highest, {gold[0]:.3f} at the arg max, {gold[-1]:.3f} alone"
         text += f"; ECE {ece[s, own[s]]:.3f}" if (s, own[s]) in ece else ""
-        drawn.says.append(f"{text}; length {shown(length[s, own[s]], 'r')}")
+        drawn.statements.append(f"{text}; length {shown(length[s, own[s]], 'r')}")
     legend_above(figure, left, 2)
     clear = [d["difference"] for d in gain.values() if d["p"] < 0.05]
     text = f"{sum(x > 0 for x in clear)} of {len(gain)} pairs of model and aggregator above majority"
-    drawn.says.append(
+    drawn.statements.append(
         f"{text}, {sum(x < 0 for x in clear)} below, by sign-flip tests at .05, not adjusted for their number"
     )
     pairs = [(s, a, b) for s in scorers for a, b in itertools.combinations(rules, 2)]
     within = {(s, a, b): differs[b][f"{s}.{a}.best_of_n", f"{s}.{b}.best_of_n"] for s, a, b in pairs}
     clear = [f"{model[s]} {a} - {b} {shown(d)} p {d['p']:.2g}" for (s, a, b), d in within.items() if d["p"] < 0.05]
     text = f"two aggregators of one model: {len(clear)} of {len(pairs)} pairs differ by the same test"
-    drawn.says.append(": ".join([text, *filter(None, [", ".join(clear)])]))
+    drawn.statements.append(": ".join([text, *filter(None, [", ".join(clear)])]))
     return drawn
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, legend_above, over_seeds, panels, signed, values_of
+from prm_jax.figures.paper import signed, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.records import read_lines
-from prm_jax.figures.style import line_style
+from prm_jax.figures.style import Drawn, legend_above, line_style, over_seeds, panels
 
 PANELS = {
     "eval_pass_at_1": "right (gold)",
@@ -27,7 +27,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     drawn = Drawn(figure, "Each point is an evaluation on problems that no policy learns from")
     drawn.spread = "thin lines: runs, whose intervals are in the table"
     for i, kind in enumerate(values_of(stages["policy"], "reward")):
-        runs = histories([stage for stage in stages["policy"] if stage.at["reward"] == kind])
+        runs = histories([stage for stage in stages["policy"] if stage.sweep["reward"] == kind])
         tokens = np.mean([run["tokens"] for run in runs], 0) / 1e3
         for own, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
             found = [run[name] for run in runs]
@@ -39,7 +39,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             first, last = (np.array([[run[name][at] for run in runs]]).T for at in (0, -1))
             mean, low, high = (float(x[0]) for x in over_seeds(last - first))
             told.append(f"{PANELS[name]} {first.mean():.3f} -> {last.mean():.3f}, {signed(mean, low, high)}")
-        drawn.says.append(f"{kind}: {'; '.join(told)}; {GAIN:.2f} more right after {told_tokens(runs)}")
+        drawn.statements.append(f"{kind}: {'; '.join(told)}; {GAIN:.2f} more right after {told_tokens(runs)}")
     for own in axes[-1]:
         own.set_xlabel("thousand policy tokens")
     legend_above(figure, axes[0, 0], 3)

@@ -4,14 +4,14 @@ import math
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, of, over_seeds, panels
+from prm_jax.figures.paper import results_at
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import floats, line_style, reliability
+from prm_jax.figures.style import Drawn, floats, line_style, over_seeds, panels, reliability
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
     lines = {"home": "its own task", "solver": "the solver's samples", "shifted": "longer, more hidden work"}
-    runs = {name: [r["runs"][0] for r in of(stages[name])] for name in lines}
+    runs = {name: [r["runs"][0] for r in results_at(stages[name])] for name in lines}
     figure, ((left, right),) = panels(1, 2, 3.9, gridspec_kw={"width_ratios": [1, 1.15]})
     drawn = Drawn(figure, f"{len(runs['home'])} runs of the default PRM; dashed: perfect calibration")
     drawn.spread = "left: the steps of all runs together; right, dots: runs, bars: their means"
@@ -19,7 +19,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         tables = [run["reliability"] for run in runs[name]]
         reliability(left, [(pooled(tables), i, label)])
         auroc = [run["step_auroc"] for run in runs[name]]
-        drawn.says.append(f"{label}: step AUROC {np.mean(auroc):.3f} ({', '.join(f'{x:.3f}' for x in auroc)})")
+        drawn.statements.append(f"{label}: step AUROC {np.mean(auroc):.3f} ({', '.join(f'{x:.3f}' for x in auroc)})")
     tables = [run["recalibrated"]["platt"]["reliability"] for run in runs["shifted"]]
     reliability(left, [(pooled(tables), 3, "the last, Platt-scaled on itself")])
     left.set(xlabel="P(step good)", ylabel="share of good steps")
@@ -42,7 +42,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     right.set(xlabel="ECE", ylim=(len(ways) - 0.5, -0.5), xlim=(0, None))
     for way in ways:
         row = next(r for r in drawn.rows if r["series"] == lines["shifted"] and r["x"] == names[way])
-        drawn.says.append(
+        drawn.statements.append(
             f"shifted, {names[way]}: ECE {row['y']:.3f} [{row['low']:.3f}, {row['high']:.3f}] ({row['values']})"
         )
     return drawn

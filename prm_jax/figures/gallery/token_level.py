@@ -4,27 +4,16 @@ import itertools
 
 import numpy as np
 
-from prm_jax.figures.paper import (
-    Drawn,
-    difference,
-    legend_above,
-    of,
-    over_seeds,
-    panels,
-    scorer_of,
-    selection,
-    size_axis,
-    values_of,
-)
+from prm_jax.figures.paper import best_of_n_differences, results_at, scorer_of, selection, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.records import read_lines
-from prm_jax.figures.style import GREY, floats, line_style
+from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, over_seeds, panels, size_axis
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    pool, verifiers = of(stages["pool"])[0], stages["verifier"]
+    pool, verifiers = results_at(stages["pool"])[0], stages["verifier"]
     kinds, lengths, seeds = (values_of(verifiers, key) for key in ("at", "training", "seed"))
-    at = {(s.at["at"], s.at["training"], s.at["seed"]): s for s in verifiers}
+    at = {(s.sweep["at"], s.sweep["training"], s.sweep["seed"]): s for s in verifiers}
     scorer = {place: scorer_of(pool, stage) for place, stage in at.items()}
     n = pool["n_candidates"]
     figure, ((curves, auroc, best),) = panels(1, 3, 3.1)
@@ -35,16 +24,16 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         x, y_SX = longest[0][0], [loss for _, loss in longest]
         drawn.curve(curves, "held-out loss", kind, x, y_SX, line_style(i), share=False)
         low = [f"{x[np.argmin(y_X)]:g} ({min(y_X):.3f}, at the end {y_X[-1]:.3f})" for y_X in y_SX]
-        drawn.says.append(f"{kind}: held-out loss lowest at step {', '.join(low)}")
+        drawn.statements.append(f"{kind}: held-out loss lowest at step {', '.join(low)}")
         for axes, panel, number in ((auroc, "outcome AUROC", auroc_of), (best, f"best of {n}", share_of)):
             y_SX = floats([[number(pool, scorer[kind, length, seed]) for length in lengths] for seed in seeds])
             drawn.curve(axes, panel, kind, lengths, y_SX, line_style(i))
             means = ", ".join("{:.3f} [{:.3f}, {:.3f}]".format(*x) for x in zip(*over_seeds(y_SX), strict=True))
-            drawn.says.append(f"{kind}: {panel} after {', '.join(map(str, lengths))} steps {means}")
+            drawn.statements.append(f"{kind}: {panel} after {', '.join(map(str, lengths))} steps {means}")
     for a, b in itertools.pairwise(kinds):
         for length in lengths:
             pairs = [(pool, *(selection(pool, scorer[kind, length, seed]) for kind in (a, b))) for seed in seeds]
-            drawn.says.append(difference(f"{length} steps: {a} - {b}", pairs, n))
+            drawn.statements.append(best_of_n_differences(f"{length} steps: {a} - {b}", pairs, n))
     best.axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
     best.axhline(pool["mean"], color=GREY, linewidth=0.8, linestyle=":")
     for axes, name in ((curves, "held-out loss"), (auroc, "outcome AUROC"), (best, f"best of {n}")):

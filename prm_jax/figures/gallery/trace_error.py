@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, of, over_seeds, panels, signed
+from prm_jax.figures.paper import results_at, signed
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, floats, line_style
+from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels
 from prm_jax.launch.config import expect
 
 TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "majority vote"}
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    results = of(stages["pool"])
+    results = results_at(stages["pool"])
     for stage, r in zip(stages["pool"], results, strict=True):
         again = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"
         expect("chosen" in r, str(stage.folder), "results of an older version", again)
@@ -34,7 +34,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style, band=False)
         mean, low, high = over_seeds(y_SX)
         at = [f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share)))]
-        drawn.says.append(f"{name_of(rule)}: final error {at[0]}, abstaining from 30 % of the problems {at[1]}")
+        drawn.statements.append(f"{name_of(rule)}: final error {at[0]}, abstaining from 30 % of the problems {at[1]}")
     right.set(xlabel="share of problems abstained from", ylabel="final-answer error of the others", xlim=(0, 0.95))
     right.set_ylim(0, None)
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
@@ -42,8 +42,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         rows = [next(x for x in r["chosen"]["differences"] if x["b"] == d["b"]) for r in results]
         runs = [signed(x["difference"], *x["interval"]) for x in rows]
         title = f"trace error, {name_of(d['a'])} - {name_of(d['b'])}"
-        drawn.says.append(f"{title}: {', '.join(runs)} (95 % bootstrap over problems, a run each)")
-    drawn.says += agreements([r["chosen"]["agreement"] for r in results])
+        drawn.statements.append(f"{title}: {', '.join(runs)} (95 % bootstrap over problems, a run each)")
+    drawn.statements += agreements([r["chosen"]["agreement"] for r in results])
     return drawn
 
 
