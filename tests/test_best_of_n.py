@@ -60,7 +60,7 @@ def parsed_rules(**changes):
 
 
 def measured(pool=POOL, rules=RULES, labels=None, scorers=("a",)):
-    return best_of_n.measure(best_of_n.pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
+    return best_of_n.pool_results(best_of_n.pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
 
 
 def mean_over_subsets(pool, n, won):

@@ -45,6 +45,12 @@ def selection(results: dict, scorer: str) -> str:
     return f"{scorer}.{results['headline'][scorer]}.best_of_n"
 
 
+def share_solved(pool: dict, stage: Stage, n: int, how: str | None = None, rule: str = "best_of_n") -> float:
+    """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `how`."""
+    scorer = scorer_of(pool, stage)
+    return pool["scorers"][scorer][how or pool["headline"][scorer]][rule][str(n)]
+
+
 def best_of_n_differences(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:
     """Says the paired differences a - b of best-of-n of each run's (results, a, b), as results.json has them."""
     runs = []
@@ -53,6 +59,14 @@ def best_of_n_differences(title: str, pairs: list[tuple[dict, str, str]], n: int
         sign = 1 if test["a"] == a else -1
         runs.append(signed(sign * test["difference"], *sorted(sign * x for x in test["interval"])))
     return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
+
+
+def stage_differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[Stage], n: int) -> str:
+    """Says the paired differences of best-of-n between the verifiers of two stages on one pool, a pair a seed."""
+    names = [
+        [selection(pool, scorer_of(pool, stage)) for stage in pair] for pair in zip(a_stages, b_stages, strict=True)
+    ]
+    return best_of_n_differences(title, [(pool, *pair) for pair in names], n)
 
 
 def signed(x: float, low: float, high: float) -> str:
