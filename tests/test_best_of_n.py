@@ -330,7 +330,7 @@ def test_intervals_of_the_curves_are_those_of_the_numbers():
 def test_more_than_two_scorers_have_whiskers_and_a_panel_of_votes(monkeypatch, tmp_path):
     """Bands of two scorers at every n; of three an interval each beside the curves, and their weighted votes drawn."""
     kept = []
-    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path: kept.append(figure) or path)
+    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path, *_: kept.append(figure) or path)
     for names in ("ab", "abc"):
         as_many = lambda c, names=names: Candidate(
             c.steps, c.answer, c.correct, True, dict.fromkeys(names, (0.5,) * len(c.steps))
@@ -392,7 +392,7 @@ def test_traces_count_winners_without_a_wrong_step(monkeypatch, tmp_path):
     lucky = measured(labels=labels)["scorers"]["a"]["prod"]["trace"]
     assert lucky["4"] == pytest.approx(0) and lucky["1"] == pytest.approx(0.25)
     kept = []
-    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path: kept.append(figure) or path)
+    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path, *_: kept.append(figure) or path)
     best_of_n_figure.best_of_n_curves(drawable(measured(labels=labels)), tmp_path)
     level = lambda axes: next(x.get_ydata()[0] for x in axes.lines if x.get_label() == "mean of the candidates")
     assert [level(axes) for axes in kept[0].axes] == pytest.approx([0.5, 0.25])  # each panel's own

@@ -10,9 +10,10 @@ import numpy as np
 from scipy import optimize
 
 from prm_jax import InputError
-from prm_jax.data.units import UNITS, probability
+from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.launch import run_folder
 from prm_jax.metrics import auroc, brier, ece, reliability
+from prm_jax.rerank import AGGREGATORS
 
 MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and no scaling can be read from it
 WAYS = {"temperature": False, "platt": True}  # {way: whether it has a bias}
@@ -26,6 +27,23 @@ def calibration_numbers(p, y) -> dict:
 
 def reliability_table(p, y) -> dict:
     return {name: x.tolist() for name, x in zip(("mean_score", "mean_label", "n"), reliability(p, y))}
+
+
+def pool_calibration(pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
+    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the outcome for every
+    aggregator whose score is the log of a probability; of candidates that have an outcome."""
+    ended_n = pool.finished_n
+    right = pool.right_PN[pool.present_PN][ended_n].astype(float)
+    solutions = {
+        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[pool.present_PN][ended_n]), right)
+        for how, aggregator in AGGREGATORS.items()
+        if aggregator.is_log_probability
+    }
+    kept_m, y_m = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
+    if exact := pool.labels is not None and by_labels:
+        kept_m, y_m = pool.labelled()
+    steps = calibration_numbers(as_probability(pool.scores[scorer][kept_m], unit), y_m)
+    return {"solutions": solutions, "steps": steps, "step_label": "exact" if exact else "outcome"}
 
 
 def fit(z, y, bias: bool) -> tuple[float, float]:

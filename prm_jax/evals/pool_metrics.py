@@ -26,7 +26,7 @@ from prm_jax.data.pools import Problem, outside
 from prm_jax.data.rows import field_error
 from prm_jax.data.units import UNITS, as_probability
 from prm_jax.evals import biases, trace_error
-from prm_jax.evals.calibration import calibration_numbers
+from prm_jax.evals.calibration import pool_calibration
 from prm_jax.launch.config import Count, expect, one_of
 
 PLACES = 1 << 23  # steps laid out at a time, each solution padded to the longest of the pool
@@ -151,27 +151,20 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
 
     silent_n = blank_n & has_answers
     eligible_n, complete = finished_n & ~silent_n, [name for name in sorted(having) if having[name] == len(right_n)]
+    dropped = {"missing": present_PN.size - len(right_n), "unfinished": int((~finished_n).sum())}
     return Pool(
-        ids=ids,
+        ids=ids, finished_n=finished_n, steps_n=steps_n, length_n=length_n, repeats_n=np.array(repeats_n, bool),
         right_PN=spread(right_n & eligible_n, 0, np.float32),
         present_PN=present_PN,
         eligible_PN=spread(eligible_n, False, bool),
         answer_PN=spread(np.where(eligible_n, answer_n, -1), -1, np.int32) if has_answers else None,
-        dropped={
-            "missing": present_PN.size - len(right_n),
-            "unfinished": int((~finished_n).sum()),
-            "without_answer": int(silent_n.sum()),
-        },
-        finished_n=finished_n,
-        steps_n=steps_n,
-        length_n=length_n,
-        repeats_n=np.array(repeats_n, bool),
+        dropped=dropped | {"without_answer": int(silent_n.sum())},
         scores={name: np.frombuffer(scores[name]) for name in complete},
         units=units,
         lacking={name: len(right_n) - n for name, n in sorted(having.items()) if name not in complete},
         n_repeated=len(ids) - len(texts),
         labels=labels if step_labels else None,
-    )
+    )  # fmt: skip
 
 
 def log_scores(pool: Pool, name: str, unit: str, problems=slice(None)) -> tuple[np.ndarray, np.ndarray, str]:
@@ -235,9 +228,8 @@ class Values:
         if pool.answer_PN is None:
             return "none: no candidate has an answer"
         if rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            self.add_curve(
-                ("majority",), votes.majority_curve(pool.answer_PN, pool.right_PN, self.mask_PN, counts=rules.counts)
-            )
+            args = pool.answer_PN, pool.right_PN, self.mask_PN
+            self.add_curve(("majority",), votes.majority_curve(*args, counts=rules.counts))
             return "exact over all subsets"
         self.add_drawn_votes(("majority",))
         return f"mean of {rules.vote_draws} random subsets"
@@ -275,17 +267,15 @@ class Values:
 
     def differences(self, headline: dict[str, str]) -> list[dict]:
         """The paired test of every pair of `comparisons`."""
-        pairs = [
-            (a, b, n)
-            for a, b, at_all in comparisons(list(self.value), headline)
-            for n in (self.sizes if at_all else [self.N])
-        ]
+        pairs = [(a, b, n) for a, b, sizes in comparisons(list(self.value), headline, self.sizes) for n in sizes]
         if not pairs:
             return []
         a_PX, b_PX = (np.stack([self.value[pair[side]][pair[2]] for pair in pairs], -1) for side in (0, 1))
-        names = [[".".join(part for part in path if part != "scorers") for path in pair[:2]] for pair in pairs]
-        tests = stats.paired_differences(a_PX, b_PX, self.seed)
-        return [{"a": a, "b": b, "n": n, **test} for (a, b), (*_, n), test in zip(names, pairs, tests, strict=True)]
+        tests = zip(pairs, stats.paired_differences(a_PX, b_PX, self.seed), strict=True)
+        return [
+            {"a": ".".join(a).removeprefix("scorers."), "b": ".".join(b).removeprefix("scorers."), "n": n, **test}
+            for (a, b, n), test in tests
+        ]
 
 
 def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=()) -> dict:
@@ -297,7 +287,7 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
     headline aggregator is `last`.
     """
     headline = {scorer: "last" if scorer in outcome_scorers else rules.aggregator for scorer in scorers}
-    golds = {"best_of_n": pool.right_PN} | ({"trace": right_traces(pool)} if pool.labels else {})
+    golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
     values = Values(pool, rules, seed)
     values.add_curve(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, values.mask_PN))
     majority_rule = values.add_majority()
@@ -310,7 +300,7 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
         zero_scores[scorer] = int((is_zero_PN & pool.eligible_PN).any(-1).sum())
         reward_kl[scorer] = reward_against_kl(pool, best_PN[scorer], values.mask_PN, values.sizes, rules.ties)
         correlations[scorer] = length_correlation(pool, best_PN[scorer], seed)
-        calibrations[scorer] = calibration(pool, scorer, units[scorer], score_PN, scorer not in value_scorers)
+        calibrations[scorer] = pool_calibration(pool, scorer, units[scorer], score_PN, scorer not in value_scorers)
     results = {
         "n_problems": values.n_problems,
         "n_candidates": values.N,
@@ -352,35 +342,25 @@ def length_correlation(pool: Pool, score_PN: np.ndarray, seed: int) -> dict:
     return biases.length_correlation(score_n, pool.length_n[ended_n], group_n3, problem_n, seed)
 
 
-def right_traces(pool: Pool) -> np.ndarray:
-    """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022's trace, here with the answer)."""
-    trace_PN = pool.right_PN.copy()
-    trace_PN[pool.present_PN] *= [metrics.labelled_steps(label_T)[1] == -1 for label_T in pool.labels]
-    return trace_PN
-
-
-def comparisons(paths, headline: dict[str, str]):
-    """(a, b, whether at every size). At the pool's size: every rule with the majority vote, every aggregator with its scorer's
-    headline one, and the headline's weighted vote with its selection; at every size: the headline selections with the majority
-    vote and in pairs."""
+def comparisons(paths, headline: dict[str, str], sizes: list[int]):
+    """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator with its scorer's headline one, and
+    the headline's weighted vote with its selection; at every size: the headline selections with the majority vote and in pairs."""
     selections = [("scorers", scorer, how, "best_of_n") for scorer, how in headline.items()]
-    for path in paths:
-        if path[0] != "scorers":
-            continue
+    for path in [path for path in paths if path[0] == "scorers"]:
         selection = (*path[:2], headline[path[1]], "best_of_n")
         if ("majority",) in paths and path[3] != "trace":
-            yield path, ("majority",), path == selection
+            yield path, ("majority",), sizes if path == selection else sizes[-1:]
         if path != selection and (path[3] == "best_of_n" or path[2:] == (selection[2], "weighted_vote")):
-            yield path, selection, False
-    yield from ((a, b, True) for a, b in itertools.combinations(selections, 2))
+            yield path, selection, sizes[-1:]
+    yield from ((a, b, sizes) for a, b in itertools.combinations(selections, 2))
 
 
 def reward_against_kl(pool: Pool, score_PN, mask_PN, sizes: list[int], ties: str) -> dict:
     """Expected accuracy and mean score against KL from the uniform distribution: `reweighted` by BETA_b, `best_of_n` by n.
 
     Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; the reference
-    of both is uniform over a problem's candidates, eligible or not. `score` is the aggregated score that both climb, in
-    nats: the mean over candidates that can win and have a finite score, of the problems that have one.
+    is uniform over a problem's candidates, eligible or not. `score` is the aggregated score that both climb, in nats: the mean
+    over candidates that can win and have a finite score, of the problems that have one.
     """
     arrays = score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
     by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), _kl_curves(*arrays, np.array(sizes), ties))
@@ -403,20 +383,3 @@ def _kl_curves(score_PN, right_PN, present_PN, eligible_PN, mask_PN, size_n, tie
         return means(reweighted.weight_PN, reweighted.kl_P)
 
     return jax.lax.map(tilted, jnp.asarray(BETA_b, jnp.float32)), jax.lax.map(best_of, size_n)
-
-
-def calibration(pool: Pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
-    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the outcome for every
-    aggregator whose score is the log of a probability; of candidates that have an outcome."""
-    ended_n = pool.finished_n
-    right = pool.right_PN[pool.present_PN][ended_n].astype(float)
-    solutions = {
-        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[pool.present_PN][ended_n]), right)
-        for how, aggregator in rerank.AGGREGATORS.items()
-        if aggregator.is_log_probability
-    }
-    kept_m, y_m = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
-    if exact := pool.labels is not None and by_labels:
-        kept_m, y_m = pool.labelled()
-    steps = calibration_numbers(as_probability(pool.scores[scorer][kept_m], unit), y_m)
-    return {"solutions": solutions, "steps": steps, "step_label": "exact" if exact else "outcome"}

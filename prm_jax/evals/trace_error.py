@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax import rerank, votes
+from prm_jax import metrics, rerank, votes
 from prm_jax.data.units import as_probability
 from prm_jax.stats import bootstrap_interval, ratio_interval
 
@@ -19,7 +19,7 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
     """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others, paired;
     `abstain`: final error by the share of problems left out; `agreement` of P(step good) >= .5 with labels and each other.
 
-    pool: pool_metrics.Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: as `right_traces`.
+    pool: pool_metrics.Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: `right_traces`.
     Rules are `mean` (a candidate at random), `majority` (a random one of its voters), SCORER.best_of_n, and
     SCORER.weighted_vote (the winning answer's candidate with the best score).
     """
@@ -73,6 +73,13 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
         },
         "agreement": agreement(pool, list(score_PN), rules.scores_unit),
     }
+
+
+def right_traces(pool) -> np.ndarray:
+    """trace_PN: 1 for a right candidate without a wrong step (Uesato et al. 2022's trace, here with the answer)."""
+    trace_PN = pool.right_PN.copy()
+    trace_PN[pool.present_PN] *= [metrics.labelled_steps(label_T)[1] == -1 for label_T in pool.labels]
+    return trace_PN
 
 
 def ratio(x_P, y_P) -> float:

@@ -8,9 +8,7 @@ import numpy as np
 from prm_jax.figures.style import (
     GREY,
     NO_LINE,
-    WIDTH,
     Drawn,
-    caption,
     floats,
     line_style,
     over_seeds,
@@ -27,29 +25,30 @@ RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n
 NAMES = {"prm": "PRM", "orm": "ORM"}
 
 
-def pool_caption(figure, results: dict, text: str):
-    start = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
-    missing = results["dropped"]["missing"]
-    start += f" at most ({missing} fewer in all; " if missing else " ("
-    start += f"{Path(results['pool']).name}); graded: {results['grading']['checker']}; ties: {results['ties']}"
-    names = sorted({v["verifier"] for v in results["verifiers"].values()})
-    caption(figure, "; ".join([start, text] + [", ".join(names)] * bool(names)), results)
+def pool_text(results: dict, text: str) -> str:
+    """A caption: the pool, how it is graded, `text`, the verifiers."""
+    missing, names = results["dropped"]["missing"], sorted({v["verifier"] for v in results["verifiers"].values()})
+    size = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
+    size += f" at most ({missing} fewer in all; " if missing else " ("
+    pool = f"{Path(results['pool']).name}); graded: {results['grading']['checker']}; ties: {results['ties']}"
+    return "; ".join([size + pool, text] + [", ".join(names)] * bool(names))
 
 
 def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
-    """Curves over n, the table of aggregators, reward against KL, calibration; none where there is no pool."""
+    """Draws curves over n, a row an aggregator, reward against KL, calibration; nothing where there is no pool."""
     drawings = (best_of_n_curves, aggregator_dots, reward_kl_figure, calibration_figure)
     return [draw(results, folder) for draw in drawings if "scorers" in results]
 
 
 def best_of_n_curves(results: dict, folder: Path) -> Path:
-    """Draws the curves of one pool; bands are bootstrap intervals over problems."""
-    drawn = draw_best_of_n([results])
-    text = f"beside the curves: 95 % bootstrap intervals over problems at n = {list(results['oracle'])[-1]}, in the legend's order"
-    pool_caption(
-        drawn.figure, results, text if len(results["scorers"]) > 2 else "bands: 95 % bootstrap intervals over problems"
+    """Draws the curves of one pool; intervals are bootstraps over problems."""
+    text, N = "95 % bootstrap intervals over problems", list(results["oracle"])[-1]
+    text = (
+        f"beside the curves: {text} at n = {N}, in the legend's order"
+        if len(results["scorers"]) > 2
+        else f"bands: {text}"
     )
-    return save(drawn.figure, folder / "best_of_n.png")
+    return save(draw_best_of_n([results]).figure, folder / "best_of_n.png", pool_text(results, text), results)
 
 
 def draw_best_of_n(runs: list[dict]) -> Drawn:
@@ -65,7 +64,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
     titles |= {"weighted_vote": "solved by weighted vote"} if many and "majority" in first else {}
     has_traces = all("trace" in table for runs_of_scorer in tables.values() for table in runs_of_scorer)
     titles |= {"trace": "without a wrong step"} if has_traces else {}
-    figure, (all_axes,) = panels(1, len(titles), 4.1, max(WIDTH, 3.2 * len(titles)), sharey=True)
+    figure, (all_axes,) = panels(1, len(titles), 4.1, 3.2 * len(titles), sharey=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
     panel, handles = dict(zip(titles, all_axes, strict=True)), {}
 
@@ -132,8 +131,8 @@ def aggregator_dots(results: dict, folder: Path) -> Path:
         for y in range(0, len(hows), 2):
             axes.axhspan(y - 0.5, y + 0.5, color="black", alpha=0.05, linewidth=0)
     figure.legend(*all_axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=7.5)
-    pool_caption(figure, results, "lines: 95 % bootstrap intervals over problems")
-    return save(figure, folder / "aggregators.png")
+    text = pool_text(results, "lines: 95 % bootstrap intervals over problems")
+    return save(figure, folder / "aggregators.png", text, results)
 
 
 def reward_kl_figure(results: dict, folder: Path) -> Path:
@@ -149,18 +148,16 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
                 if np.isfinite(place).all():
                     axes.annotate(n, place, xytext=(3, -9), textcoords="offset points", fontsize=7, color=GREY)
         left.plot([], [], **style, label=plain(scorer))
-    for axes, name in (
-        (left, "expected accuracy (gold)"),
-        (right, f"mean score, {', '.join(dict.fromkeys(results['headline'].values()))} (nats)"),
-    ):
+    hows = ", ".join(dict.fromkeys(results["headline"].values()))
+    for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {hows} (nats)")):
         square_root(axes)
         axes.set(xlabel="KL from the uniform reference (nats, square-root axis)", ylabel=name, xlim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="outside right center")
     left.set_title("Gold")
     right.set_title("Proxy: what the policy climbs")
     text = "lines: weights proportional to exp(score / beta), beta from infinity to 0"
-    pool_caption(figure, results, text + "; markers: best of n draws, n beside the first scorer's")
-    return save(figure, folder / "reward_kl.png")
+    text = pool_text(results, text + "; markers: best of n draws, n beside the first scorer's")
+    return save(figure, folder / "reward_kl.png", text, results)
 
 
 def calibration_figure(results: dict, folder: Path) -> Path:
@@ -179,15 +176,12 @@ def calibration_figure(results: dict, folder: Path) -> Path:
     is_outcome = any(table["step_label"] == "outcome" for table in tables.values())
     left.set(title="Step scores", xlabel="P(step good)")
     left.set(ylabel="share of steps in right solutions" if is_outcome else "share of good steps")
-    right.set(
-        title=f"Solution scores ({', '.join(dict.fromkeys(headline.values()))})",
-        xlabel="solution score",
-        ylabel="share of right solutions",
-    )
+    right.set(title=f"Solution scores ({', '.join(dict.fromkeys(headline.values()))})")
+    right.set(xlabel="solution score", ylabel="share of right solutions")
     for axes in (left, right):
         if axes.collections:
             axes.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         else:
             axes.text(0.5, 0.5, "not a probability", ha="center", color=GREY)
-    pool_caption(figure, results, "15 equal bins, larger dots hold more; dashed: perfect calibration")
-    return save(figure, folder / "calibration.png")
+    text = pool_text(results, "15 equal bins, larger dots hold more; dashed: perfect calibration")
+    return save(figure, folder / "calibration.png", text, results)

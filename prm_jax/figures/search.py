@@ -4,31 +4,19 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.figures.style import (
-    GREY,
-    WIDTH,
-    Drawn,
-    caption,
-    floats,
-    legend_above,
-    line_style,
-    panels,
-    plain,
-    save,
-    size_axis,
-)
+from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, panels, plain, save, size_axis
 
 LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
 
 
 def search_figures(results: dict, folder: Path) -> list[Path]:
     """Draws one evaluation; bands are bootstrap intervals over problems."""
-    drawn = draw_search([results])
     names = "; ".join(f"{v['verifier']}, {v['aggregator']}, {v['problems']} problems" for v in results["verifiers"])
-    final = {"best": "best score", "vote": "weighted vote"}[results["choice"]]
-    text = f"final choice: {final}; dotted: the policy alone; bands: 95 % bootstrap intervals over problems; groups of equal size"
-    caption(drawn.figure, f"{text} by share of right samples; {names}", results)
-    return [save(drawn.figure, folder / "search.png")]
+    text = (
+        f"final choice: {'weighted vote' if results['choice'] == 'vote' else 'best score'}; dotted: the policy alone; "
+    )
+    text += "bands: 95 % bootstrap intervals over problems; groups of equal size by share of right samples; "
+    return [save(draw_search([results]).figure, folder / "search.png", text + names, results)]
 
 
 def draw_search(runs: list[dict]) -> Drawn:
@@ -38,7 +26,7 @@ def draw_search(runs: list[dict]) -> Drawn:
     """
     first, rule = runs[0]["verifiers"], runs[0]["choice"]
     n_groups = max(len(v["difficulty_pass_at_1"]) for v in first)
-    columns, width = (2, WIDTH) if len(first) == 1 else (1 + n_groups, 1 + 2.4 * (1 + n_groups))
+    columns, width = (2, 0) if len(first) == 1 else (1 + n_groups, 3.4 + 2.4 * n_groups)
     rows = -(-(1 + n_groups) * len(first) // columns)
     figure, axes_grid = panels(rows, columns, 0.6 + 2.5 * rows, width, sharex=True, sharey=True)
     drawn = Drawn(figure, f"{first[0]['problems']} problems, final choice: {rule} score; dotted: the policy alone")

@@ -1,4 +1,4 @@
-"""Figures of step scores: reliability, histogram, accuracy by position; one solution with its steps' scores."""
+"""Figures of step scores: reliability, histogram, accuracy by position; errors by kind; exact values; one solution with its scores."""
 
 import hashlib
 import re
@@ -15,7 +15,6 @@ from prm_jax.figures.style import (
     GREY,
     ORANGE,
     Drawn,
-    caption,
     floats,
     legend_above,
     line_style,
@@ -26,8 +25,8 @@ from prm_jax.figures.style import (
 )
 
 
-def step_caption(figure, group: dict, runs: list[dict], results: dict):
-    """What a number rests on: solutions, steps, setting, seeds, cost, commit."""
+def step_text(group: dict, runs: list[dict]) -> str:
+    """A caption: solutions, steps, setting, seeds, cost."""
     text = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps"
     text += f" of the {runs[0]['data']['name']} data; {runs[0]['verifier']}"
     text += "" if len(runs) == 1 else f" and {len(runs) - 1} more runs: means"
@@ -35,7 +34,7 @@ def step_caption(figure, group: dict, runs: list[dict], results: dict):
     for key, name in (("train_seed", "seed"), ("train_seconds", "training seconds")):
         values = [f"{run[key]:.0f}" for run in runs if run.get(key) is not None]
         text += f"; {name} {', '.join(values)}" if values else ""
-    caption(figure, text, results)
+    return text
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
@@ -58,8 +57,7 @@ def value_figure(groups: dict[str, list[dict]], results: dict, path: Path) -> Pa
     drawn, n = draw_value_depth(groups), len(results["runs"])
     text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
     text += f"; {results['runs'][0]['data']['name']} data, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}"
-    caption(drawn.figure, drawn.text + text, results)
-    return save(drawn.figure, path)
+    return save(drawn.figure, path, drawn.text + text, results)
 
 
 def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
@@ -95,13 +93,13 @@ def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
 
 
 def run_names(runs: list[dict]) -> str:
-    """Short: the folder of the first, and how many more."""
+    """The folder of the first run, and how many more."""
     name = Path(runs[0]["verifier"].split(" step ")[0]).name
     return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
 
 
 def errors_figure(results: dict, path: Path) -> Path:
-    """Share of the first wrong lines that a verifier takes for right, by kind of error."""
+    """Draws the share of the first wrong lines that a verifier takes for right, by kind of error."""
     run = results["runs"][0]
     kinds = run["errors"]["kinds"]
     figure, axes = plt.subplots(figsize=(5.5, 1.2 + 0.24 * len(kinds)))
@@ -113,12 +111,11 @@ def errors_figure(results: dict, path: Path) -> Path:
     axes.grid(axis="y", linewidth=0.3)
     axes.set_title("First wrong lines by kind of error (how many)")
     text = f"P(step good) >= {floats(results['threshold']):g}; lines: 95 % bootstrap intervals over problems; first run"
-    caption(figure, f"{text}; {run['verifier']}; {run['data']['name']} data", results)
-    return save(figure, path)
+    return save(figure, path, f"{text}; {run['verifier']}; {run['data']['name']} data", results)
 
 
 def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
-    """Reliability, score histogram, and accuracy by position of the runs of one setting."""
+    """Draws reliability, score histogram, and accuracy by position of the runs of one setting."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2))
     number = {name: f"{floats(group[name]):.3f}" for name in ("ece", "brier", "step_auroc", "first_error_f1")}
     reliability(left, [(run["reliability"], 0, None) for run in runs])
@@ -141,19 +138,18 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
     right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.02), xticks=positions)
     right.set_title(f"By position (first-error F1 {number['first_error_f1']})")
     right.legend()
-    step_caption(figure, group, runs, results)
-    return save(figure, path)
+    return save(figure, path, step_text(group, runs), results)
 
 
 def solution_figures(results: dict, folder: Path) -> list[Path]:
-    """The solutions that task=score was asked to draw."""
+    """Draws the solutions that the key `figures` of task=score names."""
     return [solution_figure(drawn, results, folder) for drawn in results["drawn"]]
 
 
 def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
-    """One solution (id, problem, steps, scores): a bar for every step's score, coloured by it, the weakest step marked.
+    """Draws one solution (id, problem, steps, scores): a bar for every step's score, coloured by it, the weakest step marked.
 
-    Where the unit is unbounded the figure ends at the extremes of this solution, 0 included.
+    If the unit is unbounded the axis ends at the extremes of this solution, 0 included.
     """
     score_T, steps, unit = floats(drawn["scores"]), drawn["steps"], UNITS[results["shown_unit"]]
     low = unit.low if np.isfinite(unit.low) else min(0.0, score_T.min())
@@ -175,11 +171,11 @@ def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
     axes.invert_yaxis()
     title = textwrap.shorten(drawn["problem"], 220, placeholder=" ...")
     axes.set_title(plain(textwrap.fill(title, 100)), loc="left")
-    caption(figure, f"{drawn['id']}; {results['verifier']}", results)
-    return save(figure, folder / f"solution_{file_name(drawn['id'])}.png")
+    path = folder / f"solution_{file_name(drawn['id'])}.png"
+    return save(figure, path, f"{drawn['id']}; {results['verifier']}", results)
 
 
 def file_name(i: str) -> str:
-    """An id as part of a file's name; one that has to be changed for it gets a digest, so that no two collide."""
+    """An id as part of a file's name; one with other characters gets a digest, so that no two collide."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", i)[:60]
     return name if name == i else f"{name}_{hashlib.sha256(i.encode()).hexdigest()[:8]}"

@@ -116,8 +116,8 @@ class Drawn:
         self.rows.append(row | {"runs": n, "values": values})
 
 
-def panels(rows: int, columns: int, height: float, width: float = WIDTH, **kwargs):
-    return plt.subplots(rows, columns, figsize=(width, height), dpi=125, squeeze=False, **kwargs)
+def panels(rows: int, columns: int, height: float, width: float = 0, **kwargs):
+    return plt.subplots(rows, columns, figsize=(max(WIDTH, width), height), dpi=125, squeeze=False, **kwargs)
 
 
 def size_axis(axes, sizes, label: str):
@@ -132,9 +132,9 @@ def legend_above(figure, axes, columns: int):
 
 
 def reliability(axes, curves):
-    """Mean label against mean score of the bins that hold something, larger dots hold more; dashed: perfect calibration.
+    """Draws mean label against mean score of the bins that are not empty, larger dots for more; dashed: perfect calibration.
 
-    curves: (numbers, index of the line style, label) of each.
+    curves: (reliability table, index of the line style, label) of each.
     """
     for curve, i, label in curves:
         n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
@@ -151,7 +151,7 @@ def square_root(axes):
 
 
 def caption(figure, text: str, results: dict):
-    """What the figure rests on, below it; the commit last."""
+    """Writes below the figure what it was made from; the commit last."""
     width = int(17 * figure.get_figwidth())  # characters of this size
     text = textwrap.fill(f"{text}. {commit(results)}", width)
     figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
@@ -164,12 +164,15 @@ def commit(results: dict) -> str:
 
 
 def plain(text: str) -> str:
-    """Text as it is: matplotlib would read what stands between two $ as its own mathematics, and fail on \\boxed."""
+    """Text with $ escaped: matplotlib would read text between two $ as its own mathematics, and fail on \\boxed."""
     return text.replace("$", r"\$")
 
 
-def save(figure, path: Path) -> Path:
-    """A PNG of 256 colours, a third of the size: pictures lie in repositories and are sent around."""
+def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
+    """Writes a PNG, with the caption `text` if there is one. 256 colours make it a third of the size, since pictures lie in
+    repositories and are sent around."""
+    if text:
+        caption(figure, text, results)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     plt.close(figure)

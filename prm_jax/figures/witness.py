@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax import witness
-from prm_jax.figures.style import GREY, LINES, caption, save
+from prm_jax.figures.style import GREY, LINES, save
 
 # Colour, dashes and hatching of the witness's traces, in their order.
 DASHES, HATCHES = ("solid", (0, (6, 2)), "dashdot", "dotted"), ("", "////", "....", "xxxx")
@@ -51,12 +51,11 @@ def witness_mass(results: dict, path: Path) -> Path:
         arrow = {"arrowstyle": "-", "color": TRACE_STYLES[i][0], "linewidth": 0.8}
         text, target = (1.07, middle + 0.075 * (place - 1.5)), (1, reference[i])
         axes[2].annotate(f"{traces[i]} {reference[i]:.2f}", target, text, va="center", arrowprops=arrow, **at)
-    axes[2].annotate("reference law", (1.07, middle + 0.2), **at)
+    axes[2].annotate("reference", (1.07, middle + 0.2), **at)
     axes[0].set_ylabel("probability mass of a trace")
     figure.supxlabel(BETA_LABEL, fontsize=9)
     text = f"Four toy traces, score by {results['aggregator']}. Dashed: beta = {beta:g}. "
-    caption(figure, text + f"Hacked: an error of size 1 on {results['plane']['trace']}", results)
-    return save(figure, path)
+    return save(figure, path, f"{text}Hacked: an error of size 1 on {results['plane']['trace']}", results)
 
 
 def witness_phases(results: dict, path: Path) -> Path:
@@ -92,5 +91,4 @@ def witness_phases(results: dict, path: Path) -> Path:
     figure.supxlabel(BETA_LABEL, fontsize=9)
     figure.supylabel(f"verifier error injected on {plane['trace']} (0 none, 1 fully fooled)", fontsize=9)
     text = "Four toy traces under the process verifier, one panel for each aggregator of step scores. "
-    caption(figure, text + f"Dashed: beta = {results['beta']:g}", results)
-    return save(figure, path)
+    return save(figure, path, f"{text}Dashed: beta = {results['beta']:g}", results)
