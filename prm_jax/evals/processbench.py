@@ -74,8 +74,8 @@ def f1_results(
     for name, rows_of in members.items():
         numbers = first_error_f1(predicted[rows_of], error[rows_of])
         for key in list(numbers):
-            statistic = lambda drawn, rows_of=rows_of, key=key: number(rows_of[drawn], key)
-            numbers[f"{key}_interval"] = bootstrap_interval(statistic, problem[rows_of], seed=seed)
+            interval = bootstrap_interval(lambda d, r=rows_of, k=key: number(r[d], k), problem[rows_of], seed=seed)
+            numbers[f"{key}_interval"] = interval
         splits[name] = {
             **numbers,
             "n": len(rows_of),

@@ -23,6 +23,12 @@ from prm_jax.figures.style import (
 # Rules that need no scorer: dashes and label.
 RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n is right")}
 NAMES = {"prm": "PRM", "orm": "ORM"}
+# {rule of a panel: (its name in the table, its title)}
+TITLES = {
+    "best_of_n": ("solved", "share of problems solved"),
+    "weighted_vote": ("solved by weighted vote", "solved by the vote weighted by the scores"),
+    "trace": ("without a wrong step", "solved without a wrong step"),
+}
 
 
 def pool_text(results: dict, text: str) -> str:
@@ -60,10 +66,9 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
     first, many = runs[0], len(runs[0]["scorers"]) > 2
     N, sizes = first["n_candidates"], [int(n) for n in first["oracle"]]
     tables = {scorer: [r["scorers"][scorer][how] for r in runs] for scorer, how in first["headline"].items()}
-    titles = {"best_of_n": "solved"}
-    titles |= {"weighted_vote": "solved by weighted vote"} if many and "majority" in first else {}
     has_traces = all("trace" in table for runs_of_scorer in tables.values() for table in runs_of_scorer)
-    titles |= {"trace": "without a wrong step"} if has_traces else {}
+    shown = {"weighted_vote": many and "majority" in first, "trace": has_traces}
+    titles = {rule: title for rule, title in TITLES.items() if shown.get(rule, True)}
     figure, (all_axes,) = panels(1, len(titles), 4.1, 3.2 * len(titles), sharey=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
     panel, handles = dict(zip(titles, all_axes, strict=True)), {}
@@ -78,7 +83,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
             low_X, high_X = floats(
                 tables[0].get(f"{before}curve_interval") or np.transpose(list(tables[0][f"{before}interval"].values()))
             )
-        drawn.curve(axes, titles[column or rule], series, sizes, y_SX, style | NO_LINE, band=False)
+        drawn.curve(axes, titles[column or rule][0], series, sizes, y_SX, style | NO_LINE, band=False)
         axes.plot(x, mean_X, **style | {"marker": ""})
         if place:
             axes.vlines(N * 2 ** (0.13 * place), low_X[-1], high_X[-1], color=style["color"], linewidth=1.4, alpha=0.7)
@@ -104,7 +109,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
         )
         mean = axes.axhline(np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
         size_axis(axes, sizes, "n, solutions a problem")
-        axes.set_title(titles[rule], fontsize=9)
+        axes.set_title(titles[rule][1], fontsize=9)
     figure.legend(handles=[*handles.values(), mean], loc="outside upper center", ncols=2, fontsize=8)
     return drawn
 

@@ -55,8 +55,8 @@ def draw_search(runs: list[dict]) -> Drawn:
             size_axis(axes, budgets, "policy tokens a problem" if row * columns + k >= rows * columns - columns else "")
             axes.tick_params(axis="x", rotation=45 if columns > 2 else 0)
             axes.set_title(f"{title} (pass@1 {pass_at_1:.2f})", fontsize=9)
-        if len(first) > 1:
-            name = Path(verifiers[0]["verifier"]).name[:28]
-            axes_of_verifier[0].set_ylabel(plain(f"share solved\n{name}"))
+        name = Path(verifiers[0]["verifier"]).name[:28] if len(first) > 1 else ""
+        for axes in axes_of_verifier[::columns]:
+            axes.set_ylabel(plain(f"share solved\n{name}".strip()))
     legend_above(figure, axes_grid[0, 0], 6)
     return drawn

@@ -1,4 +1,4 @@
-"""Wrong answers against lucky ones among those chosen, and what abstaining leaves: PRM, ORM, votes."""
+"""Wrong answers against lucky ones among those chosen, and the error left after abstaining: PRM, ORM, votes."""
 
 import numpy as np
 
@@ -13,8 +13,8 @@ TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
     results = results_at(stages["pool"])
     for stage, r in zip(stages["pool"], results, strict=True):
-        again = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"
-        expect("chosen" in r, str(stage.folder), "results of an older version", again)
+        expected = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"
+        expect("chosen" in r, str(stage.folder), "results of an older version", expected)
     first = results[0]
     figure, ((left, right),) = panels(1, 2, 4.0, gridspec_kw={"width_ratios": [1.1, 1]})
     drawn = Drawn(figure, f"{first['n_problems']} problems x {first['n_candidates']} samples")
@@ -89,11 +89,14 @@ def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
 
 
 def agreements(tables: list[dict]) -> list[str]:
-    """Means over runs, and each run's own."""
-    own = lambda values: f"{np.mean(values):.3f} ({', '.join(f'{x:.3f}' for x in values)})"
-    found = [f"steps up to the first wrong one: step label and outcome agree on {own([t['labels'] for t in tables])}"]
+    """Says means over runs, and the value of each run."""
+    names, lines = {"correctness": "the step's label", "outcome": "the outcome"}, []
     for a, row in tables[0].items():
-        for b in row if a != "labels" else ():
-            to = {"correctness": "the step's label", "outcome": "the outcome"}.get(b, name_of(b))
-            found.append(f"{name_of(a)} agrees with {to} on {own([t[a][b] for t in tables])}")
-    return found
+        for b in row if a != "labels" else (None,):
+            values = [table[a][b] if b else table[a] for table in tables]
+            shares = f"{np.mean(values):.3f} ({', '.join(f'{x:.3f}' for x in values)})"
+            pair = (
+                f"{name_of(a)} agrees with {names.get(b) or name_of(b)} on" if b else "step label and outcome agree on"
+            )
+            lines.append(f"{'' if b else 'steps up to the first wrong one: '}{pair} {shares}")
+    return lines
