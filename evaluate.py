@@ -1,7 +1,7 @@
 """Evaluates verifiers: each task writes results.json (every number behind every figure), report.txt and figures/*.png.
 
-A task is one file of conf/task (its keys) and one of prm_jax/evals: `run` returns its numbers, `show` prints its table, and
-`figures(results, folder)`, where the task has figures, draws them and returns their paths.
+A task is one file of conf/task (its keys) and one of prm_jax/evals: `run` returns its numbers, `show` prints its table,
+and `figures(results, folder)`, where the task has figures, draws them and returns their paths.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the comman
 
 @cli.command("evaluate")
 def main(cfg):
-    """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
+    """Evaluate verifiers: step metrics, best-of-N, your solutions, ProcessBench, PRMBench, or the toy trace witness."""
     folder, cfg, resumes = start_command(cfg)
     folder = writable_folder(folder)
     check_data(cfg)

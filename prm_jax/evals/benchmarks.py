@@ -1,7 +1,7 @@
 """What the benchmarks share: reading their rows, and the step scores of a verifier, computed now or stored.
 
-A score is P(step good) in [0, 1], into which other units are converted (data/units.py). A step scored below the threshold
-is predicted bad, one at it good, except in PRMBench, as its authors have it. Shares and F1 lie in [0, 1].
+A score is P(step good) in [0, 1], into which other units are converted (data/units.py). A step scored below the
+threshold is predicted bad, one at it good, except in PRMBench, as its authors have it. Shares and F1 lie in [0, 1].
 """
 
 import collections
@@ -25,7 +25,7 @@ from prm_jax.launch.config import Share, expect, one_of, parse
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The keys that all benchmarks have; conf/task/processbench.yaml, prmbench.yaml and mistakes.yaml say what each means."""
+    """The keys that all benchmarks have; conf/task/processbench.yaml, prmbench.yaml and mistakes.yaml explain them."""
 
     threshold: Share
     scores_file: str | None
@@ -84,11 +84,13 @@ def show_verifier(results: dict):
 
 
 def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
-    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of oddities in the data.
+    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of oddities in the
+    data.
 
     A split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
-    (hub_split=gsm8k+math: two). Rows are kept as published: exact repeats too, labels after an error untouched.
-    Where PRMBench repeats a row's `classification` and `idx` the second is marked. Raises InputError naming file, line and field.
+    (hub_split=gsm8k+math: two). Rows are kept as published: exact repeats too, labels after an error untouched. Where
+    PRMBench repeats a row's `classification` and `idx` the second is marked. Raises InputError naming file, line and
+    field.
     """
     if (source.path is None) == (source.hub is None):
         expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
@@ -134,7 +136,8 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
 
 
 def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.ndarray]:
-    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64, one array each.
+    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64, one array
+    each.
 
     The file has one row {id, scores, unit} a solution, in any order; a row without a unit has the default one. Raises
     InputError naming file, line and id.

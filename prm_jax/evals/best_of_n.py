@@ -1,4 +1,4 @@
-"""task=best_of_n: selection and vote curves of a pool under stored step scores, and under verifiers that score it now."""
+"""task=best_of_n: selection and vote curves of a pool under stored step scores or verifiers that score it now."""
 
 import dataclasses
 from typing import Annotated
@@ -47,11 +47,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         by_policy = data_cfg.samples == "policy"
         author = f"policy {data_cfg.policy}" if by_policy else "noisy solver"
         source = f"drawn from the {author} of the {data_cfg.name} task"
-        # The embedded outcome model knows the embedded policy's samples alone.
-        if cfg.fresh.outcome_model and (
-            by_policy and data_cfg.policy == "embedded" or cfg.fresh.outcome_model != "embedded_orm"
-        ):
-            setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, cfg.fresh.outcome_model])
+        model, is_embedded = cfg.fresh.outcome_model, by_policy and data_cfg.policy == "embedded"
+        if model and (is_embedded or model != "embedded_orm"):  # which knows the embedded policy's samples alone
+            setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
     elif setup.checkpoints or cfg.checker:
         problems = pools.read_pool(cfg.pool)
     else:
@@ -78,12 +76,9 @@ def run(setup: Setup, cfg: Config) -> dict:
     value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
     return {
-        **pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome),
-        "pool": source,
-        "grading": grading_counts,
-        "verifiers": verifiers,
-        "incomplete_scores": lacking,
-    }
+        **pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome), "pool": source,
+        "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": lacking,
+    }  # fmt: skip
 
 
 def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool) -> list[str]:
@@ -98,8 +93,8 @@ def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool
 
 
 def fresh_pool(setup: Setup, cfg: Config):
-    """(a pool of fresh solutions of unseen problems of the first run's embedded task, the exact labels of their steps, the
-    configuration of the data)."""
+    """(a pool of fresh solutions of unseen problems of the first run's embedded task, the exact labels of their steps,
+    the configuration of the data)."""
     first = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
     data_cfg, _ = data_of(setup, first)
     if not isinstance(data_cfg, TaskData):
@@ -144,7 +139,7 @@ def show(results: dict):
 
 
 def detail(results: dict):
-    """Prints what only report.txt has: intervals of rules that need no scorer, winners with a wrong step, paired differences."""
+    """Prints what report.txt alone has: rules that need no scorer, winners with a wrong step, paired differences."""
     N = str(results["n_candidates"])
     print(f"at n = {N:<5} mean of the candidates {results['mean']:.4f}")
     for name in ("majority", "oracle"):
@@ -156,7 +151,7 @@ def detail(results: dict):
         print(f"differences of scorers and aggregators, paired, by n: results.json, `differences`; {ABOUT_TESTS}")
         return
     print(f"differences at n = {N}, paired over problems, {ABOUT_TESTS}; of other aggregators in results.json:")
-    headlines = {f"{scorer}.{how}" for scorer, how in results["headline"].items()}
+    headlines = {f"{scorer}.{aggregator}" for scorer, aggregator in results["headline"].items()}
     for test in tests_at(results, N):
         if {test[side].rsplit(".", 1)[0] for side in "ab"} <= headlines:
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
@@ -176,12 +171,12 @@ def show_selections(results: dict, N: str):
             print(f"scorer      {scorer}: {results['verifiers'][scorer]['verifier']}")
     against = {test["a"]: test for test in tests_at(results, N) if test["b"] == "majority"}
     print(f"best of {N:<32} {'interval':<17} {'minus majority vote':<36} weighted vote")
-    selections = {f"{scorer}.{how}.best_of_n" for scorer, how in results["headline"].items()}
-    for scorer, how in results["headline"].items():
-        numbers = results["scorers"][scorer][how]
-        line = f"  {f'{scorer} ({how})':<31}{numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N])}"
+    selections = {f"{scorer}.{aggregator}.best_of_n" for scorer, aggregator in results["headline"].items()}
+    for scorer, aggregator in results["headline"].items():
+        numbers = results["scorers"][scorer][aggregator]
+        line = f"  {f'{scorer} ({aggregator})':<31}{numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N])}"
         if "weighted_vote" in numbers:
-            line += f" {difference_text(against[f'{scorer}.{how}.best_of_n']):<36}"
+            line += f" {difference_text(against[f'{scorer}.{aggregator}.best_of_n']):<36}"
             line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
         print(line)
     for test in tests_at(results, N):
@@ -191,18 +186,18 @@ def show_selections(results: dict, N: str):
 
 def show_aggregators(results: dict, N: str):
     print(f"best of {N}, by aggregator (intervals: results.json, aggregators.png)")
-    print(" " * 27 + "".join(f"{how:>10}" for how in results["aggregators"]))
+    print(" " * 27 + "".join(f"{aggregator:>10}" for aggregator in results["aggregators"]))
     for scorer, table in results["scorers"].items():
-        shares = "".join(f"{table[how]['best_of_n'][N]:>10.4f}" for how in results["aggregators"])
+        shares = "".join(f"{table[aggregator]['best_of_n'][N]:>10.4f}" for aggregator in results["aggregators"])
         print(f"  {scorer:<25}{shares}")
 
 
 def show_curves(results: dict):
-    """Prints the share solved at sizes n: each scorer's headline selection, of few its weighted vote too, majority, oracle."""
+    """Prints the share solved at sizes n: headline selections, weighted votes of few scorers, majority, oracle."""
     sizes, curves = list(results["oracle"]), {}
-    for scorer, how in results["headline"].items():
-        numbers = results["scorers"][scorer][how]
-        curves[f"{scorer}, best of n ({how})"] = numbers["best_of_n"]
+    for scorer, aggregator in results["headline"].items():
+        numbers = results["scorers"][scorer][aggregator]
+        curves[f"{scorer}, best of n ({aggregator})"] = numbers["best_of_n"]
         if len(results["scorers"]) <= FEW_SCORERS and "weighted_vote" in numbers:
             curves[f"{scorer}, weighted vote"] = numbers["weighted_vote"]
     curves |= {name: results[name] for name in ("majority", "oracle") if name in results}

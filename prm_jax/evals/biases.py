@@ -1,4 +1,4 @@
-"""Bias checks of every report: wrong steps behind right answers, and scores that depend on length at equal correctness."""
+"""Bias checks of every report: wrong steps behind right answers, scores that depend on length at equal correctness."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,12 @@ from prm_jax.stats import bootstrap_interval
 
 
 def step_shares(labels: Sequence[Sequence[float | None]], outcomes: Sequence[float | None]) -> dict[str, float]:
-    """Shares over all steps: wrong ones in solutions with the right answer, right ones in those with a wrong one; nan of no steps.
+    """Shares over all steps: wrong ones in solutions with the right answer, right ones in those with a wrong one; nan
+    of no steps.
 
-    labels: correctness, so the first bad step and all after it are wrong, whatever label these have; unlabelled ones before it
-    do not count. (SRaR, arXiv 2605.17291, judges each step by itself and finds .182 and .499.) outcomes: answer right, or None.
+    labels: correctness, so the first bad step and all after it are wrong, whatever label these have; unlabelled ones
+    before it do not count. (SRaR, arXiv 2605.17291, judges each step by itself and finds .182 and .499.) outcomes:
+    answer right, or None.
     """
     counts = np.zeros((2, 2))  # [answer right, step right]
     for label_T, outcome in zip(labels, outcomes, strict=True):
@@ -33,11 +35,12 @@ def ranks_within(x: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def length_correlation(score, length, group, problem, seed: int) -> dict:
-    """Partial rank correlation of score and length given the group, `r` in [-1, 1], with a 95 % bootstrap interval over problems.
+    """Partial rank correlation of score and length given the group, `r` in [-1, 1], with a 95 % bootstrap interval over
+    problems.
 
-    Spearman's with each group's mean rank taken away. The group of a candidate is its problem, whether its answer is right and
-    whether its first step repeats the problem; the group of a step is whether it is right. CoLD (arXiv 2507.15698) finds that PRMs
-    prefer length at equal correctness; 0 is no preference.
+    Spearman's with each group's mean rank taken away. The group of a candidate is its problem, whether its answer is
+    right and whether its first step repeats the problem; the group of a step is whether it is right. CoLD (arXiv
+    2507.15698) finds that PRMs prefer length at equal correctness; 0 is no preference.
     """
     _, group = np.unique(np.asarray(group), axis=0, return_inverse=True)
     a, b = ranks_within(np.asarray(score), group.ravel()), ranks_within(np.asarray(length), group.ravel())

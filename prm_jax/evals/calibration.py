@@ -1,7 +1,7 @@
 """Calibration of probabilities, and what its repair costs: temperature and Platt scaling (Guo et al. 2017; Platt 1999).
 
-P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and T = 1 / a. Neither changes a ranking by one
-step's score. Arrays have one entry a step.
+P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and T = 1 / a. Neither changes a ranking by
+one step's score. Arrays have one entry a step.
 """
 
 from pathlib import Path
@@ -30,15 +30,14 @@ def reliability_table(p, y) -> dict:
 
 
 def pool_calibration(pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
-    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the outcome for every
-    aggregator whose score is the log of a probability; of candidates that have an outcome."""
+    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the outcome for
+    every aggregator whose score is the log of a probability; of candidates that have an outcome."""
     ended_n = pool.finished_n
     right = pool.right_PN[pool.present_PN][ended_n].astype(float)
-    solutions = {
-        how: calibration_numbers(np.exp(np.asarray(score_PN[how], float)[pool.present_PN][ended_n]), right)
-        for how, aggregator in AGGREGATORS.items()
-        if aggregator.is_log_probability
-    }
+    solutions = {}
+    for aggregator in [name for name, entry in AGGREGATORS.items() if entry.is_log_probability]:
+        score_n = np.asarray(score_PN[aggregator], float)[pool.present_PN][ended_n]
+        solutions[aggregator] = calibration_numbers(np.exp(score_n), right)
     kept_m, y_m = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
     if exact := pool.labels is not None and by_labels:
         kept_m, y_m = pool.labelled()
@@ -66,7 +65,8 @@ def fit(z, y, bias: bool) -> tuple[float, float]:
 
 
 def recalibrated(p, y, problem, elsewhere: dict[str, list[float]] | None = None) -> dict[str, dict]:
-    """{way: calibration numbers and parameters (a, b)}: of the scores as they are (`none`), after temperature and Platt scaling.
+    """{way: calibration numbers and parameters (a, b)}: of the scores as they are (`none`), after temperature and Platt
+    scaling.
 
     A scaling is fitted on the steps of one half of the problems and measured on the other half, and the reverse; its
     `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are applied as they are.

@@ -1,8 +1,9 @@
-"""task=mining: chooses solutions to have labelled next: wrong answers that a verifier takes for right (active learning).
+"""task=mining: chooses solutions to have labelled next: wrong answers that a verifier takes for right (active
+learning).
 
 Lightman et al. 2023, section 4: a small PRM scores many samples of each training problem. 80 % of those kept are the
-highest-scored with a wrong answer, the others the highest-scored of the rest. Whether an answer is wrong is known before
-anybody labels a step. mined.jsonl and uniform.jsonl hold equally many different solutions of each problem.
+highest-scored with a wrong answer, the others the highest-scored of the rest. Whether an answer is wrong is known
+before anybody labels a step. mined.jsonl and uniform.jsonl hold equally many different solutions of each problem.
 
 Dimension key: N samples of a problem.
 """
@@ -56,7 +57,7 @@ def mine(candidates: tuple[Candidate, ...], score_N: np.ndarray, kept: int, wron
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Writes mined.jsonl, uniform.jsonl and validation.jsonl, native rows with the exact checker's labels; counts them."""
+    """Writes mined.jsonl, uniform.jsonl and validation.jsonl, rows with the exact checker's labels; counts them."""
     scorer, data = one_scorer(setup, "mining"), data_of(setup, setup.checkpoints[0])[0]
     if not isinstance(data, TaskData):
         raise InputError(f"data: task=mining samples training problems of an embedded task, got {data.name}")
@@ -85,19 +86,16 @@ def run(setup: Setup, cfg: Config) -> dict:
     for name, score_n in scores_of.items():
         counts[name]["mean_score"] = float(np.mean(score_n[: cfg.solutions]))
     return {
-        **describe(scorer),
-        "problems": n_problems,
-        "samples": n_problems * cfg.samples,
-        "lacking": cfg.solutions - len(rows["mined"]),
-        "labels": data.label_kind,
-        "files": {name: str(path) for name, path in files.items()},
-        "counts": counts,
-    }
+        **describe(scorer), "problems": n_problems, "samples": n_problems * cfg.samples,
+        "lacking": cfg.solutions - len(rows["mined"]), "labels": data.label_kind,
+        "files": {name: str(path) for name, path in files.items()}, "counts": counts,
+    }  # fmt: skip
 
 
 def count(solutions: list[Solution]) -> dict:
-    """The cost and content of labels: solutions, steps up to and including the first wrong one (label below .5), and the shares of
-    solutions with a wrong answer, with a wrong step (unsound), with a wrong step and a right answer (lucky)."""
+    """The cost and content of labels: solutions, steps up to and including the first wrong one (label below .5), and
+    the shares of solutions with a wrong answer, with a wrong step (unsound), with a wrong step and a right answer
+    (lucky)."""
     errors = [first_error(s.labels) for s in solutions]
     wrong, unsound = np.array([s.outcome == 0 for s in solutions]), np.array(errors) >= 0
     return {

@@ -1,5 +1,6 @@
-"""task=mistakes: sets of labelled mistakes, each measured by its own metric; data=NAME, a name of OWN, says which set."""
+"""task=mistakes: sets of labelled mistakes, each measured by its own metric; data=NAME, a name of OWN, is the set."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,19 +9,23 @@ from prm_jax import InputError
 from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Config, Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
-from prm_jax.evals.common import Setup, plus_minus
+from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.metrics import auroc, first_error_accuracy, first_error_f1, harmonic_mean, mcc, predict_first_error
-from prm_jax.stats import bootstrap_interval, problem_numbers
+from prm_jax.stats import problem_numbers
 
-# The metrics that the authors of a set report: names of `solution_numbers`, `step_numbers`, `pair_accuracy` and `rating_accuracy`.
+# The metrics that the authors of a set report: names of `solution_numbers`, `step_numbers`, `pair_accuracy` and
+# `rating_accuracy`.
 OWN = {
     # Share of traces whose first mistake, or absence of one, is found (Tyen et al. 2024, section 3: mistake finding).
     "big_bench_mistake": ("location_accuracy",),
-    # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 accuracy of the reason (Zeng et al. 2023, section 3); a PRM gives no reasons.
+    # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 accuracy of the reason (Zeng et al. 2023, section 3); a
+    # PRM gives no reasons.
     "mr_gsm8k": ("mcc", "accuracy_error"),
-    # Balanced F1, the harmonic mean of the accuracies on good and on bad: of steps, of solutions, of first errors (Pandit et al. 2025).
+    # Balanced F1, the harmonic mean of the accuracies on good and on bad: of steps, of solutions, of first errors
+    # (Pandit et al. 2025).
     "hard2verify": ("step_balanced_f1", "solution_balanced_f1", "first_error_f1"),
-    # StepAcc and FirstErrAcc (Fan et al. 2026; eval/compare.py). One score cannot say neutral, so every neutral step is missed.
+    # StepAcc and FirstErrAcc (Fan et al. 2026; eval/compare.py). One score cannot say neutral, so every neutral step is
+    # missed.
     "agent_process_bench": ("rating_accuracy", "location_accuracy"),
     # Share of pairs whose right action scores higher, equal scores counting half.
     "toolprmbench": ("pair_accuracy",),
@@ -54,8 +59,8 @@ def share(x_n: np.ndarray) -> float:
 
 
 def solution_numbers(predicted, error) -> dict[str, float]:
-    """Metrics of first errors (index or -1): accuracy over all; ProcessBench's two accuracies and F1; balanced F1 and MCC of the
-    verdict whether there is an error, with a sound solution as positive."""
+    """Metrics of first errors (index or -1): accuracy over all; ProcessBench's two accuracies and F1; balanced F1 and
+    MCC of the verdict whether there is an error, with a sound solution as positive."""
     calls_sound, is_sound = predicted == -1, error == -1
     split = first_error_f1(predicted, error)
     return {
@@ -85,13 +90,10 @@ def mistake_results(rows: list[Row], scores: Sequence[np.ndarray], kind: str, th
     for row, score_T in zip(rows, scores, strict=True):
         groups.setdefault(row.group, []).append((row, np.asarray(score_T, np.float64)))
     return {
-        "threshold": float(threshold),
-        "threshold_origin": "given",
-        "own": OWN[kind],
-        "n_rows": len(rows),
+        "threshold": float(threshold), "threshold_origin": "given", "own": OWN[kind], "n_rows": len(rows),
         "groups": {name: group_numbers(members, kind, threshold, seed) for name, members in groups.items()},
         "all": group_numbers([pair for members in groups.values() for pair in members], kind, threshold, seed),
-    }
+    }  # fmt: skip
 
 
 def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: float, seed: int) -> dict:
@@ -104,27 +106,20 @@ def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: f
     error = np.array([first_error(label_T) for label_T in labels])
     if kind == "toolprmbench":  # the right action of each pair comes first
         win_n = (p_n[::2] > p_n[1::2]) + 0.5 * (p_n[::2] == p_n[1::2])
-        tables = [(problem[::2], lambda drawn: {"pair_accuracy": float(win_n[drawn].mean())})]
+        tables = [(problem[::2], lambda win: {"pair_accuracy": share(win)}, win_n)]
     else:
-        tables = [
-            (problem, lambda drawn: solution_numbers(predicted[drawn], error[drawn])),
-            (problem[owner_n], lambda drawn: step_numbers(p_n[drawn], good_n[drawn], threshold)),
-        ]
+        step_table = functools.partial(step_numbers, threshold=threshold)
+        tables = [(problem, solution_numbers, predicted, error), (problem[owner_n], step_table, p_n, good_n)]
     if kind == "agent_process_bench":
         hit_n = np.where(p_n >= threshold, 1, -1) == [members[k][0].solution.ratings[t] for k, t in steps]
-        tables.append((problem[owner_n], lambda drawn: {"rating_accuracy": float(hit_n[drawn].mean())}))
+        tables.append((problem[owner_n], lambda hit: {"rating_accuracy": share(hit)}, hit_n))
     numbers, intervals = {}, {}
-    for owner, table in tables:
-        values = table(np.arange(len(owner)))
+    for owner, table, *arrays in tables:
+        values = table(*arrays)
         numbers |= values
         for name in [name for name in OWN[kind] if name in values]:
-            intervals[name] = bootstrap_interval(lambda d, name=name, table=table: table(d)[name], owner, seed=seed)
+            intervals[name] = interval_of(lambda *x, name=name, table=table: table(*x)[name], owner, seed, *arrays)
     return {
-        "n": len(members),
-        "n_error": int((error != -1).sum()),
-        "n_problems": len(np.unique(problem)),
-        "n_steps": len(p_n),
-        "n_bad_steps": int((~good_n).sum()),
-        "numbers": numbers,
-        "intervals": intervals,
-    }
+        "n": len(members), "n_error": int((error != -1).sum()), "n_problems": len(np.unique(problem)),
+        "n_steps": len(p_n), "n_bad_steps": int((~good_n).sum()), "numbers": numbers, "intervals": intervals,
+    }  # fmt: skip

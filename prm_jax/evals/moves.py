@@ -26,7 +26,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """The mean AUROC over problems of each verifier, also by the lines before a state; the first verifier minus each other."""
+    """The mean AUROC over problems of each verifier, also by lines before a state; the first minus each other."""
     data = data_of(setup, setup.checkpoints[0])[0]
     if data.name != "countdown":
         raise InputError(f"data: task=moves knows the legal moves of countdown alone, got {data.name}")

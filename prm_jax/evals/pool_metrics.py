@@ -1,8 +1,8 @@
 """Measures verifiers on a pool of candidates: selection and vote curves, intervals, reward against KL, calibration.
 
-Arrays in, one JSON-ready dict out (`pool_results`); the mathematics is in rerank.py, votes.py and stats.py. One protocol for
-every number: means over problems of expectations over the n-subsets of a problem's candidates (all of them where n is
-larger); a candidate that cannot win fills a place.
+Arrays in, one JSON-ready dict out (`pool_results`); the mathematics is in rerank.py, votes.py and stats.py. One
+protocol for every number: means over problems of expectations over the n-subsets of a problem's candidates (all of them
+where n is larger); a candidate that cannot win fills a place.
 
 Dimension key
   P problems, N candidates, T steps, n subset sizes, b betas
@@ -57,7 +57,7 @@ class Rules:
 
 
 def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -> list[str]:
-    """The aggregators of tables and figures: those named, `all`, or by default all but the RARE ones; and the headline ones."""
+    """The aggregators of tables and figures: the named ones, `all`, or by default all but RARE; and headlines."""
     every = rerank.AGGREGATORS
     if names is None or names == "all":
         names = [name for name in every if names == "all" or name not in RARE]
@@ -71,9 +71,9 @@ def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -
 class Pool:
     """A pool as arrays, without its texts. Further axes: n all candidates one after another, m all their steps.
 
-    eligible_PN is False for candidates that are unfinished or have no answer: they fill a place of the n and never win (OpenAI's
-    protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem, -1 for candidates that are not eligible; None
-    if no candidate has one.
+    eligible_PN is False for candidates that are unfinished or have no answer: they fill a place of the n and never win
+    (OpenAI's protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem, -1 for candidates that are
+    not eligible; None if no candidate has one.
     """
 
     ids: list[str]  # of the problems
@@ -93,7 +93,7 @@ class Pool:
     labels: list | None = None  # correctness label_T of each candidate, where they are known
 
     def unit(self, name: str, default: str) -> str:
-        """The unit of step scores by the file, or `default`; InputError if it names two, or a score is outside its range."""
+        """The unit of step scores by the file, or `default`; InputError if it names two, or a score is out of range."""
         units = sorted({unit or default for unit in self.units[name]})
         if len(units) > 1:
             raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
@@ -115,8 +115,9 @@ class Pool:
 
 
 def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None) -> Pool:
-    """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts unless a checker has
-    grouped them (`answer_groups`). step_labels: {(problem text, steps): correctness labels} where they are known.
+    """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts unless a
+    checker has grouped them (`answer_groups`). step_labels: {(problem text, steps): correctness labels} where they are
+    known.
 
     Raises InputError naming problem and candidate where `correct` is missing.
     """
@@ -168,8 +169,8 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
 
 
 def log_scores(pool: Pool, name: str, unit: str, problems=slice(None)) -> tuple[np.ndarray, np.ndarray, str]:
-    """(step_PNT, mask_PNT, unit) of the step scores `name` as `rerank.aggregate` takes them: log-odds as they are, other units as
-    log-probabilities."""
+    """(step_PNT, mask_PNT, unit) of the step scores `name` as `rerank.aggregate` takes them: log-odds as they are,
+    other units as log-probabilities."""
     end_n = np.concatenate([[0], np.cumsum(pool.steps_n)])
     first, last = (pool.present_PN[:p].sum() for p in problems.indices(len(pool.ids))[:2])
     steps_PN = np.zeros(pool.present_PN[problems].shape, int)
@@ -185,19 +186,19 @@ def log_scores(pool: Pool, name: str, unit: str, problems=slice(None)) -> tuple[
 
 
 def solution_scores(pool: Pool, name: str, unit: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """({aggregator: score_PN}, whether candidates have a step of probability 0), computed for a few problems at a time."""
-    score, is_zero_PN = {how: [] for how in rerank.AGGREGATORS}, []
+    """({aggregator: score_PN}, whether candidates have a step of probability 0), for a few problems at a time."""
+    score, is_zero_PN = {aggregator: [] for aggregator in rerank.AGGREGATORS}, []
     n_problems = max(1, PLACES // (pool.present_PN.shape[1] * pool.steps_n.max()))
     for start in range(0, len(pool.ids), n_problems):
         step_PNT, mask_PNT, kind = log_scores(pool, name, unit, slice(start, start + n_problems))
         is_zero_PN.append((step_PNT == -np.inf).any(-1))
-        for how, x_PN in rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind).items():
-            score[how].append(np.asarray(x_PN))
-    return {how: np.concatenate(x) for how, x in score.items()}, np.concatenate(is_zero_PN)
+        for aggregator, x_PN in rerank.aggregate_all(step_PNT, mask_PNT, tuple(rerank.AGGREGATORS), unit=kind).items():
+            score[aggregator].append(np.asarray(x_PN))
+    return {aggregator: np.concatenate(x) for aggregator, x in score.items()}, np.concatenate(is_zero_PN)
 
 
 class Values:
-    """The value of every rule for each problem by its path in the results, ("scorers", "prm", "prod", "best_of_n"), then size n."""
+    """Values of rules for each problem, by path in the results, ("scorers", "prm", "prod", "best_of_n"), and size n."""
 
     def __init__(self, pool: Pool, rules: Rules, seed: int):
         self.pool, self.rules, self.seed = pool, rules, seed
@@ -235,14 +236,14 @@ class Values:
         return f"mean of {rules.vote_draws} random subsets"
 
     def add_scorer(self, scorer: str, score_PN: dict[str, np.ndarray], golds: dict[str, np.ndarray], headline: str):
-        """Adds best-of-n and weighted vote of every aggregator's scores; weighted votes at every n for the headline one alone."""
+        """Adds best-of-n and weighted vote by every aggregator; the vote at every n for the headline one alone."""
         pool, rules = self.pool, self.rules
-        for how, x_PN in score_PN.items():
-            path = "scorers", scorer, how
+        for aggregator, x_PN in score_PN.items():
+            path = "scorers", scorer, aggregator
             for rule, gold_PN in golds.items():
                 best_Pn = rerank.best_of_n(x_PN, gold_PN, pool.eligible_PN, self.mask_PN, ties=rules.ties)
-                self.add_curve((*path, rule), best_Pn, how == headline)
-            if pool.answer_PN is not None and how == headline:
+                self.add_curve((*path, rule), best_Pn, aggregator == headline)
+            if pool.answer_PN is not None and aggregator == headline:
                 self.add_drawn_votes((*path, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
                 weight_PN = votes.vote(pool.answer_PN, x_PN, ties=rules.ties, counts=rules.counts)
@@ -250,8 +251,9 @@ class Values:
                 self.value[*path, "weighted_vote"] = {self.N: value_P}
 
     def tables(self) -> dict:
-        """{"oracle": {n: mean}, "oracle_interval": ..., "scorers": {scorer: {aggregator: ...}}}: beside RULE its RULE_interval,
-        RULE_band, RULE_curve and, of headlines, RULE_curve_interval; beside best_of_n these names without RULE_."""
+        """{"oracle": {n: mean}, "oracle_interval": ..., "scorers": {scorer: {aggregator: ...}}}: beside RULE its
+        RULE_interval, RULE_band, RULE_curve and, of headlines, RULE_curve_interval; beside best_of_n these names
+        without RULE_."""
         # All numbers share the resampled problems, so that all differences are paired.
         value_PX = np.stack([x_P for by_size in self.value.values() for x_P in by_size.values()], -1)
         columns = value_PX.mean(0), *stats.mean_interval(value_PX, self.seed), rerank.subset_band(value_PX)
@@ -281,10 +283,10 @@ class Values:
 def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=()) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
 
-    Where the pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's part, and step
-    scores are calibrated against them. Without labels, and for `value_scorers`, which estimate chances of success, they are
-    calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last step, so their
-    headline aggregator is `last`.
+    Where the pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's
+    part, and step scores are calibrated against them. Without labels, and for `value_scorers`, which estimate chances
+    of success, they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome
+    at the last step, so their headline aggregator is `last`.
     """
     headline = {scorer: "last" if scorer in outcome_scorers else rules.aggregator for scorer in scorers}
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
@@ -292,37 +294,26 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
     values.add_curve(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, values.mask_PN))
     majority_rule = values.add_majority()
     units, zero_scores, best_PN, reward_kl, calibrations, correlations = {}, {}, {}, {}, {}, {}
-    for scorer, how in headline.items():
+    for scorer, aggregator in headline.items():
         units[scorer] = pool.unit(scorer, rules.scores_unit)
         score_PN, is_zero_PN = solution_scores(pool, scorer, units[scorer])
-        values.add_scorer(scorer, score_PN, golds, how)
-        best_PN[scorer] = score_PN[how]
+        values.add_scorer(scorer, score_PN, golds, aggregator)
+        best_PN[scorer] = score_PN[aggregator]
         zero_scores[scorer] = int((is_zero_PN & pool.eligible_PN).any(-1).sum())
         reward_kl[scorer] = reward_against_kl(pool, best_PN[scorer], values.mask_PN, values.sizes, rules.ties)
         correlations[scorer] = length_correlation(pool, best_PN[scorer], seed)
         calibrations[scorer] = pool_calibration(pool, scorer, units[scorer], score_PN, scorer not in value_scorers)
     results = {
-        "n_problems": values.n_problems,
-        "n_candidates": values.N,
+        "n_problems": values.n_problems, "n_candidates": values.N,
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
-        "scores_unit": rules.scores_unit,
-        "aggregator": rules.aggregator,
-        "aggregators": shown_aggregators(rules.aggregators, headline.values()),
-        "ties": rules.ties,
-        "vote_draws": rules.vote_draws,
-        "vote_counts": rules.counts,
-        "majority_rule": majority_rule,
-        "headline": headline,
-        "dropped": pool.dropped,
-        "repeat_the_problem": int(pool.repeats_n.sum()),
-        "scores_units": units,
-        "zero_scores": zero_scores,
-        **values.tables(),
-        "reward_kl": reward_kl,
-        "length_correlation": correlations,
-        "calibration": calibrations,
+        "scores_unit": rules.scores_unit, "aggregator": rules.aggregator,
+        "aggregators": shown_aggregators(rules.aggregators, headline.values()), "ties": rules.ties,
+        "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule,
+        "headline": headline, "dropped": pool.dropped, "repeat_the_problem": int(pool.repeats_n.sum()),
+        "scores_units": units, "zero_scores": zero_scores, **values.tables(), "reward_kl": reward_kl,
+        "length_correlation": correlations, "calibration": calibrations,
         "differences": values.differences(headline),
-    }
+    }  # fmt: skip
     if pool.labels:
         outcomes = np.where(pool.finished_n, pool.right_PN[pool.present_PN], None)
         results["step_shares"] = biases.step_shares(pool.labels, outcomes)
@@ -343,9 +334,10 @@ def length_correlation(pool: Pool, score_PN: np.ndarray, seed: int) -> dict:
 
 
 def comparisons(paths, headline: dict[str, str], sizes: list[int]):
-    """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator with its scorer's headline one, and
-    the headline's weighted vote with its selection; at every size: the headline selections with the majority vote and in pairs."""
-    selections = [("scorers", scorer, how, "best_of_n") for scorer, how in headline.items()]
+    """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator with its scorer's headline
+    one, and the headline's weighted vote with its selection; at every size: the headline selections with the majority
+    vote and in pairs."""
+    selections = [("scorers", scorer, aggregator, "best_of_n") for scorer, aggregator in headline.items()]
     for path in [path for path in paths if path[0] == "scorers"]:
         selection = (*path[:2], headline[path[1]], "best_of_n")
         if ("majority",) in paths and path[3] != "trace":
@@ -356,11 +348,12 @@ def comparisons(paths, headline: dict[str, str], sizes: list[int]):
 
 
 def reward_against_kl(pool: Pool, score_PN, mask_PN, sizes: list[int], ties: str) -> dict:
-    """Expected accuracy and mean score against KL from the uniform distribution: `reweighted` by BETA_b, `best_of_n` by n.
+    """Expected accuracy and mean score against KL from the uniform distribution: `reweighted` by BETA_b, `best_of_n` by
+    n.
 
-    Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; the reference
-    is uniform over a problem's candidates, eligible or not. `score` is the aggregated score that both climb, in nats: the mean
-    over candidates that can win and have a finite score, of the problems that have one.
+    Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; the
+    reference is uniform over a problem's candidates, eligible or not. `score` is the aggregated score that both climb,
+    in nats: the mean over candidates that can win and have a finite score, of the problems that have one.
     """
     arrays = score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
     by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), _kl_curves(*arrays, np.array(sizes), ties))

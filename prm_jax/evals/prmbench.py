@@ -1,4 +1,4 @@
-"""task=prmbench: PRMScore by class of error (arXiv 2501.03124), also of Socratic-PRMBench (arXiv 2505.23474, the same score)."""
+"""task=prmbench: PRMScore by class of error (arXiv 2501.03124), also of Socratic-PRMBench (arXiv 2505.23474)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ import numpy as np
 
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
-from prm_jax.evals.common import Setup, plus_minus
+from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, SOCRATIC_GROUPS
 from prm_jax.figures.benchmarks import prmbench_figures
 from prm_jax.metrics import f1, prm_score
-from prm_jax.stats import bootstrap_interval, problem_numbers
+from prm_jax.stats import problem_numbers
 
 figures = prmbench_figures
 
@@ -53,13 +53,13 @@ def prmscore_results(
     """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
 
     PRMScore is the mean of F1 on good and F1 on bad steps; of multi_solutions, which has no bad step, F1 on good steps
-    alone. A group's is the plain mean over its classes, nan unless all are there. Where no class is PRMBench's the groups are
-    Socratic-PRMBench's, which has no published table here. Every class is judged by validity; the redundancy ratings behind
-    ReasonEval's published redundency and circular are not read. Intervals: 95 %, bootstrap over problems (`question`, which the
-    classes share).
+    alone. A group's is the plain mean over its classes, nan unless all are there. Where no class is PRMBench's the
+    groups are Socratic-PRMBench's, which has no published table here. Every class is judged by validity; the redundancy
+    ratings behind ReasonEval's published redundency and circular are not read. Intervals: 95 %, bootstrap over problems
+    (`question`, which the classes share).
 
-    `official`: as in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the threshold is bad, and a row that repeats
-    a class and idx is passed over: 6,211 of the paper's 6,216 count.
+    `official`: as in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the threshold is bad, and a row
+    that repeats a class and idx is passed over: 6,211 of the paper's 6,216 count.
     """
     repeated = sum(row.repeats for row in rows)
     rule = f"a step at the threshold is good, {repeated} rows that repeat a class and idx count"
@@ -81,17 +81,13 @@ def prmscore_results(
 
     def numbers(steps, score_fn):
         good, verdict = is_good[steps], predicted[steps]
-        interval = bootstrap_interval(lambda drawn: score_fn(good[drawn], verdict[drawn]), problem[steps], seed=seed)
         return {
             "prmscore": score_fn(good, verdict),
-            "prmscore_interval": interval,
-            "f1_good": f1(good, verdict),
-            "f1_bad": np.nan if good.all() else f1(~good, ~verdict),
-            "step_accuracy": float(np.mean(good == verdict)),
-            "n_rows": len(np.unique(row_of_step[steps])),
-            "n_steps": len(good),
-            "n_bad_steps": int((~good).sum()),
-        }
+            "prmscore_interval": interval_of(score_fn, problem[steps], seed, good, verdict),
+            "f1_good": f1(good, verdict), "f1_bad": np.nan if good.all() else f1(~good, ~verdict),
+            "step_accuracy": float(np.mean(good == verdict)), "n_rows": len(np.unique(row_of_step[steps])),
+            "n_steps": len(good), "n_bad_steps": int((~good).sum()),
+        }  # fmt: skip
 
     classes = {
         name: numbers(np.flatnonzero(group == names.index(name)), f1 if name == "multi_solutions" else prm_score)
@@ -103,13 +99,8 @@ def prmscore_results(
         groups[name] = {"prmscore": float(np.mean(scores)), "classes": list(members)}
     pooled = numbers(np.arange(len(group)), prm_score)
     return {
-        "classes": classes,
-        "groups": groups,
-        "overall": pooled.pop("prmscore"),
-        "overall_interval": pooled.pop("prmscore_interval"),
-        **pooled,
-        "threshold": float(threshold),
-        "threshold_origin": "given",
-        "rule": rule,
+        "classes": classes, "groups": groups, "overall": pooled.pop("prmscore"),
+        "overall_interval": pooled.pop("prmscore_interval"), **pooled, "threshold": float(threshold),
+        "threshold_origin": "given", "rule": rule,
         "published": {"source": None, "prmscore": {}} if is_socratic else PRMBENCH,
-    }
+    }  # fmt: skip

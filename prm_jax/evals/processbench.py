@@ -9,12 +9,12 @@ from prm_jax import InputError
 from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
-from prm_jax.evals.common import Setup, plus_minus
+from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PROCESSBENCH
 from prm_jax.figures.benchmarks import processbench_figures
 from prm_jax.launch.config import expect
 from prm_jax.metrics import first_error_f1, predict_first_error
-from prm_jax.stats import bootstrap_interval, problem_numbers
+from prm_jax.stats import problem_numbers
 
 figures = processbench_figures
 
@@ -67,40 +67,31 @@ def f1_results(
         threshold, origin = best_threshold(*windows[threshold_split]), f"best F1 on {threshold_split}"
     predicted = np.array([predict_first_error(score, threshold) for score in scores])
 
-    def number(drawn, key: str = "f1"):
-        return first_error_f1(predicted[drawn], error[drawn])[key]
-
     splits = {}
     for name, rows_of in members.items():
         numbers = first_error_f1(predicted[rows_of], error[rows_of])
-        for key in list(numbers):
-            interval = bootstrap_interval(lambda d, r=rows_of, k=key: number(r[d], k), problem[rows_of], seed=seed)
-            numbers[f"{key}_interval"] = interval
+        arrays = problem[rows_of], seed, predicted[rows_of], error[rows_of]
+        intervals = {key: interval_of(lambda *x, key=key: first_error_f1(*x)[key], *arrays) for key in numbers}
         splits[name] = {
-            **numbers,
-            "n": len(rows_of),
-            "n_error": int(is_wrong[rows_of].sum()),
+            **numbers, **{f"{key}_interval": interval for key, interval in intervals.items()},
+            "n": len(rows_of), "n_error": int(is_wrong[rows_of].sum()),
             "n_error_with_right_answer": int((is_wrong & right_answer)[rows_of].sum()),
-            "n_clean": int((~is_wrong)[rows_of].sum()),
-            "n_problems": len(np.unique(problem[rows_of])),
+            "n_clean": int((~is_wrong)[rows_of].sum()), "n_problems": len(np.unique(problem[rows_of])),
             "n_steps": sum(len(scores[i]) for i in rows_of),
-        }
+        }  # fmt: skip
 
-    def mean_f1(drawn):
-        return np.mean([number(drawn[split[drawn] == k]) for k in range(len(members))])
+    def mean_f1(predicted, error, split):
+        return np.mean([first_error_f1(predicted[split == k], error[split == k])["f1"] for k in range(len(members))])
 
     thresholds = np.linspace(0, 1, 401)
     curve = {name: f1_curve(*window, thresholds).tolist() for name, window in windows.items()}
     return {
-        "splits": splits,
-        "mean_f1": float(mean_f1(np.arange(len(rows)))),
-        "mean_f1_interval": bootstrap_interval(mean_f1, problem, seed=seed),
-        "threshold": float(threshold),
-        "threshold_origin": origin,
-        "curve": {"threshold": thresholds.tolist(), "f1": curve},
-        "n_rows": len(rows),
+        "splits": splits, "mean_f1": float(mean_f1(predicted, error, split)),
+        "mean_f1_interval": interval_of(mean_f1, problem, seed, predicted, error, split),
+        "threshold": float(threshold), "threshold_origin": origin,
+        "curve": {"threshold": thresholds.tolist(), "f1": curve}, "n_rows": len(rows),
         "published": PROCESSBENCH,
-    }
+    }  # fmt: skip
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:

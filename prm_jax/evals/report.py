@@ -1,4 +1,4 @@
-"""task=report: step metrics, then best-of-N on a pool: the named one, or a fresh one where the data is an embedded task."""
+"""task=report: step metrics, then best-of-N on a pool: the named one, or a fresh one of an embedded task."""
 
 import dataclasses
 from pathlib import Path

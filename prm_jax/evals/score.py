@@ -35,7 +35,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Writes scores.jsonl, and pool.jsonl.gz where the input is a pool; returns the ranking and the solutions to draw."""
+    """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to draw."""
     scorer = one_scorer(setup, "score")
     is_pool = "candidates" in next(iter(rows.read_rows(cfg.input)), (0, {}))[1]
     solutions = () if is_pool else sources.load(cfg.input, "native")[0]
@@ -61,8 +61,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     if is_pool:
         pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
     unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"  # as its authors show scores
-    of_log_odds, how = UNITS[unit].of_log_odds, default_aggregator(scorer)
-    ranking = rank(source(), stored_scores(files["scores"]), unit, how)
+    of_log_odds, aggregator = UNITS[unit].of_log_odds, default_aggregator(scorer)
+    ranking = rank(source(), stored_scores(files["scores"]), unit, aggregator)
     wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted
     drawn = {
         i: {"id": i, "problem": problem, "steps": steps, "scores": of_log_odds(logit_T.astype(float)).tolist()}
@@ -70,32 +70,27 @@ def run(setup: Setup, cfg: Config) -> dict:
         if i in wanted
     }
     return {
-        **describe(scorer),
-        "shown_unit": unit,
-        "threshold": float(of_log_odds(UNITS["probability"].log_odds(cfg.threshold))),
-        "aggregator": how,
-        "files": {name: str(path) for name, path in files.items()},
-        "ranking": ranking,
+        **describe(scorer), "shown_unit": unit,
+        "threshold": float(of_log_odds(UNITS["probability"].log_odds(cfg.threshold))), "aggregator": aggregator,
+        "files": {name: str(path) for name, path in files.items()}, "ranking": ranking,
         "drawn": [drawn[i] for i in wanted],
-    }
+    }  # fmt: skip
 
 
-def rank(rows, scores, unit: str, how: str) -> list[dict]:
-    """Problems in the order of the file; within each, solutions by their lowest or last (`how`) step score, best first.
+def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
+    """Problems in the order of the file; within each, solutions by their lowest or last (`aggregator`) step score, best
+    first.
 
     Scores are in `unit`; where that is the probability the product of a solution's steps is there too.
     """
     order, table = {}, []
     for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
         weakest = int(logit_T.argmin())
-        logit = float(logit_T[-1 if how == "last" else weakest])
+        logit = float(logit_T[-1 if aggregator == "last" else weakest])
         row = {
-            "id": i,
-            "problem": problem,
-            "score": float(UNITS[unit].of_log_odds(logit)),
-            "weakest_step": weakest + 1,
-            "n_steps": len(steps),
-        }
+            "id": i, "problem": problem, "score": float(UNITS[unit].of_log_odds(logit)),
+            "weakest_step": weakest + 1, "n_steps": len(steps),
+        }  # fmt: skip
         if unit == "probability":
             row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
         table.append((order.setdefault(problem, len(order)), -logit, row))

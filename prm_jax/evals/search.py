@@ -131,14 +131,14 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     seed, (right_P, baseline) = setup.cfg.seed, policy_baseline(inputs, setup.cfg.seed)
     per_solution = baseline["tokens_per_solution"]
     is_value = scorer.objective == "orm" or scorer.label_kind in ("value", "advantage")
-    how = cfg.aggregator or ("last" if is_value else "prod")
+    aggregator = cfg.aggregator or ("last" if is_value else "prod")
     bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
     rows, solved, rounds = [], {}, list(itertools.product(cfg.budgets, cfg.methods))
     with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
         for budget, method in rounds:
             file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
-            costs, pool = search_once(setup, cfg, inputs, scorer, how, method, budget, per_solution, file)
-            solved[method, budget] = solved_by(pool, inputs, how)
+            costs, pool = search_once(setup, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
+            solved[method, budget] = solved_by(pool, inputs, aggregator)
             tokens = budget * (1 if cfg.stop_at is None else cfg.first)
             rows.append(
                 {
@@ -159,14 +159,10 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             pair = (solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n"))
             row["minus_best_of_n"] = stats.paired_differences(*pair, seed)[0]
     return {
-        **describe(scorer),
-        "aggregator": how,
-        "policy": inputs.policy.name,
-        "problems": len(inputs.questions),
-        **baseline,
-        "difficulty_pass_at_1": [float(right_P[members].mean()) for members in bins],
-        "searches": rows,
-    }
+        **describe(scorer), "aggregator": aggregator, "policy": inputs.policy.name,
+        "problems": len(inputs.questions), **baseline,
+        "difficulty_pass_at_1": [float(right_P[members].mean()) for members in bins], "searches": rows,
+    }  # fmt: skip
 
 
 def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
@@ -190,7 +186,7 @@ def search_once(
     cfg: Config,
     inputs: SearchInputs,
     scorer,
-    how: str,
+    aggregator: str,
     method: str,
     budget: int,
     per_solution,
@@ -202,7 +198,7 @@ def search_once(
         return run_folder.read_json(done), read_pool(file)
     questions, start, key = inputs.questions, time.perf_counter(), jax.random.key(setup.cfg.seed)
     computed = scorer.stats.computed if getattr(scorer, "stats", None) else None
-    state = SearchState(inputs.policy, scorer, [q.problem for q in questions], how, cfg.max_steps, key)
+    state = SearchState(inputs.policy, scorer, [q.problem for q in questions], aggregator, cfg.max_steps, key)
     search.search(state, method, budget, per_solution, cfg)
     costs = {
         "policy_tokens": float(state.tokens_P.mean()),
@@ -219,11 +215,11 @@ def search_once(
     return costs, pool
 
 
-def solved_by(pool: list[Problem], inputs: SearchInputs, how: str) -> dict[str, np.ndarray]:
-    """{rule of the final choice: share solved of each problem}: the best score, the weighted vote, any finished solution."""
+def solved_by(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> dict[str, np.ndarray]:
+    """{rule of the final choice: share solved of each problem}: best score, weighted vote, any finished solution."""
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = pool_metrics.log_scores(arrays, "search", arrays.unit("search", "logit"))
-    score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, how, unit=unit), arrays.present_PN
+    score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
     N = np.array([present_PN.shape[1]])
     best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, N)
     vote_P = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote
@@ -270,7 +266,7 @@ def show_policy(v: dict, samples: int):
 
 
 def detail(results: dict):
-    """Prints what only report.txt has: the costs and solutions of each search, its interval, and the test against best-of-n."""
+    """Prints the table of report.txt alone: costs and solutions of each search, its test against best-of-n."""
     rule = results["choice"]
     head = f"  {'budget':>6} {'method':<10} {'policy':>6} {'5-95 %':>10} {'verifier':>9} {'s':>6} {'found':>6}  "
     for v in results["verifiers"]:

@@ -1,4 +1,4 @@
-"""task=solutions: writes the labelled solutions of one split of a data set as native rows, for other commands to label anew."""
+"""task=solutions: writes the labelled solutions of one split as native rows, for other commands to label anew."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -45,21 +45,16 @@ def run(setup: Setup, cfg: Config) -> dict:
     labels = [label for s in rows for label in s.labels or ()]
     shares = biases.step_shares([s.labels or () for s in rows], [s.outcome for s in rows])
     return {
-        "path": str(path),
-        "split": cfg.split,
-        "label_kind": kind,
-        "solutions": len(rows),
-        "problems": len({s.problem for s in rows}),
-        "steps": sum(len(s.steps) for s in rows),
-        "labelled": sum(label is not None for label in labels),
-        "counts": data.counts,
+        "path": str(path), "split": cfg.split, "label_kind": kind, "solutions": len(rows),
+        "problems": len({s.problem for s in rows}), "steps": sum(len(s.steps) for s in rows),
+        "labelled": sum(label is not None for label in labels), "counts": data.counts,
         **(shares if kind == "correctness" else {}),
-    }
+    }  # fmt: skip
 
 
 def critiques(s: Solution, kind: str) -> Iterator[dict]:
-    """Native rows for train.py objective=lm data=jsonl, one a labelled step: the prompt of format=lab_critic and the right critique.
-    `hops`: the step's operations done one by one, then the verdict, `verdict`: that alone."""
+    """Native rows for train.py objective=lm data=jsonl, one a labelled step: the prompt of format=lab_critic and the
+    right critique. `hops`: the step's operations done one by one, then the verdict, `verdict`: that alone."""
     task, fmt = tasks.TASKS.get(s.task), read_format("lab_critic")
     expect(hasattr(task, "written_out"), "critiques", kind, "null: only the steps of data=chain can be written out")
     for t, (label, hops) in enumerate(zip(s.labels, task.written_out(s.problem, s.steps), strict=True)):

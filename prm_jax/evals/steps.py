@@ -1,7 +1,6 @@
 """task=steps: metrics of step scores against labels, for one verifier or for the runs of a sweep."""
 
 import dataclasses
-import functools
 import statistics
 
 import numpy as np
@@ -14,14 +13,24 @@ from prm_jax.data.units import probability
 from prm_jax.evals import biases
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
-from prm_jax.evals.common import Setup, data_of, describe, open_scorer, plus_minus, scored, trained, trained_on
+from prm_jax.evals.common import (
+    Setup,
+    data_of,
+    describe,
+    interval_of,
+    open_scorer,
+    plus_minus,
+    scored,
+    trained,
+    trained_on,
+)
 from prm_jax.figures.steps import step_figures
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
-from prm_jax.stats import bootstrap_interval, problem_numbers, ratio_interval
+from prm_jax.stats import problem_numbers, ratio_interval
 
 figures = step_figures
 
@@ -41,8 +50,8 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Every number of each verifier in `runs`, beside it the means over runs that differ in their seed alone; where runs differ
-    in another setting, `groups` has the means of each setting."""
+    """Every number of each verifier in `runs`, beside it the means over runs that differ in their seed alone; where
+    runs differ in another setting, `groups` has the means of each setting."""
     runs, elsewhere = [], parameters_of(cfg.calibrated_by)
     for i, name in enumerate(setup.checkpoints):
         scorer, (data_cfg, seed) = open_scorer(setup, name), data_of(setup, name)
@@ -77,7 +86,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 
 def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere=None) -> dict:
-    """Every number of one verifier's P(step good) on solutions with labels of this kind, and the curves behind the figures."""
+    """Every number of one verifier's P(step good) on solutions with labels of this kind, and the figures' curves."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
     p_n, y_n = np.array([p[i][t] for i, t in steps]), np.array([labels[i][t] for i, t in steps])
@@ -87,7 +96,7 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
     correlation = biases.length_correlation(p_n, length_n, good_n, problem_n, seed)
     return {
         **step_metrics(p, labels, problems, cfg.threshold, kind),
-        "step_accuracy_interval": bootstrap_interval(lambda rows: hit_n[rows].mean(), problem_n, seed=seed),
+        "step_accuracy_interval": interval_of(np.mean, problem_n, seed, hit_n),
         **(biases.step_shares(labels, [s.outcome for s in test]) if kind == "correctness" else {}),
         "length_correlation": correlation,
         "score_length_r": correlation["r"],  # a number that is averaged over seeds
@@ -115,8 +124,9 @@ def baselines(scorer, kind: str, data: Data, test: list[Solution]) -> dict:
 
 
 def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
-    """The errors that a verifier of an embedded task takes for right. `kinds`: of the first errors of each kind the number, the
-    share that it misses (P >= threshold) and its 95 % bootstrap interval over problems; `lines`: those missed most often."""
+    """The errors that a verifier of an embedded task takes for right. `kinds`: of the first errors of each kind the
+    number, the share that it misses (P >= threshold) and its 95 % bootstrap interval over problems; `lines`: those
+    missed most often."""
     of_kind, of_line = {}, {}
     for s, p_T in zip(test, p, strict=True):
         verdict_T = task.verdicts(s.problem, s.steps)
@@ -126,27 +136,23 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
     kinds = {}
     for kind, errors in sorted(of_kind.items()):
         problems, missed_n = zip(*errors)
-        share = functools.partial(share_of, np.array(missed_n))
-        interval = bootstrap_interval(share, problems, seed=seed)
+        interval = interval_of(np.mean, problems, seed, np.array(missed_n))
         kinds[kind] = {"n": len(errors), "missed": float(np.mean(missed_n)), "interval": interval}
     most = sorted(of_line.items(), key=lambda line: (-sum(line[1]), line[0]))[:10]
     return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
 
 
-def share_of(x_n: np.ndarray, rows: np.ndarray) -> float:
-    return x_n[rows].mean()
-
-
-def balanced(hit_n: np.ndarray, good_n: np.ndarray, rows=slice(None)) -> float:
+def balanced(hit_n: np.ndarray, good_n: np.ndarray) -> float:
     """Mean of the shares of right and of wrong lines that are judged right; nan where there are none of a kind."""
-    sides = [hit_n[rows][good_n[rows] == side] for side in (True, False)]
+    sides = hit_n[good_n], hit_n[~good_n]
     return float(np.mean([side.mean() for side in sides])) if all(map(len, sides)) else np.nan
 
 
 def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
-    """Numbers of the lines up to the first wrong one, apart for `merged` lines (several operations, whose values in between are
-    hidden) and `plain` ones: how many there are and how many are wrong; the share judged right; that share over right and wrong
-    lines evenly (`balanced`, .5 for a verifier that sees nothing) with its 95 % bootstrap interval over problems; the AUROC."""
+    """Numbers of the lines up to the first wrong one, apart for `merged` lines (several operations, whose values in
+    between are hidden) and `plain` ones: how many there are and how many are wrong; the share judged right; that share
+    over right and wrong lines evenly (`balanced`, .5 for a verifier that sees nothing) with its 95 % bootstrap interval
+    over problems; the AUROC."""
     rows, table = {"plain": [], "merged": []}, {}
     for s, p_T in zip(test, p, strict=True):
         operations, good = task.written_out(s.problem, s.steps), tasks.step_labels(task, s.problem, s.steps)
@@ -161,7 +167,7 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
             "wrong": int((~good_n).sum()),
             "accuracy": float(hit_n.mean()) if lines else np.nan,
             "balanced": balanced(hit_n, good_n),
-            "interval": bootstrap_interval(functools.partial(balanced, hit_n, good_n), problems, seed=seed),
+            "interval": interval_of(balanced, problems, seed, hit_n, good_n),
             "auroc": float(soft_auroc(p_n, good_n)),
         }
     return table
@@ -170,9 +176,10 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
 def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
     """Scores of an embedded task's steps against both exact meanings of a label, whatever the verifier learned.
 
-    auroc_correctness: of the steps up to and including the first wrong one; auroc_value: `soft_auroc` with the exact value of
-    every step, at most auroc_value_ceiling. value_depth: by the number of steps done, and left, the mean of P(good) minus the
-    exact value (bias), the mean of its magnitude (error), and that of a constant, the mean value there (constant).
+    auroc_correctness: of the steps up to and including the first wrong one; auroc_value: `soft_auroc` with the exact
+    value of every step, at most auroc_value_ceiling. value_depth: by the number of steps done, and left, the mean of
+    P(good) minus the exact value (bias), the mean of its magnitude (error), and that of a constant, the mean value
+    there (constant).
     """
     sizes = [len(s.steps) for s in test]
     value = np.concatenate([task.values(task_cfg, s.problem, s.steps) for s in test])
@@ -184,9 +191,8 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
     left = np.repeat(sizes, sizes) - done
     aurocs, intervals = {}, {}
     for name, y, steps in (("correctness", good, counted), ("value", value, np.full(len(good), True))):
-        auroc = functools.partial(soft_auroc_of, score[steps], y[steps])
-        aurocs[f"auroc_{name}"] = auroc()
-        intervals[f"auroc_{name}"] = bootstrap_interval(auroc, problem[steps], seed=seed)
+        aurocs[f"auroc_{name}"] = soft_auroc(score[steps], y[steps])
+        intervals[f"auroc_{name}"] = interval_of(soft_auroc, problem[steps], seed, score[steps], y[steps])
     depths = {"done": done, "left": left}
     return {
         "auroc_value_ceiling": soft_auroc(value, value),
@@ -196,12 +202,8 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
     }
 
 
-def soft_auroc_of(score, y, rows=slice(None)) -> float:
-    return soft_auroc(score[rows], y[rows])
-
-
 def by_depth(score, value, depth, problem, seed: int) -> dict:
-    """{depth: n, mean score and value, bias, error and constant as in `against_exact`, bootstrap intervals over problems}."""
+    """{depth: n, means of score and value; bias, error and constant as in `against_exact`; intervals over problems}."""
 
     def total_PX(x):
         sum_PX = np.zeros((problem.max() + 1, depth.max() + 1))
@@ -214,15 +216,11 @@ def by_depth(score, value, depth, problem, seed: int) -> dict:
     for d in np.unique(depth):
         steps = depth == d
         table[str(d)] = {
-            "n": int(steps.sum()),
-            "score": float(score[steps].mean()),
-            "value": float(value[steps].mean()),
-            "bias": float(bias[steps].mean()),
-            "error": float(error[steps].mean()),
-            "bias_interval": bias_interval[:, d].tolist(),
-            "error_interval": error_interval[:, d].tolist(),
+            "n": int(steps.sum()), "score": float(score[steps].mean()), "value": float(value[steps].mean()),
+            "bias": float(bias[steps].mean()), "error": float(error[steps].mean()),
+            "bias_interval": bias_interval[:, d].tolist(), "error_interval": error_interval[:, d].tolist(),
             "constant": float(np.abs(value[steps] - value[steps].mean()).mean()),
-        }
+        }  # fmt: skip
     return table
 
 
@@ -238,16 +236,14 @@ def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
 def by_settings(runs: list[dict]) -> list[dict]:
     """Means over the runs of each setting: `mean_of` is their number, `std` (of the sample) is there for several.
 
-    A setting is the part of the configurations in which runs differ, the seed left aside; where there are several, each has its
-    `setting` and the indices of its `runs`. A verifier that is no run of ours is a setting by itself.
+    A setting is the part of the configurations in which runs differ, the seed left aside; where there are several, each
+    has its `setting` and the indices of its `runs`. A verifier that is no run of ours is a setting by itself.
     """
-    groups = run_folder.by_settings([run["settings"] for run in runs])
-    means = [average([runs[i] for i in members]) for _, members in groups]
-    if len(groups) == 1:
-        return means
-    return [
-        mean | {"setting": setting, "runs": members} for mean, (setting, members) in zip(means, groups, strict=True)
-    ]
+    means, groups = [], run_folder.by_settings([run["settings"] for run in runs])
+    for setting, members in groups:
+        origin = {"setting": setting, "runs": members} if len(groups) > 1 else {}
+        means.append(average([runs[i] for i in members]) | origin)
+    return means
 
 
 def average(runs: list[dict]) -> dict:

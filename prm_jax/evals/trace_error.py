@@ -1,4 +1,5 @@
-"""Errors behind right answers (Uesato et al. 2022): trace error, selective prediction, and agreement of verifiers with labels.
+"""Errors behind right answers (Uesato et al. 2022): trace error, selective prediction, and agreement of verifiers with
+labels.
 
 All numbers are of a pool's size n and of exact step labels. Dimension key: P problems, N candidates, T steps, S shares.
 """
@@ -16,8 +17,9 @@ SHARE_S = np.arange(0, 1, 0.05)  # of the problems that are abstained from
 
 
 def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed: int) -> dict:
-    """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others, paired;
-    `abstain`: final error by the share of problems left out; `agreement` of P(step good) >= .5 with labels and each other.
+    """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others,
+    paired; `abstain`: final error by the share of problems left out; `agreement` of P(step good) >= .5 with labels and
+    each other.
 
     pool: pool_metrics.Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: `right_traces`.
     Rules are `mean` (a candidate at random), `majority` (a random one of its voters), SCORER.best_of_n, and
@@ -104,7 +106,7 @@ def best_of_winners(win_PN, answer_PN, score_PN) -> np.ndarray:
 
 
 def selective(confidence_P, wrong_P) -> list[float]:
-    """Error of the problems that are left after abstaining from SHARE_S of them, the least sure first; ties in the mean order."""
+    """Error of the problems left after abstaining from SHARE_S of them, least sure first; ties in the mean order."""
     _, block_P = np.unique(-np.asarray(confidence_P), return_inverse=True)
     mean = np.bincount(block_P, wrong_P) / np.bincount(block_P)
     total = np.maximum(np.cumsum(mean[np.sort(block_P)]), 0.0)  # errors of -1e-9 are roundings
@@ -113,9 +115,9 @@ def selective(confidence_P, wrong_P) -> list[float]:
 
 
 def agreement(pool, scorers: Sequence[str], default_unit: str) -> dict:
-    """{scorer: shares on which its P(step good) >= .5 agrees with `correctness` (the step's label), `outcome` (the answer is right)
-    and each other scorer}, `labels`: the share on which the two labels agree; over the steps of finished candidates up to and
-    including the first wrong one."""
+    """{scorer: shares on which its P(step good) >= .5 agrees with `correctness` (the step's label), `outcome` (the
+    answer is right) and each other scorer}, `labels`: the share on which the two labels agree; over the steps of
+    finished candidates up to and including the first wrong one."""
     kept_m, label_m = pool.labelled()
     has_outcome = np.repeat(pool.finished_n, pool.steps_n)[kept_m]
     kept_m, right = kept_m[has_outcome], label_m[has_outcome] >= 0.5

@@ -42,8 +42,8 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 
 def show(results: dict):
-    how, beta = results["aggregator"], results["beta"]
-    print(f"policies    aggregator {how}, beta {beta:g}; KL to the reference and mean score in nats")
+    aggregator, beta = results["aggregator"], results["beta"]
+    print(f"policies    aggregator {aggregator}, beta {beta:g}; KL to the reference and mean score in nats")
     print(" " * 12 + "".join(f"{name:>13}" for name in (*results["traces"], "KL", "score")) + "  winner")
     for name, policy_N in results["policies"].items():
         row = (*policy_N, results["kl"][name], results["reward"][name])

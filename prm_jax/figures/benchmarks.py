@@ -20,7 +20,7 @@ def processbench_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def processbench_bars(results: dict, path: Path) -> Path:
-    """Draws a row a verifier, sorted by the mean over the splits that all of them have; this one in colour, with intervals."""
+    """Draws a row a verifier, sorted by the mean over the splits that all have; this one in colour, with intervals."""
     splits, published = results["splits"], results["published"]["f1"]
     shared = [name for name in splits if all(name in table for table in published.values())]
     system, columns = "this verifier", [*splits, "mean"] if len(splits) > 1 else list(splits)
@@ -74,8 +74,8 @@ def processbench_thresholds(results: dict, path: Path) -> Path:
             label = plain(f"{name}: {f1:.1f}, best {y.max():.1f} at {x[y.argmax()]:.2f}")
             axes.plot(threshold, f1, **style | {"markersize": 6}, markeredgecolor="white", label=label)
     axes.axvline(threshold, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    at = {"xytext": (4, -2), "textcoords": "offset points", "va": "top", "color": GREY, "fontsize": 7.5}
-    axes.annotate(plain(f"{threshold:.4g}\n({results['threshold_origin']})"), (threshold, 100), **at)
+    style = {"xytext": (4, -2), "textcoords": "offset points", "va": "top", "color": GREY, "fontsize": 7.5}
+    axes.annotate(plain(f"{threshold:.4g}\n({results['threshold_origin']})"), (threshold, 100), **style)
     axes.set(xlabel="threshold on P(step good): a step below it is bad", ylabel="F1 (%)")
     axes.set(xlim=(-0.01, 1.01), ylim=(0, 100))
     if axes.get_legend_handles_labels()[0]:  # an F1 may be undefined in every split
@@ -86,7 +86,7 @@ def processbench_thresholds(results: dict, path: Path) -> Path:
 
 
 def prmbench_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws PRMScore per class, in the paper's three groups, and overall: bars with intervals; published verifiers as markers."""
+    """Draws PRMScore per class, by group, and overall: bars with intervals; published verifiers as markers."""
     blocks = {name: group["classes"] for name, group in results["groups"].items()}
     others = [name for name in results["classes"] if not any(name in names for names in blocks.values())]
     blocks |= ({"other": others} if others else {}) | {"all steps": ["overall"]}

@@ -60,53 +60,54 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
 def draw_best_of_n(runs: list[dict]) -> Drawn:
     """Problems solved against n (Lightman et al. 2023, figure 3), of one pool or of the pools of several seeds.
 
-    Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and weighted votes
-    have a panel of their own. Where exact step labels are known a last panel counts only winners without a wrong step.
+    Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and
+    weighted votes have a panel of their own. Where exact step labels are known a last panel counts only winners without
+    a wrong step.
     """
     first, many = runs[0], len(runs[0]["scorers"]) > 2
     N, sizes = first["n_candidates"], [int(n) for n in first["oracle"]]
-    tables = {scorer: [r["scorers"][scorer][how] for r in runs] for scorer, how in first["headline"].items()}
-    has_traces = all("trace" in table for runs_of_scorer in tables.values() for table in runs_of_scorer)
-    shown = {"weighted_vote": many and "majority" in first, "trace": has_traces}
+    tables = {scorer: [r["scorers"][scorer][name] for r in runs] for scorer, name in first["headline"].items()}
+    has_trace = all("trace" in table for scorer_tables in tables.values() for table in scorer_tables)
+    shown = {"weighted_vote": many and "majority" in first, "trace": has_trace}
     titles = {rule: title for rule, title in TITLES.items() if shown.get(rule, True)}
     figure, (all_axes,) = panels(1, len(titles), 4.1, 3.2 * len(titles), sharey=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
     panel, handles = dict(zip(titles, all_axes, strict=True)), {}
 
-    def curve(rule, series, tables, style, place, column=None):
-        """column: the key of the panel, default the rule's own. place: 1, 2, ... beside the curves, of an interval; 0: a band."""
-        axes, before = panel[column or rule], "" if rule == "best_of_n" else f"{rule}_"
-        y_SX, line_SX = ([list(t[rule].values()) for t in tables], [t.get(f"{before}curve") for t in tables])
+    def curve(column, rule, series, tables, style, place):
+        """Draws a rule in the panel `column`; its interval is a band, or at place 1, 2, ... beside the curves."""
+        prefix, axes = "" if rule == "best_of_n" else f"{rule}_", panel[column]
+        y_SX, line_SX = [list(t[rule].values()) for t in tables], [t.get(f"{prefix}curve") for t in tables]
         x, line_SX = (range(1, N + 1), line_SX) if all(line_SX) else (sizes, y_SX)  # at every n in closed form
-        mean_X, low_X, high_X = over_seeds(line_SX)
+        mean_X, *ends = over_seeds(line_SX)
         if len(runs) == 1:
-            low_X, high_X = floats(
-                tables[0].get(f"{before}curve_interval") or np.transpose(list(tables[0][f"{before}interval"].values()))
-            )
-        drawn.curve(axes, titles[column or rule][0], series, sizes, y_SX, style | NO_LINE, band=False)
+            of_sizes = np.transpose(list(tables[0][f"{prefix}interval"].values()))
+            ends = floats(tables[0].get(f"{prefix}curve_interval") or of_sizes)
+        drawn.curve(axes, titles[column][0], series, sizes, y_SX, style | NO_LINE, band=False)
         axes.plot(x, mean_X, **style | {"marker": ""})
         if place:
-            axes.vlines(N * 2 ** (0.13 * place), low_X[-1], high_X[-1], color=style["color"], linewidth=1.4, alpha=0.7)
+            x_end, (low, high) = N * 2 ** (0.13 * place), (end_X[-1] for end_X in ends)
+            axes.vlines(x_end, low, high, color=style["color"], linewidth=1.4, alpha=0.7)
         else:
-            axes.fill_between(x, *np.clip((low_X, high_X), 0, 1), color=style["color"], alpha=0.12, linewidth=0)
+            axes.fill_between(x, *np.clip(ends, 0, 1), color=style["color"], alpha=0.12, linewidth=0)
         handles.setdefault(series, plt.Line2D([], [], **style, label=plain(series)))
 
-    for i, (scorer, how) in enumerate(first["headline"].items()):
-        style, name, place = line_style(i), NAMES.get(scorer, scorer), many * (i + 1)
+    for i, (scorer, aggregator) in enumerate(first["headline"].items()):
+        style, name = line_style(i), NAMES.get(scorer, scorer)
+        series = f"{name} ({aggregator})" if many else f"{name}, best of n ({aggregator})"
         for rule in titles:
-            curve(rule, f"{name} ({how})" if many else f"{name}, best of n ({how})", tables[scorer], style, place)
+            curve(rule, rule, series, tables[scorer], style, many * (i + 1))
         if "majority" in first and not many:
             style |= {"linestyle": ":", "markerfacecolor": "white"}
-            curve("weighted_vote", f"{name}, weighted vote", tables[scorer], style, 0, "best_of_n")
+            curve("best_of_n", "weighted_vote", f"{name}, weighted vote", tables[scorer], style, 0)
     for i, (rule, (dashes, label)) in enumerate(RULES.items()):
         style = {"linestyle": dashes, "linewidth": 1.2, "color": GREY}
-        for column in [column for column in titles if column != "trace"] if rule in first else ():
-            curve(rule, label, runs, style, many * (len(tables) + 1 + i), column)
+        for column in [column for column in titles if column != "trace" and rule in first]:
+            curve(column, rule, label, runs, style, many * (len(tables) + 1 + i))
     for rule, axes in panel.items():
-        # One solution is the same for every scorer.
-        levels = (
-            [t["trace"]["1"] for t in next(iter(tables.values()))] if rule == "trace" else [r["mean"] for r in runs]
-        )
+        levels = [r["mean"] for r in runs]
+        if rule == "trace":  # one solution is the same for every scorer
+            levels = [table["trace"]["1"] for table in next(iter(tables.values()))]
         mean = axes.axhline(np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
         size_axis(axes, sizes, "n, solutions a problem")
         axes.set_title(titles[rule][1], fontsize=9)
@@ -115,25 +116,25 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
 
 
 def aggregator_dots(results: dict, folder: Path) -> Path:
-    """Share solved at the pool's size by aggregator: a dot and its interval a scorer, best-of-n beside the weighted vote."""
+    """Draws the share solved at the pool's size by aggregator: a dot a scorer, best-of-n beside the weighted vote."""
     N, scorers = str(results["n_candidates"]), results["scorers"]
-    hows = results.get("aggregators") or list(next(iter(scorers.values())))  # older results name none
+    names = results.get("aggregators") or list(next(iter(scorers.values())))  # older results name none
     rules = [("best_of_n", "interval", f"Best of {N}")]
     rules += [("weighted_vote", "weighted_vote_interval", f"Weighted vote of {N}")] if "majority" in results else []
-    size = 1.6 + 3.4 * len(rules), 1.4 + len(hows) * (0.22 + 0.09 * len(scorers))
+    size = 1.6 + 3.4 * len(rules), 1.4 + len(names) * (0.22 + 0.09 * len(scorers))
     figure, all_axes = plt.subplots(1, len(rules), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axes, (rule, interval, title) in zip(all_axes[0], rules, strict=True):
         for i, (scorer, table) in enumerate(scorers.items()):
-            y, style = np.arange(len(hows)) + 0.7 * ((i + 0.5) / len(scorers) - 0.5), line_style(i)
-            low, high = floats([table[how][interval][N] for how in hows]).T
+            y, style = np.arange(len(names)) + 0.7 * ((i + 0.5) / len(scorers) - 0.5), line_style(i)
+            share, (low, high) = [table[x][rule][N] for x in names], floats([table[x][interval][N] for x in names]).T
             axes.hlines(y, low, high, color=style["color"], linewidth=1, alpha=0.5)
-            axes.plot(floats([table[how][rule][N] for how in hows]), y, **style | NO_LINE, label=plain(scorer))
+            axes.plot(floats(share), y, **style | NO_LINE, label=plain(scorer))
         for name, (dashes, _) in RULES.items():
             if name in results:
                 axes.axvline(results[name][N], color=GREY, linewidth=0.8, linestyle=dashes, label=name, zorder=0)
-        axes.set_yticks(range(len(hows)), hows)
-        axes.set(title=title, xlabel="share of problems solved", ylim=(len(hows) - 0.5, -0.5))
-        for y in range(0, len(hows), 2):
+        axes.set_yticks(range(len(names)), names)
+        axes.set(title=title, xlabel="share of problems solved", ylim=(len(names) - 0.5, -0.5))
+        for y in range(0, len(names), 2):
             axes.axhspan(y - 0.5, y + 0.5, color="black", alpha=0.05, linewidth=0)
     figure.legend(*all_axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=7.5)
     text = pool_text(results, "lines: 95 % bootstrap intervals over problems")
@@ -141,7 +142,7 @@ def aggregator_dots(results: dict, folder: Path) -> Path:
 
 
 def reward_kl_figure(results: dict, folder: Path) -> Path:
-    """Accuracy and mean score against KL from the reference, on a square-root axis as in Gao et al. 2023."""
+    """Draws accuracy and mean score against KL from the reference, on a square-root axis as in Gao et al. 2023."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
     for i, (scorer, tables) in enumerate(results["reward_kl"].items()):
         style, (tilt, best) = line_style(i) | {"markerfacecolor": "white"}, (tables["reweighted"], tables["best_of_n"])
@@ -153,8 +154,8 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
                 if np.isfinite(place).all():
                     axes.annotate(n, place, xytext=(3, -9), textcoords="offset points", fontsize=7, color=GREY)
         left.plot([], [], **style, label=plain(scorer))
-    hows = ", ".join(dict.fromkeys(results["headline"].values()))
-    for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {hows} (nats)")):
+    names = ", ".join(dict.fromkeys(results["headline"].values()))
+    for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {names} (nats)")):
         square_root(axes)
         axes.set(xlabel="KL from the uniform reference (nats, square-root axis)", ylabel=name, xlim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="outside right center")
@@ -166,7 +167,7 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
 
 
 def calibration_figure(results: dict, folder: Path) -> Path:
-    """Reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier score."""
+    """Draws reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier score."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2))
     headline, tables = results["headline"], results["calibration"]
 

@@ -1,4 +1,5 @@
-"""The figures of papers: one drawing of the results of a figure's stages (figures/pipeline.py), and one table of its numbers.
+"""The figures of papers: one drawing of the results of a figure's stages (figures/pipeline.py), and one table of its
+numbers.
 
 A drawing is a function of {line: stages} that returns Drawn (figures/style.py).
 """
@@ -45,10 +46,10 @@ def selection(results: dict, scorer: str) -> str:
     return f"{scorer}.{results['headline'][scorer]}.best_of_n"
 
 
-def share_solved(pool: dict, stage: Stage, n: int, how: str | None = None, rule: str = "best_of_n") -> float:
-    """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `how`."""
+def share_solved(pool: dict, stage: Stage, n: int, aggregator: str | None = None, rule: str = "best_of_n") -> float:
+    """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `aggregator`."""
     scorer = scorer_of(pool, stage)
-    return pool["scorers"][scorer][how or pool["headline"][scorer]][rule][str(n)]
+    return pool["scorers"][scorer][aggregator or pool["headline"][scorer]][rule][str(n)]
 
 
 def best_of_n_differences(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:
@@ -74,7 +75,7 @@ def signed(x: float, low: float, high: float) -> str:
 
 
 def mean_difference(title: str, a_S, b_S) -> str:
-    """Says the mean of a - b over runs that differ in their seed alone, and its interval (of two runs their own values)."""
+    """Says the mean of a - b over runs that differ in their seed alone, and its interval (of two runs their range)."""
     (mean,), (low,), (high,) = over_seeds(np.subtract(a_S, b_S)[:, None])
     if len(a_S) == 1:
         return f"{title}: {mean:+.3f} (1 run)"

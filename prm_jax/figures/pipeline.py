@@ -1,16 +1,17 @@
-"""The stages of a figure: commands of this repository with overrides, each run once, in a folder that says what made it.
+"""The stages of a figure: commands of this repository with overrides, each run once, in a folder that says what made
+it.
 
-A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}` a value
-of the sweep key `seed`, and a line gives one stage for each combination of the sweep keys that it names. A reference to a line
-that has more sweep keys means all its folders, joined by commas.
+A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}`
+a value of the sweep key `seed`, and a line gives one stage for each combination of the sweep keys that it names. A
+reference to a line that has more sweep keys means all its folders, joined by commas.
 
-Where a figure needs files that this repository does not ship, `data` names them: {override of its stages: the file's path below
-the folder PRM_JAX_DATA}.
+Where a figure needs files that this repository does not ship, `data` names them: {override of its stages: the file's
+path below the folder PRM_JAX_DATA}.
 
-A stage's folder is its name and a hash of its resolved configuration, in which other stages appear by the names of their folders
-and files by their content too: changing a stage changes every stage that uses it. `DONE` is written last, and a folder that
-holds it is read, never run again. The code is not in the hash, since most edits change no number and a stage may take an hour;
-a folder that other code has made is read, and its line says so.
+A stage's folder is its name and a hash of its resolved configuration, in which other stages appear by the names of
+their folders and files by their content too: changing a stage changes every stage that uses it. `DONE` is written last,
+and a folder that holds it is read, never run again. The code is not in the hash, since most edits change no number and
+a stage may take an hour; a folder that other code has made is read, and its line says so.
 """
 
 import dataclasses
@@ -152,7 +153,7 @@ def read_value(key: str, text: str):
 
 
 def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
-    """{sweep key: {value: its text in a command line}}, with the values of the figure or, where overridden, of the user."""
+    """{sweep key: {value: its text in a command line}}, with the values of the figure or of the user's override."""
     table = {}
     for key, values in sweep.items():
         is_named = isinstance(values, dict)
@@ -169,11 +170,11 @@ def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
 def make_stages(
     figure: Definition, overrides: dict[str, str], root: Path, folders: dict[str, Path]
 ) -> tuple[dict[str, list[Stage]], set[str]]:
-    """({line: its stages} of a figure with the user's overrides, the overrides that no stage takes); InputError where a stage or
-    a key is unknown.
+    """({line: its stages} of a figure with the user's overrides, the overrides that no stage takes); InputError where a
+    stage or a key is unknown.
 
-    An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`, {hash: folder},
-    is filled: what two stages, or two figures, have in common is made once, under the first one's name.
+    An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`,
+    {hash: folder}, is filled: what two stages, or two figures, have in common is made once, under the first one's name.
     """
     table = sweep_texts(figure.sweep, overrides)
     rest = {key: value for key, value in overrides.items() if key not in table}
@@ -226,7 +227,7 @@ def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str,
 def make_stage(
     line: str, sweep: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders: dict[str, Path]
 ) -> Stage:
-    """A stage at one combination of sweep keys; of the stages `below` it uses those that agree with it in these keys."""
+    """A stage at one combination of sweep keys; it uses the stages `below` that agree with it in these keys."""
     used = {
         name: [stage for stage in stages if all(sweep.get(key, x) == x for key, x in stage.sweep.items())]
         for name, stages in below.items()
@@ -287,7 +288,7 @@ def compose(command: str, overrides: list[str]):
 
 
 def explain(stage: Stage) -> str:
-    """Says whether a stage is done and, where it has yet to be made, how it differs from the nearest older folder of its name."""
+    """Says whether a stage is done and, if not, how it differs from the nearest older folder of its name."""
     if stage.done:
         return f"done        {stage.name:<28} {stage.folder}{stage.by_other_code}"
     state = "stopped" if stage.stopped else "to make"
@@ -295,7 +296,7 @@ def explain(stage: Stage) -> str:
 
 
 def changed_keys(stage: Stage) -> str:
-    """The keys, old and new, in which a stage differs from the older folder of its name that differs in fewest; empty without one."""
+    """The keys in which a stage differs from the older folder of its name that differs in fewest; empty without one."""
     config, changed = json.loads(json.dumps(stage.config, default=str)), {}
     for path in stage.folder.parent.glob(f"{stage.name}-*/stage.json"):
         older = run_folder.read_json(path)

@@ -19,7 +19,7 @@ LARGE = ("checkpoints", "model", "figures", "tensorboard", "wandb")  # folders o
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One run: its settings {dotted key: value}, the seed among them, its command line's overrides, and its numbers (JSON)."""
+    """One run: its settings {dotted key: value}, the seed among them, its overrides, and its numbers (JSON)."""
 
     name: str
     kind: str  # summary, results, metrics
@@ -95,8 +95,8 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def read_results(path: Path) -> list[Record]:
-    """A record of each run that was evaluated, or one of an evaluation of other things. The settings of an evaluation have their
-    names, or `evaluate.NAME` where the training has such a key too."""
+    """A record of each run that was evaluated, or one of an evaluation of other things. The settings of an evaluation
+    have their names, or `evaluate.NAME` where the training has such a key too."""
     results, made = run_folder.read_json(path), path.stat().st_mtime
     settings = settings_of(path.parent) or as_settings(results.get("overrides", ()))
     settings.pop("checkpoint", None)

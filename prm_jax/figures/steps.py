@@ -1,4 +1,4 @@
-"""Figures of step scores: reliability, histogram, accuracy by position; errors by kind; exact values; one solution with its scores."""
+"""Figures of step scores: reliability, histogram, accuracy by position, errors by kind, exact values, one solution."""
 
 import hashlib
 import re
@@ -38,7 +38,7 @@ def step_text(group: dict, runs: list[dict]) -> str:
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
-    """Draws one page about step scores for each setting of the runs and, of an embedded task, the errors that they miss."""
+    """Draws one page for each setting of the runs and, of an embedded task, missed errors and exact values."""
     if "groups" in results:
         groups = [(group, [results["runs"][i] for i in group["runs"]]) for group in results["groups"]]
     else:
@@ -56,12 +56,14 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
 def value_figure(groups: dict[str, list[dict]], results: dict, path: Path) -> Path:
     drawn, n = draw_value_depth(groups), len(results["runs"])
     text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
-    text += f"; {results['runs'][0]['data']['name']} data, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}"
+    data, runs = results["runs"][0]["data"]["name"], f"{n} run{'s' * (n > 1)}"
+    text += f"; {data} data, values of its noisy solver or of exact play; {runs}"
     return save(drawn.figure, path, drawn.text + text, results)
 
 
 def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
-    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below, a line a group of runs.
+    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below, a line a group
+    of runs.
 
     groups: {name: runs of task=steps that differ in their seed alone}. fewest: steps at a depth that is drawn.
     """
@@ -147,7 +149,8 @@ def solution_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
-    """Draws one solution (id, problem, steps, scores): a bar for every step's score, coloured by it, the weakest step marked.
+    """Draws one solution (id, problem, steps, scores): a bar for every step's score, coloured by it, the weakest step
+    marked.
 
     If the unit is unbounded the axis ends at the extremes of this solution, 0 included.
     """

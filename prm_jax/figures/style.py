@@ -1,7 +1,7 @@
 """What every figure shares: colours, markers, curves over runs, captions, saving. Nothing outside this folder draws.
 
-Figures take numbers from results.json, fresh or as read back, where nan is null. Arrays with an axis S have one row a run: runs
-that differ in their seed alone.
+Figures take numbers from results.json, fresh or as read back, where nan is null. Arrays with an axis S have one row a
+run: runs that differ in their seed alone.
 """
 
 import dataclasses
@@ -57,10 +57,11 @@ def percent(x) -> np.ndarray:
 
 
 def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) of the defined values over runs; the interval of fewer than two values, and the mean of none, is nan.
+    """(mean_X, low_X, high_X) of the defined values over runs; the interval of fewer than two values, and the mean of
+    none, is nan.
 
-    kind: "t", a 95 % t interval; "range", from the lowest to the highest; "auto", t, but the range of two runs, whose t interval
-    would be thirteen times as wide.
+    kind: "t", a 95 % t interval; "range", from the lowest to the highest; "auto", t, but the range of two runs, whose t
+    interval would be thirteen times as wide.
     """
     y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
     n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
@@ -132,7 +133,8 @@ def legend_above(figure, axes, columns: int):
 
 
 def reliability(axes, curves):
-    """Draws mean label against mean score of the bins that are not empty, larger dots for more; dashed: perfect calibration.
+    """Draws mean label against mean score of the bins that are not empty, larger dots for more; dashed: perfect
+    calibration.
 
     curves: (reliability table, index of the line style, label) of each.
     """
@@ -169,8 +171,8 @@ def plain(text: str) -> str:
 
 
 def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
-    """Writes a PNG, with the caption `text` if there is one. 256 colours make it a third of the size, since pictures lie in
-    repositories and are sent around."""
+    """Writes a PNG, with the caption `text` if there is one. 256 colours make it a third of the size, since pictures
+    lie in repositories and are sent around."""
     if text:
         caption(figure, text, results)
     drawn = io.BytesIO()

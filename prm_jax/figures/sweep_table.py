@@ -72,18 +72,12 @@ def make_table(cfg: Config) -> dict:
         raise InputError(f"y: {', '.join(ys)}: undefined in every run")
     shared = collections.Counter(o for r in records for o in dict.fromkeys(r.overrides))
     return {
-        "x": x,
-        "y": ys,
-        "lines": lines,
-        "over": over,
-        "interval": kind,
-        "n_runs": len(records),
-        "everywhere": [o for o, n in shared.items() if n == len(records)],
-        "left_out": left_out,
+        "x": x, "y": ys, "lines": lines, "over": over, "interval": kind, "n_runs": len(records),
+        "everywhere": [o for o, n in shared.items() if n == len(records)], "left_out": left_out,
         "objectives": sorted({str(r.values.get("objective")) for r in records}),
         "commits": sorted({r.values.get("versions", {}).get("commit", "unknown") for r in records}),
         "rows": sorted(rows, key=lambda row: (ys.index(row["y"]), order(row, lines, x))),
-    }
+    }  # fmt: skip
 
 
 def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Record], list[str]]:
@@ -162,7 +156,7 @@ def curve_rows(runs: list[Record], y: str, group: dict, kind: str, left_out: dic
 
 
 def interval_kind(kind: str, groups: list) -> str:
-    """`auto` as t where every setting with several seeds has three at least: of two a t interval is thirteen times as wide."""
+    """`auto` as t if every setting with several seeds has at least three: of two it is thirteen times as wide."""
     sizes = [len(group) for group in groups if len(group) > 1]
     return kind if kind != "auto" else "t" if sizes and min(sizes) > 2 else "range"
 

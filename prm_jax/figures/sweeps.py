@@ -50,8 +50,8 @@ def shown(x) -> str:
 
 
 def cells(table: dict) -> tuple[list[str], list[list[str]]]:
-    """(head, body) of the table as texts: a row a setting, a column for each of its keys, for n, and for each y a mean with its
-    interval. Learning curves have their last step."""
+    """(head, body) of the table as texts: a row a setting, a column for each of its keys, for n, and for each y a mean
+    with its interval. Learning curves have their last step."""
     keys, step = [k for k in [*table["lines"], table["x"]] if k and k != "step"], ["step"] * (table["x"] == "step")
     rows_of, body = {}, []
     for row in table["rows"]:
@@ -122,8 +122,8 @@ def place_of(row: dict, x: str | None):
 
 
 def draw(table: dict, path: Path) -> Path:
-    """Draws a panel a y, a line for each setting without x: means, their interval, and each run as a faint dot. Lines are moved a
-    little aside, so that no interval hides another."""
+    """Draws a panel a y, a line for each setting without x: means, their interval, and each run as a faint dot. Lines
+    are moved a little aside, so that no interval hides another."""
     x, keys, n = table["x"], table["lines"], len(table["y"])
     figure, panels = plt.subplots(1, n, figsize=(3.6 * n + 1.6, 3.2), squeeze=False)
     places = [place_of(row, x) for row in sorted(table["rows"], key=lambda row: order(row, [], x))]

@@ -54,8 +54,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
 
 
 def worth(sizes: list[int], base_X, other_X) -> str:
-    """How many solutions of `base` one of `other` is worth at the smallest size: by the line through the smallest and the
-    largest size of `base`, in the logarithm of the size. Unknown where that line does not rise."""
+    """How many solutions of `base` one of `other` is worth at the smallest size: by the line through the smallest and
+    the largest size of `base`, in the logarithm of the size. Unknown where that line does not rise."""
     rise = base_X[-1] - base_X[0]
     if rise <= 0:
         return "an unknown number of"

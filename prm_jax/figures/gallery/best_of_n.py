@@ -13,8 +13,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     prm, orm = (selection(first, scorer) for scorer in first["headline"])
     others = {"PRM - ORM": orm, "PRM - majority vote": "majority"}
     drawn.statements = [best_of_n_differences(title, [(r, prm, b) for r in results], n) for title, b in others.items()]
-    for scorer, how in first["headline"].items():
-        drawn.statements.append(peak(drawn, f"{NAMES.get(scorer, scorer)}, best of n ({how})"))
+    for scorer, aggregator in first["headline"].items():
+        drawn.statements.append(peak(drawn, f"{NAMES.get(scorer, scorer)}, best of n ({aggregator})"))
     return drawn
 
 

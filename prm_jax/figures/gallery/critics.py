@@ -1,4 +1,4 @@
-"""Balanced accuracy on lines that show their work and on those that hide some, by the votes of a critic, beside verifiers that do not write."""
+"""Balanced accuracy on plain lines and on lines that hide work, by the votes of a critic, beside PRMs."""
 
 import numpy as np
 
@@ -29,8 +29,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     text = (
         f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does two "
     )
-    text += "operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level lines have one "
-    drawn = Drawn(figure, text + "vote or none")
+    text += "operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level "
+    drawn = Drawn(figure, text + "lines have one vote or none")
     for axis, (kind, title) in zip(axes, TITLES.items(), strict=True):
         for i, (name, runs) in enumerate(series.items()):
             y_SX = np.transpose([balanced(runs[n], kind) for n in votes])

@@ -5,8 +5,8 @@ from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 EXPLICIT, LONGER, OUTCOME = "explicit PRM", "explicit PRM, the default run", "outcome model at each step"
-# The aggregator of a solution's score: the explicit PRM and the outcome model have best_of_n's, an implicit PRM the log-ratio of
-# the whole solution (sum_logit), which it learned.
+# The aggregator of a solution's score: the explicit PRM and the outcome model have best_of_n's, an implicit PRM the
+# log-ratio of the whole solution (sum_logit), which it learned.
 AGGREGATOR = {EXPLICIT: "prod", LONGER: "prod", OUTCOME: "last"}
 
 
@@ -24,10 +24,10 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     drawn.spread += "; small: runs, large: their mean, 95 % t interval"
     numbers = {}
     for height, (kind, members) in enumerate(kinds.items()):
-        how, form = AGGREGATOR.get(kind, "sum_logit"), members[0].sweep.get("form")
+        aggregator, form = AGGREGATOR.get(kind, "sum_logit"), members[0].sweep.get("form")
         numbers[kind] = {
             "step AUROC": [run_of(runs, stage)["auroc_correctness"] for stage in members],  # by the exact checker
-            f"best of {n}": [share_solved(pool, stage, n, how) for stage in members],
+            f"best of {n}": [share_solved(pool, stage, n, aggregator) for stage in members],
             f"best of {n}, lowest step": [share_solved(pool, stage, n, "min") for stage in members],
         }
         color = line_style({EXPLICIT: 0, LONGER: 0, OUTCOME: 1}.get(kind, 3 if form == "DPO" else 2))

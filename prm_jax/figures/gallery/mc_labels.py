@@ -43,11 +43,11 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         drawn.text += f"; dotted: AUROC of the exact value against value, {ceiling:.3f}"
     mean_KA = np.zeros((len(kinds), len(HOWS)))
     for k, (name, members) in enumerate(kinds.items()):
-        for a, how in enumerate(HOWS):
-            value_S = [share_solved(pool, stage, n, how) for stage in members]
+        for a, aggregator in enumerate(HOWS):
+            value_S = [share_solved(pool, stage, n, aggregator) for stage in members]
             (mean_KA[k, a],), (low,), (high,) = over_seeds(floats(value_S)[:, None])
-            drawn.row(f"best of {n}", name, how, mean_KA[k, a], low, high, value_S)
-            says[name].append(f"{f'best of {n} ' * (a == 0)}{how} {interval_text(drawn.rows[-1])}")
+            drawn.row(f"best of {n}", name, aggregator, mean_KA[k, a], low, high, value_S)
+            says[name].append(f"{f'best of {n} ' * (a == 0)}{aggregator} {interval_text(drawn.rows[-1])}")
     right.imshow(mean_KA, cmap="cividis", aspect="auto")
     middle = (mean_KA.min() + mean_KA.max()) / 2
     for (k, a), x in np.ndenumerate(mean_KA):

@@ -17,8 +17,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         for name, choice in (("best score", "best"), ("weighted vote", "vote")):
             runs_SX = [[s[choice]["share"] for s in run if s["method"] == method] for run in searches]
             shares = ", ".join(f"{share:.3f}" for share in np.mean(runs_SX, 0))
-            at = f"at {', '.join(map(str, budgets))} tokens"
-            drawn.statements.append(f"{names[method]}, {name}, {at}: {shares}")
+            tokens = ", ".join(map(str, budgets))
+            drawn.statements.append(f"{names[method]}, {name}, at {tokens} tokens: {shares}")
     for method in methods[1:]:
         for budget in dict.fromkeys([budgets[0], budgets[len(budgets) // 2], budgets[-1]]):
             rows = [s for run in searches for s in run if (s["method"], s["budget"]) == (method, budget)]

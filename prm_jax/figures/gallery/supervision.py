@@ -1,4 +1,4 @@
-"""Best of N against training solutions, by kind of supervision: a column a task; below, by winners without a wrong step."""
+"""Best of N against training solutions by supervision, a column a task; below, winners without a wrong step."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""An outcome model asked at every token or at the end alone: held-out loss along training, AUROC and best of n by its length."""
+"""An outcome model trained at every token or at the end alone: held-out loss, AUROC and best of n by training steps."""
 
 import itertools
 

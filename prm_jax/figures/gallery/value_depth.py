@@ -1,4 +1,4 @@
-"""Scores minus exact values by the steps done and left: mean difference above, mean magnitude below, a line a kind of labels."""
+"""Scores minus exact values by the steps done and left: mean difference and magnitude, a line a kind of labels."""
 
 import numpy as np
 
