@@ -169,7 +169,6 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
         scores[i], line_of[i] = as_probability(np.array(score_T, np.float64), unit), number
     if missing := [i for i in n_steps if i not in scores]:
         others = f" and {len(missing) - 1} more ids" * (len(missing) > 1)
-        raise InputError(
-            f"{path}: no row has the id {missing[0]!r}{others}, expected one for each of {len(n_steps)} solutions"
-        )
+        expected = f"expected one for each of {len(n_steps)} solutions"
+        raise InputError(f"{path}: no row has the id {missing[0]!r}{others}, {expected}")
     return [scores[i] for i in n_steps]

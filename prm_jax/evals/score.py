@@ -38,14 +38,10 @@ def run(setup: Setup, cfg: Config) -> dict:
     """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to draw."""
     scorer = one_scorer(setup, "score")
     is_pool = "candidates" in next(iter(rows.read_rows(cfg.input)), (0, {}))[1]
-    solutions = () if is_pool else sources.load(cfg.input, "native")[0]
+    solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, "native")[0]]
 
     def source():  # read anew each time: a pool may be larger than memory
-        return (
-            pools.candidate_rows(pools.iter_pool(cfg.input))
-            if is_pool
-            else ((s.id, s.problem, s.steps) for s in solutions)
-        )
+        return pools.candidate_rows(pools.iter_pool(cfg.input)) if is_pool else solutions
 
     ids = [i for i, *_ in source()]
     if repeated := next((i for i, n in collections.Counter(ids).items() if n > 1), None):

@@ -96,9 +96,8 @@ def open_inputs(setup: Setup, cfg: Config, name: str, checker: grading.Checker) 
         run_name = next((x for x in (name, *setup.checkpoints) if is_run(x)), name)
         data_cfg, _ = data_of(setup, run_name)
         if not isinstance(data_cfg, TaskData):
-            raise InputError(
-                f"questions: the data {data_cfg.name} has no problems to draw; name a file, questions=FILE"
-            )
+            why = f"the data {data_cfg.name} has no problems to draw"
+            raise InputError(f"questions: {why}; name a file, questions=FILE")
         checkers = ("task", data_cfg.name, *grading.RULES)
         expected = f"{', '.join(checkers)} for problems of {data_cfg.name}"
         expect(cfg.checker in checkers, "checker", cfg.checker, expected)
@@ -140,15 +139,9 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             costs, pool = search_once(setup, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
             solved[method, budget] = solved_by(pool, inputs, aggregator)
             tokens = budget * (1 if cfg.stop_at is None else cfg.first)
-            rows.append(
-                {
-                    "method": method,
-                    "budget": budget,
-                    "plan": search.plan(method, tokens, per_solution, cfg),
-                    **costs,
-                    **{rule: shares(right_P, bins, seed) for rule, right_P in solved[method, budget].items()},
-                }
-            )
+            plan = search.plan(method, tokens, per_solution, cfg)
+            tables = {rule: shares(solved_P, bins, seed) for rule, solved_P in solved[method, budget].items()}
+            rows.append({"method": method, "budget": budget, "plan": plan, **costs, **tables})
             bar.update(1)
     spent = {row["budget"]: row["policy_tokens"] for row in rows if row["method"] == "best_of_n"}
     for row in rows:
@@ -259,10 +252,9 @@ def show(results: dict):
 def show_policy(v: dict, samples: int):
     print(f"verifier    {v['verifier']} ({v['label_kind']}), value of a prefix: {v['aggregator']} of its step scores")
     majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
-    print(
-        f"policy      {v['policy']}: {v['tokens_per_solution']:.1f} tokens a solution; {v['problems']} problems: "
-        f"pass@1 {v['pass_at_1']:.3f}, pass@{samples} {v['pass_at_n']:.3f}{majority}"
-    )
+    solved = f"pass@1 {v['pass_at_1']:.3f}, pass@{samples} {v['pass_at_n']:.3f}{majority}"
+    tokens = f"{v['tokens_per_solution']:.1f} tokens a solution"
+    print(f"policy      {v['policy']}: {tokens}; {v['problems']} problems: {solved}")
 
 
 def detail(results: dict):

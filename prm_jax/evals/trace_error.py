@@ -57,22 +57,20 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
     for rule in [rule for rule in column if rule != first and not rule.endswith(".weighted_vote")]:
         interval = bootstrap_interval(functools.partial(minus, rule=rule), every, seed)
         differences.append({"a": first, "b": rule, "difference": float(minus(every, rule)), "interval": interval})
+    table = {}
+    for rule, i in column.items():
+        table[rule] = {
+            "final_error": float(1 - right_PX[:, i].mean()),
+            "final_error_interval": final[:, i].tolist(),
+            "trace_error": ratio(hidden_PX[:, i], right_PX[:, i]),
+            "trace_error_interval": trace[:, i].tolist(),
+        }
+    errors = {rule: selective(x_P, 1 - right_PX[:, column[rule]]) for rule, x_P in confidence_P.items()}
     return {
         "n": pool.right_PN.shape[-1],
-        "rules": {
-            rule: {
-                "final_error": float(1 - right_PX[:, i].mean()),
-                "final_error_interval": final[:, i].tolist(),
-                "trace_error": ratio(hidden_PX[:, i], right_PX[:, i]),
-                "trace_error_interval": trace[:, i].tolist(),
-            }
-            for rule, i in column.items()
-        },
+        "rules": table,
         "differences": differences,
-        "abstain": {
-            "share": SHARE_S.tolist(),
-            "error": {rule: selective(x_P, 1 - right_PX[:, column[rule]]) for rule, x_P in confidence_P.items()},
-        },
+        "abstain": {"share": SHARE_S.tolist(), "error": errors},
         "agreement": agreement(pool, list(score_PN), rules.scores_unit),
     }
 

@@ -34,13 +34,12 @@ def processbench_bars(results: dict, path: Path) -> Path:
     # The mean of the splits shown; a published mean over more is another number.
     tables = {name: table | {"mean": mean(table, splits)} for name, table in tables.items()}
     intervals = {name: x["f1_interval"] for name, x in splits.items()} | {"mean": results["mean_f1_interval"]}
-    size = 2.6 + 1.75 * len(columns), 1.1 + 0.21 * len(order)
+    size, colors = (2.6 + 1.75 * len(columns), 1.1 + 0.21 * len(order)), ["#CFCFCF"] * len(order)
+    colors[row] = BLUE
     figure, all_axes = plt.subplots(1, len(columns), figsize=size, sharey=True, squeeze=False)
     for axes, column in zip(all_axes[0], columns, strict=True):
         f1 = percent([tables[name].get(column) for name in order])
-        axes.barh(
-            range(len(order)), f1, height=0.72, color=[BLUE if y == row else "#CFCFCF" for y in range(len(order))]
-        )
+        axes.barh(range(len(order)), f1, height=0.72, color=colors)
         axes.plot(percent(intervals[column]), [row, row], color="black", linewidth=1)
         texts, ends = [f"{x:.1f}" if np.isfinite(x) else "" for x in f1], np.nan_to_num(f1)
         texts[row], ends[row] = texts[row] or "undefined", np.nanmax([ends[row], *percent(intervals[column])])
@@ -113,9 +112,8 @@ def prmbench_figures(results: dict, folder: Path) -> list[Path]:
         text = f"{block}{between}{score:.1f}" if np.isfinite(score) else block
         axes.text(np.mean([places[name] for name in names]), 107, text, ha="center", fontsize=9, weight="bold")
     labels = [name.replace("_", "\n") + ("" if name in values else "\n(no rows)") for name in places]
-    axes.set_xticks(
-        list(places.values()), [x.replace("\n", " ") for x in labels] if turn else labels, fontsize=6.5, **turn
-    )
+    labels = [label.replace("\n", " ") for label in labels] if turn else labels
+    axes.set_xticks(list(places.values()), labels, fontsize=6.5, **turn)
     axes.tick_params(axis="x", length=0)
     axes.set(ylabel="PRMScore (%)", ylim=(0, 106), yticks=[0, 20, 40, 60, 80, 100])
     axes.legend(handles=handles, **OUTSIDE)

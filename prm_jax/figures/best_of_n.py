@@ -49,11 +49,8 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
 def best_of_n_curves(results: dict, folder: Path) -> Path:
     """Draws the curves of one pool; intervals are bootstraps over problems."""
     text, N = "95 % bootstrap intervals over problems", list(results["oracle"])[-1]
-    text = (
-        f"beside the curves: {text} at n = {N}, in the legend's order"
-        if len(results["scorers"]) > 2
-        else f"bands: {text}"
-    )
+    many = len(results["scorers"]) > 2
+    text = f"beside the curves: {text} at n = {N}, in the legend's order" if many else f"bands: {text}"
     return save(draw_best_of_n([results]).figure, folder / "best_of_n.png", pool_text(results, text), results)
 
 

@@ -64,10 +64,8 @@ def best_of_n_differences(title: str, pairs: list[tuple[dict, str, str]], n: int
 
 def stage_differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[Stage], n: int) -> str:
     """Says the paired differences of best-of-n between the verifiers of two stages on one pool, a pair a seed."""
-    names = [
-        [selection(pool, scorer_of(pool, stage)) for stage in pair] for pair in zip(a_stages, b_stages, strict=True)
-    ]
-    return best_of_n_differences(title, [(pool, *pair) for pair in names], n)
+    a, b = ([selection(pool, scorer_of(pool, stage)) for stage in stages] for stages in (a_stages, b_stages))
+    return best_of_n_differences(title, [(pool, *pair) for pair in zip(a, b, strict=True)], n)
 
 
 def signed(x: float, low: float, high: float) -> str:

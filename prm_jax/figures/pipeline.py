@@ -257,10 +257,8 @@ def contents(config: dict) -> dict[str, list[str]]:
     """{"KEY (content)": fingerprints} of the files that a configuration names, such as FILE or FILE.py:FUNCTION."""
     fingerprints = {}
     for key, x in config.items():
-        names = [
-            re.sub(r"\.py:\w+$", ".py", name) for name in (x if isinstance(x, list) else [x]) if isinstance(name, str)
-        ]
-        if files := [name for name in names if os.path.isfile(name)]:
+        names = [name for name in (x if isinstance(x, list) else [x]) if isinstance(name, str)]
+        if files := [name for name in (re.sub(r"\.py:\w+$", ".py", name) for name in names) if os.path.isfile(name)]:
             fingerprints[f"{key} (content)"] = [file_fingerprint(file) for file in files]
     return fingerprints
 

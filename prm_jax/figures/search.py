@@ -12,10 +12,8 @@ LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts
 def search_figures(results: dict, folder: Path) -> list[Path]:
     """Draws one evaluation; bands are bootstrap intervals over problems."""
     names = "; ".join(f"{v['verifier']}, {v['aggregator']}, {v['problems']} problems" for v in results["verifiers"])
-    text = (
-        f"final choice: {'weighted vote' if results['choice'] == 'vote' else 'best score'}; dotted: the policy alone; "
-    )
-    text += "bands: 95 % bootstrap intervals over problems; groups of equal size by share of right samples; "
+    text = f"final choice: {'weighted vote' if results['choice'] == 'vote' else 'best score'}; dotted: the policy alone"
+    text += "; bands: 95 % bootstrap intervals over problems; groups of equal size by share of right samples; "
     return [save(draw_search([results]).figure, folder / "search.png", text + names, results)]
 
 

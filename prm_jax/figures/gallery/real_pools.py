@@ -32,20 +32,17 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     model = {s: MODELS.get(s, (s, "prod"))[0] for s in scorers}
     rule_of = {s: rule if (rule := MODELS.get(s, (s, "prod"))[1]) in rules else rules[0] for s in scorers}
     differs = {rule: {(d["a"], d["b"]): d for d in r["differences"] if d["n"] == N} for rule, r in by_rule.items()}
-    gain = {
-        (s, aggregator): differs[rules[0]][f"{s}.{aggregator}.best_of_n", "majority"]
-        for s in scorers
-        for aggregator in first["scorers"][s]
-    }
+    keys = [(s, aggregator) for s in scorers for aggregator in first["scorers"][s]]
+    gain = {(s, name): differs[rules[0]][f"{s}.{name}.best_of_n", "majority"] for s, name in keys}
     length = {(s, rule): by_rule[rule]["length_correlation"][s] for s in scorers for rule in rules}
     ece = {(s, aggregator): x["ece"] for s in scorers for aggregator, x in first["calibration"][s]["solutions"].items()}
 
     figure, ((left, right), (below, last)) = panels(2, 2, 7.4)
-    text = (
-        f"{first['n_problems']} problems x {N} candidates, stored step scores. Filled: the authors' rule, in the legend"
-    )
     drawn = Drawn(
-        figure, f"{text}. Top right: lines weigh by exp(score / beta), markers are best of n = 1, 2, 4, ... {N}"
+        figure, f"{first['n_problems']} problems x {N} candidates, stored step scores. Filled: the authors' rule"
+    )
+    drawn.text += (
+        f", in the legend. Top right: lines weigh by exp(score / beta), markers are best of n = 1, 2, 4, ... {N}"
     )
     drawn.spread = "nothing is trained; lines at dots: 95 % bootstrap intervals over problems, of differences paired"
     panel = {
@@ -72,9 +69,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     legend_above(figure, left, 2)
     clear = [d["difference"] for d in gain.values() if d["p"] < 0.05]
     text = f"{sum(x > 0 for x in clear)} of {len(gain)} pairs of model and aggregator above majority"
-    drawn.statements.append(
-        f"{text}, {sum(x < 0 for x in clear)} below, by sign-flip tests at .05, not adjusted for their number"
-    )
+    text += f", {sum(x < 0 for x in clear)} below"
+    drawn.statements.append(f"{text}, by sign-flip tests at .05, not adjusted for their number")
     pairs = [(s, a, b) for s in scorers for a, b in itertools.combinations(rules, 2)]
     within = {(s, a, b): differs[b][f"{s}.{a}.best_of_n", f"{s}.{b}.best_of_n"] for s, a, b in pairs}
     clear = [f"{model[s]} {a} - {b} {shown(d)} p {d['p']:.2g}" for (s, a, b), d in within.items() if d["p"] < 0.05]
