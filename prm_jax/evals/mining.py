@@ -93,9 +93,8 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 
 def count(solutions: list[Solution]) -> dict:
-    """The cost and content of labels: solutions, steps up to and including the first wrong one (label below .5), and
-    the shares of solutions with a wrong answer, with a wrong step (unsound), with a wrong step and a right answer
-    (lucky)."""
+    """Numbers of solutions and of steps up to and including the first wrong one (label below .5); shares of solutions
+    with a wrong answer, with a wrong step (unsound), with a wrong step and a right answer (lucky)."""
     errors = [first_error(s.labels) for s in solutions]
     wrong, unsound = np.array([s.outcome == 0 for s in solutions]), np.array(errors) >= 0
     return {

@@ -74,8 +74,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 
 def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
-    """Problems in the order of the file; within each, solutions by their lowest or last (`aggregator`) step score, best
-    first.
+    """Problems in the order of the file; within each, solutions by their lowest or last step score, best first.
 
     Scores are in `unit`; where that is the probability the product of a solution's steps is there too.
     """

@@ -124,9 +124,8 @@ def baselines(scorer, kind: str, data: Data, test: list[Solution]) -> dict:
 
 
 def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
-    """The errors that a verifier of an embedded task takes for right. `kinds`: of the first errors of each kind the
-    number, the share that it misses (P >= threshold) and its 95 % bootstrap interval over problems; `lines`: those
-    missed most often."""
+    """`kinds`: the number of first errors of each kind, and the share that a verifier misses (P >= threshold) with its
+    95 % bootstrap interval over problems; `lines`: the errors missed most often."""
     of_kind, of_line = {}, {}
     for s, p_T in zip(test, p, strict=True):
         verdict_T = task.verdicts(s.problem, s.steps)
@@ -149,10 +148,9 @@ def balanced(hit_n: np.ndarray, good_n: np.ndarray) -> float:
 
 
 def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
-    """Numbers of the lines up to the first wrong one, apart for `merged` lines (several operations, whose values in
-    between are hidden) and `plain` ones: how many there are and how many are wrong; the share judged right; that share
-    over right and wrong lines evenly (`balanced`, .5 for a verifier that sees nothing) with its 95 % bootstrap interval
-    over problems; the AUROC."""
+    """Numbers of `plain` lines and of `merged` ones (several operations, whose values in between are hidden), up to the
+    first wrong one: how many, how many wrong, the share judged right (accuracy), its mean over right and wrong lines
+    (balanced, .5 for a verifier that sees nothing) with a 95 % bootstrap interval over problems, and the AUROC."""
     rows, table = {"plain": [], "merged": []}, {}
     for s, p_T in zip(test, p, strict=True):
         operations, good = task.written_out(s.problem, s.steps), tasks.step_labels(task, s.problem, s.steps)

@@ -113,9 +113,8 @@ def selective(confidence_P, wrong_P) -> list[float]:
 
 
 def agreement(pool, scorers: Sequence[str], default_unit: str) -> dict:
-    """{scorer: shares on which its P(step good) >= .5 agrees with `correctness` (the step's label), `outcome` (the
-    answer is right) and each other scorer}, `labels`: the share on which the two labels agree; over the steps of
-    finished candidates up to and including the first wrong one."""
+    """{scorer: share of steps on which its P(step good) >= .5 agrees with `correctness` (the step's label), `outcome`
+    (the answer is right) and each other scorer}, `labels`: that of the two labels; steps up to the first wrong one."""
     kept_m, label_m = pool.labelled()
     has_outcome = np.repeat(pool.finished_n, pool.steps_n)[kept_m]
     kept_m, right = kept_m[has_outcome], label_m[has_outcome] >= 0.5

@@ -18,8 +18,7 @@ def search_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def draw_search(runs: list[dict]) -> Drawn:
-    """One verifier has two columns of panels, several have a row each: all problems, then groups of equal difficulty,
-    easiest first.
+    """One verifier has two columns of panels, several have a row each: all problems, then groups by difficulty.
 
     runs: the results of evaluations that differ in their seed alone.
     """

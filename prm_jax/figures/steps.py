@@ -62,8 +62,7 @@ def value_figure(groups: dict[str, list[dict]], results: dict, path: Path) -> Pa
 
 
 def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
-    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below, a line a group
-    of runs.
+    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below.
 
     groups: {name: runs of task=steps that differ in their seed alone}. fewest: steps at a depth that is drawn.
     """
@@ -149,8 +148,7 @@ def solution_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
-    """Draws one solution (id, problem, steps, scores): a bar for every step's score, coloured by it, the weakest step
-    marked.
+    """Draws one solution (id, problem, steps, scores): a bar for every step's score, the weakest step marked.
 
     If the unit is unbounded the axis ends at the extremes of this solution, 0 included.
     """

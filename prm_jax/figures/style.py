@@ -133,8 +133,7 @@ def legend_above(figure, axes, columns: int):
 
 
 def reliability(axes, curves):
-    """Draws mean label against mean score of the bins that are not empty, larger dots for more; dashed: perfect
-    calibration.
+    """Draws mean label against mean score of each bin, larger dots for more steps; dashed: perfect calibration.
 
     curves: (reliability table, index of the line style, label) of each.
     """
