@@ -369,6 +369,18 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     witness_phases(found | grids | {"versions": {"commit": "unknown"}}, tmp_path / "phases.png")
 
 
+def test_tables_and_figures_have_the_usual_aggregators_or_those_asked_for(capsys):
+    usual = ["min", "prod", "mean", "gmean", "last"]
+    for chosen, names in ((None, usual), ("softmin", ["prod", "softmin"]), (["max", "min"], ["min", "prod", "max"])):
+        result = measured(rules=dataclasses.replace(RULES, aggregators=chosen))
+        assert result["aggregators"] == names and set(result["scorers"]["a"]) == set(rerank.AGGREGATORS)
+        best_of_n_task.show_aggregators(result, "4")
+        assert capsys.readouterr().out.splitlines()[1].split() == names
+    assert best_of_n.shown_aggregators("all") == list(rerank.AGGREGATORS)
+    with pytest.raises(InputError, match="aggregators: got 'nothing', expected all, null, or names of min, prod"):
+        parsed_rules(aggregators=["min", "nothing"])
+
+
 def test_a_blank_answer_is_none():
     candidates = tuple(Candidate(("a",), answer, False, True, {}) for answer in ("", " ", "", "7"))
     pool = best_of_n.pool_arrays([Problem("i", "p", "7", candidates)])

@@ -198,6 +198,12 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
 
 
+def test_an_evaluation_that_declares_no_figures_draws_none():
+    tasks = {path.stem for path in CONF.glob("task/*.yaml")}
+    modules = {task: importlib.import_module(f"prm_jax.evals.{task}") for task in tasks}
+    assert {task for task, module in modules.items() if hasattr(module, "figures")} == set(DRAWN)
+
+
 def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):
     """README's example: by the lowest score the wrong one (-0.714 -0.519) led the right one (-0.770 -0.347)."""
     texts = {"wrong": ("4+5=3", "3*3=2"), "right": ("4+5=2", "2*3=6")}
