@@ -375,15 +375,17 @@ def test_each_baseline_finds_its_own_leak_and_no_other(leak):
 
 def test_bag_of_tokens_features_by_hand():
     train = Steps([0, 1, 2], [[7, 7, 5], [], [5, 9]], [1, 0, 1])
-    x = _features(train, np.array([5, 7])).toarray()  # 9 occurs once: no feature
-    np.testing.assert_allclose(x, [[1, np.log(2), np.log(3)], [1, 0, 0], [1, np.log(2), 0]])
+    start, column, value = _features(train, np.array([5, 7]))  # 9 occurs once: no feature
+    np.testing.assert_array_equal(start, [0, 3, 4])
+    np.testing.assert_array_equal(column, [0, 1, 2, 0, 0, 1])
+    np.testing.assert_allclose(value, [1, np.log(2), np.log(3), 1, 1, np.log(2)])
 
 
 def test_fit_logistic_reaches_the_optimum_also_on_separable_data():
     _, position, ids = random_steps(0, n=300)
     for y in (position >= 3, np.array([17 in x for x in ids]), np.ones(300, bool)):
         vocabulary = np.arange(10, 30)
-        weight = fit_logistic(_features(Steps(position, ids, y), vocabulary), y.astype(float))
+        weight = fit_logistic(*_features(Steps(position, ids, y), vocabulary), y.astype(float), 21)
         x = np.array([[1, *np.log1p([row.count(v) for v in vocabulary])] for row in ids])
         p = 1 / (1 + np.exp(-x @ weight))
         np.testing.assert_allclose(x.T @ (p - y) + L2 * weight, 0, atol=1e-3)
