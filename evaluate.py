@@ -1,6 +1,7 @@
-"""Evaluate verifiers. Each task writes results.json (every number behind every figure), report.txt and figures/*.png.
+"""Evaluates verifiers: each task writes results.json (every number behind every figure), report.txt and figures/*.png.
 
-A task is one file of conf/task (its keys), one of prm_jax/evals (its numbers) and one of prm_jax/figures.
+A task is one file of conf/task (its keys) and one of prm_jax/evals: `run` returns its numbers, `show` prints its table,
+and `figures(results, folder)`, where the task has figures, draws them and returns their paths.
 """
 
 import dataclasses
@@ -17,12 +18,12 @@ from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 
 COMMON = [field.name for field in dataclasses.fields(EvaluateConfig)]
-ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read here, or by the task itself
+ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the command, or by the task itself
 
 
 @cli.command("evaluate")
 def main(cfg):
-    """Evaluate verifiers: step metrics, best-of-N, your own solutions, ProcessBench, PRMBench, or the toy trace witness."""
+    """Evaluate verifiers: step metrics, best-of-N, your solutions, ProcessBench, PRMBench, or the toy trace witness."""
     folder, cfg, resumes = start_command(cfg)
     folder = writable_folder(folder)
     check_data(cfg)
@@ -39,18 +40,16 @@ def main(cfg):
         files = check_inputs(folder / "inputs.json", cfg)
         results = task.run(Setup(common, names, cfg.data, folder, files), task_cfg)
     results |= {"task": cfg.task, "seed": common.seed, "overrides": run_folder.overrides_of(folder)}
-    if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # these say it of each
+    if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # each run or scorer has its own
         results["trained"] = trained(names[0])
     results["versions"] = run_folder.versions()
     run_folder.write_json(folder / "results.json", results)
     write_report(folder / "report.txt", task, results)
     task.show(results)
     print(f"results     {folder / 'results.json'}; every table as text: report.txt")
-    if jax.process_index() == 0:
-        from prm_jax.figures.draw import draw  # imports matplotlib
-
-        if drawn := draw(results, folder / "figures"):
-            print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in drawn)}")
+    paths = task.figures(results, folder / "figures") if jax.process_index() == 0 and hasattr(task, "figures") else ()
+    if paths:
+        print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in paths)}")
 
 
 if __name__ == "__main__":

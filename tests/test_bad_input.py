@@ -399,7 +399,8 @@ LINES = [
     ("figures name=best_of_n none_such=3", r"none_such: no stage takes this key"),
     ("figures name=best_of_n resume=x", r"resume: the same command goes on"),
     ("figures name=best_of_n seed=[]", r"seed: got '\[\]', expected one value at least"),
-    ("figures name=best_of_n why=maybe", r"why: got 'maybe', expected true or false"),
+    ("figures name=best_of_n explain=maybe", r"explain: got 'maybe', expected true or false"),
+    ("figures name=best_of_n why=true", r"why: is now called explain"),
 ]  # fmt: skip
 
 

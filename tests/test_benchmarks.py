@@ -43,7 +43,7 @@ def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
     paths = [str(real_data(f"processbench/{name}.json")) for name in ("gsm8k", "math")]
     rows, counts = benchmarks.read("processbench", Source(paths, None, "train"))
     scores = random_scores(rng, rows)
-    found = processbench.measure(rows, scores, 0.3)
+    found = processbench.f1_results(rows, scores, 0.3)
     by_id = {row.solution.id: score_T for row, score_T in zip(rows, scores, strict=True)}
     f1s = []
     for name, path in zip(("gsm8k", "math"), paths, strict=True):
@@ -76,7 +76,7 @@ def test_processbench_equals_an_independent_computation_on_the_real_files(rng):
 )
 def test_processbench_literally(predicted, accuracy_error, accuracy_clean, f1):
     rows = [processbench_row("a", error) for error in (0, 1, -1, -1)]
-    found = processbench.measure(rows, predicting(predicted), 0.5)
+    found = processbench.f1_results(rows, predicting(predicted), 0.5)
     split = found["splits"]["a"]
     assert (split["accuracy_error"], split["accuracy_clean"]) == (accuracy_error, accuracy_clean)
     assert split["f1"] == found["mean_f1"] == pytest.approx(f1)
@@ -89,8 +89,8 @@ def test_long_problems_cost_no_memory_a_step():
     rows = [processbench_row("a", -1, 2, "q" * 3000 + str(i % 20)) for i in range(2000)]
     scores = [np.ones(2)] * len(rows)
     tracemalloc.start()
-    prmbench.measure(rows, scores, 0.5)
-    processbench.measure(rows, scores, 0.5)
+    prmbench.prmscore_results(rows, scores, 0.5)
+    processbench.f1_results(rows, scores, 0.5)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2e7  # 48 MB as texts
@@ -100,9 +100,9 @@ def test_the_mean_is_plain_and_undefined_where_a_split_is(tmp_path):
     rows = [processbench_row("a", error) for error in (0, -1)] * 10 + [
         processbench_row("b", error) for error in (1, -1)
     ]
-    found = processbench.measure(rows, predicting([0, -1] * 10 + [0, -1]), 0.5)
+    found = processbench.f1_results(rows, predicting([0, -1] * 10 + [0, -1]), 0.5)
     assert (found["splits"]["a"]["f1"], found["splits"]["b"]["f1"], found["mean_f1"]) == (1, 0, 0.5)
-    one_sided = processbench.measure([*rows, processbench_row("c", -1)], predicting([-1] * 23), 0.5)
+    one_sided = processbench.f1_results([*rows, processbench_row("c", -1)], predicting([-1] * 23), 0.5)
     assert np.isnan([one_sided["splits"]["c"]["f1"], one_sided["mean_f1"]]).all()
     versions = {"verifier": "v", "versions": {"commit": "0"}}
     for figure in benchmark_figures.processbench_figures(one_sided | versions, tmp_path):  # and is drawn nevertheless
@@ -113,11 +113,11 @@ def test_the_threshold_is_the_best_of_all_on_the_named_split(rng):
     # Scores on a coarse grid tie within and across solutions.
     rows = [processbench_row(s, e, 4) for s in ("a", "b") for e in rng.integers(-1, 4, 40)]
     scores = [np.round(rng.random(4), 1) for _ in rows]
-    f1_at = lambda t, split="a": processbench.measure(rows, scores, t)["splits"][split]["f1"]
-    tuned = processbench.measure(rows, scores, 0.99, threshold_split="a")
+    f1_at = lambda t, split="a": processbench.f1_results(rows, scores, t)["splits"][split]["f1"]
+    tuned = processbench.f1_results(rows, scores, 0.99, threshold_split="a")
     assert tuned["splits"]["a"]["f1"] == max(f1_at(t) for t in np.arange(0, 1.1, 0.05))
     assert tuned["splits"]["b"]["f1"] == f1_at(tuned["threshold"], "b")
-    assert (tuned["threshold_origin"], processbench.measure(rows, scores, 0.2)["threshold_origin"]) == (
+    assert (tuned["threshold_origin"], processbench.f1_results(rows, scores, 0.2)["threshold_origin"]) == (
         "best F1 on a",
         "given",
     )
@@ -125,9 +125,9 @@ def test_the_threshold_is_the_best_of_all_on_the_named_split(rng):
     for t, f1 in list(zip(tuned["curve"]["threshold"], tuned["curve"]["f1"]["b"], strict=True))[::40]:
         assert f1 == pytest.approx(f1_at(t, "b"))
     with pytest.raises(InputError, match="threshold_split: got 'c', expected a, b"):
-        processbench.measure(rows, scores, 0.5, threshold_split="c")
+        processbench.f1_results(rows, scores, 0.5, threshold_split="c")
     with pytest.raises(InputError, match="threshold_split: a has no F1 to tune on"):
-        processbench.measure([processbench_row("a", 0)], predicting([0]), 0.5, threshold_split="a")
+        processbench.f1_results([processbench_row("a", 0)], predicting([0]), 0.5, threshold_split="a")
 
 
 # PRMBench
@@ -150,13 +150,13 @@ def test_prmbench_equals_an_independent_computation_on_the_real_files(rng):
     paths = sorted(str(path) for path in (DATA / "prmbench").glob("*.jsonl"))
     rows, counts = benchmarks.read("prmbench", Source(paths, None, "train"))
     scores = [np.round(score_T, 1) for score_T in random_scores(rng, rows)]  # which tie with the threshold
-    found = prmbench.measure(rows, scores, 0.3)
+    found = prmbench.prmscore_results(rows, scores, 0.3)
     items = [json.loads(line) for path in paths for line in Path(path).read_bytes().splitlines()]
     keys = [(item["classification"], item["idx"]) for item in items]
     first = [k for k, key in enumerate(keys) if key not in keys[:k]]
     items, is_valid = [items[k] for k in first], [scores[k] > 0.3 for k in first]
     assert sum((score_T == 0.3).sum() for score_T in scores) > 100
-    lenient = prmbench.measure(rows, scores, 0.3, official=False)
+    lenient = prmbench.prmscore_results(rows, scores, 0.3, official=False)
     assert (lenient["n_rows"], lenient["n_steps"]) == (883, 13148) and lenient["overall"] != found["overall"]
     is_bad = [np.isin(np.arange(len(i["modified_process"])) + 1, i["error_steps"]) for i in items]
     expected = {}
@@ -185,13 +185,13 @@ def prmbench_row(name, labels):
 def test_prmbench_literally(tmp_path):
     rows = [prmbench_row("circular", (1.0, 0.0, 1.0, 0.0)), prmbench_row("multi_solutions", (1.0, 1.0))]
     scores = [[0.9, 0.1, 0.2, 0.6], [0.9, 0.5]]
-    found = prmbench.measure(rows, scores, 0.5, official=False)
+    found = prmbench.prmscore_results(rows, scores, 0.5, official=False)
     assert found["classes"]["circular"]["prmscore"] == found["classes"]["circular"]["f1_bad"] == 0.5
     assert found["classes"]["multi_solutions"]["prmscore"] == 1  # a step at the threshold is good
     # Pooled: 3 good steps right, 1 missed; 1 bad step right, 1 missed.
     assert found["overall"] == pytest.approx((0.75 + 0.5) / 2)
     assert np.isnan([group["prmscore"] for group in found["groups"].values()]).all()  # no group is complete
-    official = prmbench.measure([*rows, dataclasses.replace(rows[0], repeats=True)], [*scores, [0.0] * 4], 0.5)
+    official = prmbench.prmscore_results([*rows, dataclasses.replace(rows[0], repeats=True)], [*scores, [0.0] * 4], 0.5)
     assert official["classes"]["multi_solutions"]["prmscore"] == pytest.approx(
         2 / 3
     )  # it is bad as the authors have it
@@ -200,11 +200,11 @@ def test_prmbench_literally(tmp_path):
         official["rule"]
         == "official: a step at the threshold is bad, 1 rows that repeat a class and idx are passed over"
     )
-    calls_all_good = prmbench.measure(rows, [[1.0] * 4, [1.0] * 2], 0.5)
+    calls_all_good = prmbench.prmscore_results(rows, [[1.0] * 4, [1.0] * 2], 0.5)
     assert calls_all_good["classes"]["circular"]["prmscore"] == pytest.approx((2 / 3 + 0) / 2)
-    calls_all_bad = prmbench.measure(rows, [[0.0] * 4, [0.0] * 2], 0.5)
+    calls_all_bad = prmbench.prmscore_results(rows, [[0.0] * 4, [0.0] * 2], 0.5)
     assert calls_all_bad["classes"]["multi_solutions"]["prmscore"] == 0
-    all_wrong = prmbench.measure(rows[:1], [[0.0, 1.0, 0.0, 1.0]], 0.5)
+    all_wrong = prmbench.prmscore_results(rows[:1], [[0.0, 1.0, 0.0, 1.0]], 0.5)
     assert all_wrong["overall"] == 0  # where the official code, dividing 0 by 0, has -1
     (figure,) = benchmark_figures.prmbench_figures(found | {"verifier": "v", "versions": {"commit": "0"}}, tmp_path)
     assert figure.stat().st_size > 10_000
@@ -345,7 +345,7 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
     scores = stored_scores(tmp_path / "out/scores.jsonl", {f"x-{i}": 2 for i in range(12)}, "probability")
     assert np.ptp(scores) > 0.05
     assert {json.loads(line)["unit"] for line in (tmp_path / "out/scores.jsonl").open()} == {"logit"}
-    again = processbench.measure(read, scores, 0.5, "gsm8k")
+    again = processbench.f1_results(read, scores, 0.5, "gsm8k")
     assert again["threshold"] == results["threshold"] and again["curve"] == results["curve"]
     for name in ("processbench", "processbench_threshold"):
         assert (tmp_path / f"out/figures/{name}.png").stat().st_size > 10_000

@@ -60,7 +60,7 @@ def parsed_rules(**changes):
 
 
 def measured(pool=POOL, rules=RULES, labels=None, scorers=("a",)):
-    return best_of_n.measure(best_of_n.pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
+    return best_of_n.pool_results(best_of_n.pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
 
 
 def mean_over_subsets(pool, n, won):
@@ -330,7 +330,7 @@ def test_intervals_of_the_curves_are_those_of_the_numbers():
 def test_more_than_two_scorers_have_whiskers_and_a_panel_of_votes(monkeypatch, tmp_path):
     """Bands of two scorers at every n; of three an interval each beside the curves, and their weighted votes drawn."""
     kept = []
-    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path: kept.append(figure) or path)
+    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path, *_: kept.append(figure) or path)
     for names in ("ab", "abc"):
         as_many = lambda c, names=names: Candidate(
             c.steps, c.answer, c.correct, True, dict.fromkeys(names, (0.5,) * len(c.steps))
@@ -369,6 +369,18 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     witness_phases(found | grids | {"versions": {"commit": "unknown"}}, tmp_path / "phases.png")
 
 
+def test_tables_and_figures_have_the_usual_aggregators_or_those_asked_for(capsys):
+    usual = ["min", "prod", "mean", "gmean", "last"]
+    for chosen, names in ((None, usual), ("softmin", ["prod", "softmin"]), (["max", "min"], ["min", "prod", "max"])):
+        result = measured(rules=dataclasses.replace(RULES, aggregators=chosen))
+        assert result["aggregators"] == names and set(result["scorers"]["a"]) == set(rerank.AGGREGATORS)
+        best_of_n_task.show_aggregators(result, "4")
+        assert capsys.readouterr().out.splitlines()[1].split() == names
+    assert best_of_n.shown_aggregators("all") == list(rerank.AGGREGATORS)
+    with pytest.raises(InputError, match="aggregators: got 'nothing', expected all, null, or names of min, prod"):
+        parsed_rules(aggregators=["min", "nothing"])
+
+
 def test_a_blank_answer_is_none():
     candidates = tuple(Candidate(("a",), answer, False, True, {}) for answer in ("", " ", "", "7"))
     pool = best_of_n.pool_arrays([Problem("i", "p", "7", candidates)])
@@ -392,7 +404,7 @@ def test_traces_count_winners_without_a_wrong_step(monkeypatch, tmp_path):
     lucky = measured(labels=labels)["scorers"]["a"]["prod"]["trace"]
     assert lucky["4"] == pytest.approx(0) and lucky["1"] == pytest.approx(0.25)
     kept = []
-    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path: kept.append(figure) or path)
+    monkeypatch.setattr(best_of_n_figure, "save", lambda figure, path, *_: kept.append(figure) or path)
     best_of_n_figure.best_of_n_curves(drawable(measured(labels=labels)), tmp_path)
     level = lambda axes: next(x.get_ydata()[0] for x in axes.lines if x.get_label() == "mean of the candidates")
     assert [level(axes) for axes in kept[0].axes] == pytest.approx([0.5, 0.25])  # each panel's own

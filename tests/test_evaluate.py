@@ -1,5 +1,6 @@
 """What evaluate.py's tasks share: which runs are one setting, scorers without a folder, names of files, folders that a kill leaves."""
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -16,13 +17,13 @@ from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals import steps
 from prm_jax.evals.common import new_name
-from prm_jax.figures.draw import FIGURES, draw
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
 from prm_jax.tasks import chain
 
 PROBLEM = "4 +5 max3 mod7?"
+DRAWN = "steps", "best_of_n", "report", "score", "processbench", "prmbench", "witness", "search"
 
 
 def run_of(value, seed, **settings):
@@ -151,7 +152,7 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     assert exact["value_depth"]["done"]["1"]["bias"] > 0.1  # what is right so far may still fail
     report = (tmp_path / "out/report.txt").read_text()
     assert "exact       AUROC against correctness" in report and "exact" not in out and "value_depth.png" in out
-    assert [path.name for path in draw(results, tmp_path)] == [
+    assert [path.name for path in steps.figures(results, tmp_path)] == [
         "steps_0.png",
         "steps_1.png",
         "errors.png",
@@ -159,7 +160,7 @@ def test_verifiers_of_all_kinds_stand_beside_each_other_on_one_embedded_task(mon
     ]
 
 
-@pytest.mark.parametrize("task", FIGURES)
+@pytest.mark.parametrize("task", DRAWN)
 def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tmp_path):
     """One clean solution, one problem: hardly a number is defined, and what is not is null in the file."""
     row = {"id": "a", "problem": PROBLEM, "steps": ["4+5=2", "2max3=3"]}
@@ -192,9 +193,15 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     first = sorted((tmp_path / "out/figures").iterdir())
     results = json.loads((tmp_path / "out/results.json").read_text())
     (tmp_path / "again").mkdir()
-    again = sorted(draw(results, tmp_path / "again"))
+    again = sorted(importlib.import_module(f"prm_jax.evals.{task}").figures(results, tmp_path / "again"))
     assert [path.name for path in again] == [path.name for path in first] != []
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
+
+
+def test_an_evaluation_that_declares_no_figures_draws_none():
+    tasks = {path.stem for path in CONF.glob("task/*.yaml")}
+    modules = {task: importlib.import_module(f"prm_jax.evals.{task}") for task in tasks}
+    assert {task for task, module in modules.items() if hasattr(module, "figures")} == set(DRAWN)
 
 
 def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prm_jax.figures import __main__ as figures
-from prm_jax.figures import gallery, paper, pipeline
+from prm_jax.figures import gallery, paper, pipeline, style
 from prm_jax.figures.gallery import active_learning, overoptimisation
 
 NAMES = figures.names()
@@ -18,9 +18,9 @@ NAMES = figures.names()
 class Made:
     """A stage that is done, with results made up."""
 
-    def __init__(self, line, results, **at):
-        self.line, self.at, self._results = line, at, results
-        self.name = pipeline.label(line, at)
+    def __init__(self, line, results, **sweep):
+        self.line, self.sweep, self._results = line, sweep, results
+        self.name = pipeline.label(line, sweep)
         self.digest = f"{zlib.crc32(self.name.encode()):08x}"
         self.folder = pipeline.Path(f"stages/{self.name}-{self.digest}")
 
@@ -89,7 +89,7 @@ def made_up_supervision():
 def made_up_overoptimisation():
     layers = [Made("by_layers", {}, layers=n, seed=s) for n in (1, 2) for s in SEEDS]
     steps = [Made("by_steps", {}, training=n, seed=s) for n in (50, 700) for s in SEEDS]
-    own = lambda seed: [model for model in layers + steps if model.at["seed"] == seed]
+    own = lambda seed: [model for model in layers + steps if model.sweep["seed"] == seed]
     pools = [Made("pool", pool_of(own(seed)), seed=seed) for seed in SEEDS]
     return {"by_layers": layers, "by_steps": steps, "pool": pools}
 
@@ -185,7 +185,7 @@ def made_up_trace_error():
     }
     made = made_up_best_of_n()
     for stage in made["pool"]:
-        stage._results |= {"chosen": chosen(stage.at["seed"])}
+        stage._results |= {"chosen": chosen(stage.sweep["seed"])}
     return made
 
 
@@ -243,7 +243,9 @@ def made_up_critics():
     critics = [Made("critic", {}, writes=w, seed=s) for w in ("hops", "verdict") for s in SEEDS]
     few, full, prm = ([Made(line, {}, seed=s) for s in SEEDS] for line in ("few", "full", "prm"))
     run = lambda stage, x, **more: {"verifier": f"{stage.folder} step 5", "n_solutions": 9, "lines": lines(x)} | more
-    by_votes = lambda n: {"runs": [run(c, 0.6 + 0.1 * (c.at["writes"] == "hops") + n / 50, **told(n)) for c in critics]}
+    by_votes = lambda n: {
+        "runs": [run(c, 0.6 + 0.1 * (c.sweep["writes"] == "hops") + n / 50, **told(n)) for c in critics]
+    }
     itself = {"runs": [{"lines": lines(0.5)} | told(1)]}
     evaluated = {"criticised": [Made("criticised", by_votes(n), votes=n) for n in (1, 4)]}
     evaluated |= {
@@ -309,7 +311,7 @@ def test_a_drawing_has_the_mean_of_the_runs_and_its_t_interval(tmp_path):
     assert [float(row[key]) for key in ("y", "low", "high")] == pytest.approx(
         [0.3, 0.3 - 0.24841, 0.3 + 0.24841], abs=1e-4
     )
-    assert paper.over_seeds([[1.0], [2.0]]) == ([1.5], [1.0], [2.0])
+    assert style.over_seeds([[1.0], [2.0]]) == ([1.5], [1.0], [2.0])
     # Differences .1, .2, .3: as above. Of one run there is no interval, of two the runs themselves.
     told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 2, 3)]
     assert told[:2] == ["a - b: +0.100 (1 run)", "a - b: +0.150 [+0.100, +0.200] (2 runs)"]

@@ -33,7 +33,7 @@ if "seed=7" in sys.argv and sys.argv[1].endswith("train.py"): time.sleep(60)
 
 def write_figure(folder, **figure):
     folder.mkdir(exist_ok=True)
-    (folder / "tiny.yaml").write_text(yaml.dump({"draw": "best_of_n", "over": {}} | figure, sort_keys=False))
+    (folder / "tiny.yaml").write_text(yaml.dump({"draw": "best_of_n", "sweep": {}} | figure, sort_keys=False))
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def tiny(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_figure(
         tmp_path / "conf",
-        over={"seed": [0, 1]},
+        sweep={"seed": [0, 1]},
         stages={
             "all": "evaluate.py task=best_of_n checkpoint=[{prm}] seed=0",
             "prm": "train.py seed={seed}",
@@ -79,9 +79,9 @@ def test_every_figure_composes_and_says_what_to_expect(name, tmp_path):
     assert re.match(rf"# python -m prm_jax.figures name={name}( jobs=2)?\n", header)
     assert all(word in header for word in ("Expected: ", "Seeds: ", "Cost: ", "Commit: "))
     if figure.data:  # of stored scores: nothing that a seed would change but the bootstrap, and the header says so
-        assert "seed" not in figure.over and "# Seeds: none, nothing is trained or sampled" in header
+        assert "seed" not in figure.sweep and "# Seeds: none, nothing is trained or sampled" in header
     else:
-        assert len(set(figure.over["seed"])) >= 3
+        assert len(set(figure.sweep["seed"])) >= 3
 
 
 def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys):
@@ -122,7 +122,7 @@ def test_a_stage_that_other_code_has_made_is_read_and_said(tiny, monkeypatch, ca
     assert "other code" not in capsys.readouterr().out
     commit = json.loads((made(tiny)["prm_0"] / "DONE").read_text())["commit"][:10]
     monkeypatch.setattr(pipeline, "code_fingerprint", lambda: "that of an edited file")
-    for more in ([], ["why=true"]):
+    for more in ([], ["explain=true"]):
         figures.run(["name=tiny", "seed=0", *more])
         assert capsys.readouterr().out.count(f", made by other code: commit {commit}\n") == 3
 
@@ -131,12 +131,12 @@ def test_an_override_goes_to_the_stages_that_know_it_and_changes_what_rests_on_t
     figures.run(["name=tiny", "seed=0"])
     first = made(tiny)
     assert set(first) == {"prm_0", "pool_0", "all"}
-    figures.run(["name=tiny", "seed=0", "steps=24", "log_every=5", "why=true"])
+    figures.run(["name=tiny", "seed=0", "steps=24", "log_every=5", "explain=true"])
     out = capsys.readouterr().out
     assert f"against {first['prm_0'].name}: steps: 700 -> 24\n" in out
     new = re.search(r"to make     prm_0 +\S+/(prm_0-\w+)", out)[1]
     assert f"against {first['pool_0'].name}: checkpoint: {first['prm_0'].name} -> {new}\n" in out
-    assert set(made(tiny)) == set(first)  # why=true runs nothing
+    assert set(made(tiny)) == set(first)  # explain=true runs nothing
     figures.run(["name=tiny", "seed=0", "steps=24"])
     done = {path.parent for path in tiny.glob("*/DONE")} - set(first.values())
     assert {folder.name.split("-")[0] for folder in done} == {"prm_0", "pool_0", "all"}
@@ -147,14 +147,14 @@ def test_an_override_goes_to_the_stages_that_know_it_and_changes_what_rests_on_t
 def test_keys_and_named_texts_make_a_product(tiny, tmp_path):
     write_figure(
         tmp_path / "conf",
-        over={"seed": [0, 1], "kind": {"process": "objective=prm", "outcome": "objective=orm outcome_at=tokens"}},
+        sweep={"seed": [0, 1], "kind": {"process": "objective=prm", "outcome": "objective=orm outcome_at=tokens"}},
         stages={
             "verifier": "train.py {kind} seed={seed}",
-            "pool": {"run": "evaluate.py task=best_of_n checkpoint=[{verifier}]", "over": ["seed"]},
+            "pool": {"run": "evaluate.py task=best_of_n checkpoint=[{verifier}]", "sweep": ["seed"]},
         },
     )
     stages, _ = pipeline.make_stages(pipeline.read_definition("tiny"), {}, tiny, {})
-    at = [(stage.at["seed"], stage.at["kind"]) for stage in stages["verifier"]]
+    at = [(stage.sweep["seed"], stage.sweep["kind"]) for stage in stages["verifier"]]
     assert at == [(0, "process"), (0, "outcome"), (1, "process"), (1, "outcome")]
     assert stages["verifier"][3].overrides == ("objective=orm", "outcome_at=tokens", "seed=1")
     assert [stage.needs for stage in stages["pool"]] == [tuple(stages["verifier"][:2]), tuple(stages["verifier"][2:])]
@@ -168,7 +168,7 @@ def test_keys_and_named_texts_make_a_product(tiny, tmp_path):
 def test_what_two_lines_or_figures_have_in_common_is_made_once(tiny, tmp_path, capsys):
     """seed=0 is the default, so both lines are one command; the folder has the first one's name, and others find it there."""
     stages = {"first": "train.py seed={seed}", "second": "train.py", "pool": "evaluate.py checkpoint={second}"}
-    write_figure(tmp_path / "conf", over={"seed": [0]}, stages=stages)
+    write_figure(tmp_path / "conf", sweep={"seed": [0]}, stages=stages)
     figures.run(["name=tiny"])
     first, pool = made(tiny)["first_0"], made(tiny)["pool"]
     assert len(made(tiny)) == 2 and f"checkpoint=runs/figures/stages/{first.name}" in told(pool)
@@ -209,7 +209,7 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
     small = "data=chain_plain data.solutions=64 data.test_solutions=16 batch.rows=2 batch.tokens=64 eval.every=100 log_every=1"
     shape = "init=random model.dim=16 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=8 model.ffn=16"
     stages = {"prm": f"train.py {small} {shape} steps=100 seed={{seed}}"}
-    write_figure(tmp_path / "conf", over={"seed": [0]}, stages=stages)
+    write_figure(tmp_path / "conf", sweep={"seed": [0]}, stages=stages)
     script = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r})\n"
     script += "from prm_jax.figures import __main__ as figures, paper, pipeline\npaper.draw = lambda *a: []\n"
     script += f"pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\nfigures.main()"
@@ -259,7 +259,7 @@ def test_a_figure_of_data_that_is_not_shipped(tiny, tmp_path, monkeypatch, capsy
     figures.run(["name=tiny", "pool=mine.jsonl"])
     assert sorted("pool=mine.jsonl" in told(folder) for folder in tiny.glob("stored-*")) == [False, True]
     (tmp_path / "mine.jsonl").write_text("other rows")  # the numbers of the old ones were drawn again
-    figures.run(["name=tiny", "pool=mine.jsonl", "why=true"])
+    figures.run(["name=tiny", "pool=mine.jsonl", "explain=true"])
     out = capsys.readouterr().out
     assert "to make     stored" in out and re.search(
         r"against stored-\w+: pool \(content\): \['\w+\.\.\. -> \['\w+", out
@@ -288,9 +288,9 @@ def test_files_that_a_stage_rests_on_are_those_of_their_content(tmp_path, monkey
 
 def test_a_caption_claims_no_t_interval_of_fewer_than_three_runs():
     bands = "thin lines: runs, bands: 95 % t intervals of their mean"
-    assert paper.said_of(bands, 3) == bands and paper.said_of("bars: intervals", 2) == "bars: intervals"
-    assert paper.said_of(bands, 2) == "thin lines: runs, bands: from the lower to the higher"
-    assert paper.said_of("their mean, 95 % t interval", 1) == "their mean, none, of one run"
+    assert paper.spread_text(bands, 3) == bands and paper.spread_text("bars: intervals", 2) == "bars: intervals"
+    assert paper.spread_text(bands, 2) == "thin lines: runs, bands: from the lower to the higher"
+    assert paper.spread_text("their mean, 95 % t interval", 1) == "their mean, none, of one run"
 
 
 def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
@@ -322,6 +322,16 @@ def test_a_definition_that_is_wrong_is_one_line(stages, message, tiny, tmp_path)
     with pytest.raises(InputError, match=message) as caught:
         figures.run(["name=tiny"])
     assert "\n" not in str(caught.value)
+
+
+def test_keys_that_have_other_names_now_are_named(tiny, tmp_path):
+    (tmp_path / "conf/tiny.yaml").write_text("draw: best_of_n\nover: {seed: [0]}\nstages: {a: train.py seed={seed}}\n")
+    for word, message in (
+        ("seed=0", r"tiny\.yaml: over: is now called sweep"),
+        ("why=true", "why: is now called explain"),
+    ):
+        with pytest.raises(InputError, match=message):
+            figures.run(["name=tiny", word])
 
 
 @pytest.mark.parametrize(

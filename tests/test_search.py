@@ -19,6 +19,7 @@ import evaluate
 from prm_jax import stats, tasks
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import Candidate, Problem, read_pool
+from prm_jax.evals import pool_metrics
 from prm_jax.evals import search as evals_search
 from prm_jax.evals.search import search_all, solved_by
 from prm_jax.generate import search
@@ -390,7 +391,7 @@ SMALL = (
 def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
     cut = Candidate(("4+5=2",), None, False, False, {"search": (0.3,)})
     pool = [Problem(str(i), "4 +5 *3 mod7?", "6", (cut,), {"search": "logit"}) for i in range(2)]
-    solved = solved_by(pool, SimpleNamespace(groups=lambda pool: None), "prod")
+    solved = solved_by(pool, SimpleNamespace(arrays=pool_metrics.pool_arrays), "prod")
     assert {rule: x.tolist() for rule, x in solved.items()} == {key: [0.0, 0.0] for key in ("best", "vote", "oracle")}
 
 
@@ -400,28 +401,27 @@ def test_the_policy_alone_is_measured_as_any_pool():
     of = lambda name, *own: Problem(name, "4 +5 mod7?", "2", tuple(sample(*x) for x in own))
     samples = [of("a", (True, True), (True, False), (False, True), (False, True)), of("b", (True, True), (False, True))]
     questions = [SimpleNamespace(problem="4 +5 mod7?")] * 2
-    arena = SimpleNamespace(samples=samples, groups=lambda pool: None, policy=Solver(), questions=questions)
-    alone = evals_search.policy_alone(arena, 0)
-    assert alone["right_P"].tolist() == [0.25, 0.5] and alone["pass_at_1"] == pytest.approx(0.375)
-    arena.samples = [of("a", (True, False)), of("b", (True, True))]
-    assert evals_search.policy_alone(arena, 0)["pass_at_n"] == 0.5
+    inputs = evals_search.SearchInputs(questions, Solver(), None, None, samples)
+    right_P, baseline = evals_search.policy_baseline(inputs, 0)
+    assert right_P.tolist() == [0.25, 0.5] and baseline["pass_at_1"] == pytest.approx(0.375)
+    samples[:] = [of("a", (True, False)), of("b", (True, True))]
+    assert evals_search.policy_baseline(inputs, 0)[1]["pass_at_n"] == 0.5
 
 
 def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
     """A first search takes the share `first` wherever stop_at is given, 0 included."""
-    alone = {"tokens_per_solution": 10.0, "right_P": np.ones(2)}
     for name, stub in {
-        "policy_alone": alone,
+        "policy_baseline": (np.ones(2), {"tokens_per_solution": 10.0}),
         "search_once": ({"policy_tokens": 1.0}, []),
         "solved_by": {"best": np.ones(2)},
     }.items():
         monkeypatch.setattr(evals_search, name, lambda *args, stub=stub: dict(stub) if type(stub) is dict else stub)
-    arena = SimpleNamespace(policy=Solver(), questions=[0, 1], samples=[])
+    inputs = SimpleNamespace(policy=Solver(), questions=[0, 1], samples=[])
     scorer, setup = CheckerScorer(None), SimpleNamespace(cfg=SimpleNamespace(seed=0), folder=tmp_path)
     options = {"methods": ["best_of_n"], "budgets": [120], "difficulties": 1, "aggregator": None}
     for stop_at, width in ((None, 12), (0.0, 6), (0.9, 6)):
         cfg = SimpleNamespace(**options, **vars(OPTIONS) | {"stop_at": stop_at}, choice="best")
-        (row,) = search_all(setup, cfg, arena, scorer, 0)["searches"]
+        (row,) = search_all(setup, cfg, inputs, scorer, 0)["searches"]
         assert row["plan"] == {"width": width}
 
 

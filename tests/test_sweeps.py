@@ -16,7 +16,7 @@ from test_train import THIN
 
 import train
 from prm_jax import InputError
-from prm_jax.figures import paper, sweep_table, sweeps
+from prm_jax.figures import style, sweep_table, sweeps
 from prm_jax.figures.records import as_settings, number, read_records
 from prm_jax.figures.sweep_table import Config, make_table, spread
 from prm_jax.launch import cli, run_folder
@@ -103,13 +103,13 @@ def test_intervals():
     assert (x["n"], x["mean"], x["low"], x["high"]) == (2, 2.5, 1, 4)
     # The figures of papers have the same one: three runs (t), two (their range), one, none; what is undefined does not count.
     y_SX = np.array([[1, 1, 1, np.nan], [2, 4, np.nan, np.nan], [3, np.nan, np.nan, np.nan]])
-    mean_X, low_X, high_X = paper.over_seeds(y_SX)
+    mean_X, low_X, high_X = style.over_seeds(y_SX)
     np.testing.assert_allclose(mean_X, [2, 2.5, 1, np.nan])
     np.testing.assert_allclose(low_X, [-0.484138, 1, np.nan, np.nan], atol=1e-6)
     np.testing.assert_allclose(high_X, [4.484138, 4, np.nan, np.nan], atol=1e-6)
     for values in ([5.0], [np.nan, np.nan], [1.0, 2.0, 3.0], [1.0, 4.0]):
         x = spread(values, "t" if len(values) == 3 else "range")
-        np.testing.assert_equal([x["mean"], x["low"], x["high"]], paper.over_seeds(values))
+        np.testing.assert_equal([x["mean"], x["low"], x["high"]], style.over_seeds(values))
     assert (
         sweep_table.interval_kind("auto", [[0, 1, 2], [3]]) == "t"
         and sweep_table.interval_kind("auto", [[0, 1, 2], [3, 4]]) == "range"

@@ -17,7 +17,6 @@ from conftest import ROOT
 import evaluate
 from prm_jax import rerank, witness
 from prm_jax.evals import witness as task
-from prm_jax.figures.draw import draw
 
 PUBLISHED = {
     "outcome": [0.356434, 0.640206, 0.002328, 0.001032],
@@ -151,7 +150,7 @@ def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(t
 
 def test_task_takes_any_aggregator_and_beta_and_draws_the_arg_max(tmp_path):
     results = task.run(None, task.Config(task.WitnessConfig("max", 0.0, 9, 5)))
-    (*_, page) = draw(results | {"task": "witness", "versions": {"commit": "0"}}, tmp_path)
+    (*_, page) = task.figures(results | {"versions": {"commit": "0"}}, tmp_path)
     # clean and slip have the same best step: they share by the reference
     assert results["policies"]["process"] == pytest.approx([0.30 / 0.58, 0, 0.28 / 0.58, 0], abs=1e-9)
     assert results["policies"]["hacked"] == [0, 1, 0, 0]

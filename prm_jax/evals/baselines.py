@@ -1,4 +1,4 @@
-"""How well can a step be judged by something that cannot read? Leak checks: a PRM's AUROC must clear these.
+"""Leak checks: how well baselines that cannot read judge a step. A PRM's AUROC must clear these.
 
 Each baseline sees the step's own tokens and its position, never the problem, an earlier step or what follows.
 """
@@ -65,8 +65,8 @@ def frequency_score(train_key, is_good, test_key) -> np.ndarray:
 def bag_of_tokens_score(train: Steps, test: Steps) -> np.ndarray:
     """Logit of P(good) of each test step: L2 logistic regression on log(1 + count) of the step's own tokens.
 
-    Features are the tokens that occur at least twice in training, and a constant. The matrix is never dense,
-    so memory grows with the number of tokens and not with steps x vocabulary.
+    Features are the tokens that occur at least twice in training, and a constant. The matrix is sparse, so memory
+    grows with the number of tokens and not with steps x vocabulary.
     """
     seen, count = np.unique(_flat(train.token_ids), return_counts=True)
     vocabulary = seen[count >= 2]
@@ -109,10 +109,10 @@ def fit_logistic(start, column, value, y, n_columns: int):
         change, state = solver.update(gradient, state, w, value=loss_now, grad=gradient, value_fn=loss)
         return n + 1, w + change, state
 
-    def goes_on(carry):
+    def is_open(carry):
         n, _, state = carry
         gradient = optax.tree.get(state, "grad")
         return (n == 0) | ((n < LBFGS_STEPS) & (jnp.abs(gradient).max() > 1e-6))  # far below what could change a rank
 
     w = jnp.zeros(n_columns, jnp.float32)
-    return jax.lax.while_loop(goes_on, step, (0, w, solver.init(w)))[1]
+    return jax.lax.while_loop(is_open, step, (0, w, solver.init(w)))[1]

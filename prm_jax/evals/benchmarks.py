@@ -1,7 +1,7 @@
-"""What the benchmarks share: their rows in, and the step scores of a verifier now or stored.
+"""What the benchmarks share: reading their rows, and the step scores of a verifier, computed now or stored.
 
-A score is P(step good) in [0, 1], other units are brought there first (data/units.py); a step scored below the threshold
-is predicted bad, one at it good, of PRMBench bad as its authors have it. Shares and F1 lie in [0, 1].
+A score is P(step good) in [0, 1], into which other units are converted (data/units.py). A step scored below the
+threshold is predicted bad, one at it good, except in PRMBench, as its authors have it. Shares and F1 lie in [0, 1].
 """
 
 import collections
@@ -25,7 +25,7 @@ from prm_jax.launch.config import Share, expect, one_of, parse
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The keys that all benchmarks have; conf/task/processbench.yaml, prmbench.yaml and mistakes.yaml say what each means."""
+    """The keys that all benchmarks have; conf/task/processbench.yaml, prmbench.yaml and mistakes.yaml explain them."""
 
     threshold: Share
     scores_file: str | None
@@ -51,12 +51,12 @@ class Row:
 
     solution: Solution
     group: str  # split of ProcessBench, class of PRMBench, question_type of MR-GSM8K; else the file
-    problem: str  # what intervals draw: rows of one problem are not independent
-    repeats: bool = False  # PRMBench: a row before it has its class and idx
+    problem: str  # the unit of intervals: rows of one problem are not independent
+    repeats: bool = False  # PRMBench: whether an earlier row has its class and idx
 
 
 def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], list[np.ndarray], dict]:
-    """(rows of the benchmark, P(good) of their steps, what gave them): scored now, or stored."""
+    """(rows of the benchmark, P(good) of their steps, the verifier and the data), scored now or stored."""
     if cfg.scores_file and setup.checkpoints:
         raise InputError("scores_file: stored scores need no verifier, expected no checkpoint beside it")
     name = setup.data.name
@@ -69,13 +69,13 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
     if cfg.scores_file:
         n_steps = {row.solution.id: len(row.solution.steps) for row in rows}
         scores = stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)
-        about = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
+        verifier = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
     else:
         scorer = one_scorer(setup, kind)
         texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
-        found = scored(setup.folder / "scores.jsonl", scorer, texts, len(rows))
-        scores, about = [probability(logit_T) for logit_T in found], describe(scorer)
-    return rows, scores, about | {"data": source, "counts": counts}
+        logits = scored(setup.folder / "scores.jsonl", scorer, texts, len(rows))
+        scores, verifier = [probability(logit_T) for logit_T in logits], describe(scorer)
+    return rows, scores, {**verifier, "data": source, "counts": counts}
 
 
 def show_verifier(results: dict):
@@ -84,11 +84,13 @@ def show_verifier(results: dict):
 
 
 def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
-    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of what is odd in the data.
+    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of oddities in the
+    data.
 
     A split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
-    (hub_split=gsm8k+math: two). Rows are kept as published: exact repeats too, labels after an error untouched.
-    Where PRMBench repeats a row's `classification` and `idx` the second says so. Raises InputError naming file, line and field.
+    (hub_split=gsm8k+math: two). Rows are kept as published: exact repeats too, labels after an error untouched. Where
+    PRMBench repeats a row's `classification` and `idx` the second is marked. Raises InputError naming file, line and
+    field.
     """
     if (source.path is None) == (source.hub is None):
         expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
@@ -103,8 +105,8 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
         raise InputError(f"data.path: two files or splits have the name {repeated[0]!r}, expected each once")
     rows, counts, place_of, seen = [], collections.Counter(), {}, set()
     for place, split, name in places:
-        solutions, found = load(place, kind, split=split)
-        counts.update(found)
+        solutions, oddities = load(place, kind, split=split)
+        counts.update(oddities)
         raw_rows = load_hub(place, split) if split else read_rows(place)
         if kind == "mr_gsm8k":  # some rows give no solution
             kept = {solution.id.rsplit(":", 1)[1] for solution in solutions}
@@ -112,7 +114,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
         elif kind == "toolprmbench":  # each gives two
             raw_rows = (row for row in raw_rows for _ in range(2))
         for (number, raw), solution in zip(raw_rows, solutions, strict=True):
-            here, group, problem, repeats = row_place(place, number), name, solution.problem, False
+            line, group, problem, repeats = row_place(place, number), name, solution.problem, False
             try:
                 if kind == "mr_gsm8k":
                     group = field(raw, "question_type", str)
@@ -127,16 +129,17 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
                 if solution.id in place_of:
                     raise InputError(f"id: {solution.id!r} is the id of {place_of[solution.id]} too")
             except InputError as error:
-                raise InputError(f"{here}: {error}") from None
-            place_of[solution.id] = here
+                raise InputError(f"{line}: {error}") from None
+            place_of[solution.id] = line
             rows.append(Row(solution, group, problem, repeats))
     return rows, dict(counts)
 
 
 def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.ndarray]:
-    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64, one array each.
+    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64, one array
+    each.
 
-    The file has one row {id, scores, unit} a solution, in any order; where it says no unit the default is meant. Raises
+    The file has one row {id, scores, unit} a solution, in any order; a row without a unit has the default one. Raises
     InputError naming file, line and id.
     """
     scores, line_of = {}, {}
@@ -152,10 +155,10 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
             unit = optional(row, "unit", str) or default_unit
             if unit not in UNITS:
                 raise field_error("unit", unit, ", ".join(UNITS))
-            found, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
-            if len(found) != n_steps[i]:
-                raise InputError(f"scores: found {len(found)}, expected {n_steps[i]}, one a step")
-            for t, score in enumerate(found):
+            score_T, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
+            if len(score_T) != n_steps[i]:
+                raise InputError(f"scores: found {len(score_T)}, expected {n_steps[i]}, one a step")
+            for t, score in enumerate(score_T):
                 if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
                     raise field_error(f"scores[{t}]", score, "a finite number")
                 if not low <= score <= high:
@@ -163,8 +166,9 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
                     raise field_error(f"scores[{t}]", score, expected)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-        scores[i], line_of[i] = as_probability(np.array(found, np.float64), unit), number
+        scores[i], line_of[i] = as_probability(np.array(score_T, np.float64), unit), number
     if missing := [i for i in n_steps if i not in scores]:
-        found = f"no row has the id {missing[0]!r}" + f" and {len(missing) - 1} more ids" * (len(missing) > 1)
-        raise InputError(f"{path}: {found}, expected one for each of {len(n_steps)} solutions")
+        others = f" and {len(missing) - 1} more ids" * (len(missing) > 1)
+        expected = f"expected one for each of {len(n_steps)} solutions"
+        raise InputError(f"{path}: no row has the id {missing[0]!r}{others}, {expected}")
     return [scores[i] for i in n_steps]

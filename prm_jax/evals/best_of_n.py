@@ -1,4 +1,4 @@
-"""task=best_of_n: a pool's selection and vote curves under stored step scores, and under those of verifiers that score it now."""
+"""task=best_of_n: selection and vote curves of a pool under stored step scores or verifiers that score it now."""
 
 import dataclasses
 from typing import Annotated
@@ -6,12 +6,15 @@ from typing import Annotated
 from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
-from prm_jax.evals import pool_metrics, standing, traces
+from prm_jax.evals import biases, pool_metrics, trace_error
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
+from prm_jax.figures.best_of_n import best_of_n_figures
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 
+figures = best_of_n_figures
 FEW_SCORERS = 2  # more are not compared in pairs on the screen
+FEW_PROBLEMS = 6  # that differ: of fewer a sign test cannot reach .05, whatever an interval says
 ABOUT_TESTS = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
 
 
@@ -39,24 +42,21 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 def run(setup: Setup, cfg: Config) -> dict:
     exact_labels, source = None, cfg.pool
-    if cfg.pool:
-        streams = not (
-            setup.checkpoints or cfg.checker
-        )  # else a pool of any size is read problem by problem, none kept
-        problems = (pools.iter_pool if streams else pools.read_pool)(cfg.pool)
-    else:
+    if cfg.pool is None:
         problems, exact_labels, data_cfg = fresh_pool(setup, cfg)
         by_policy = data_cfg.samples == "policy"
-        by = f"policy {data_cfg.policy}" if by_policy else "noisy solver"
-        source = f"drawn from the {by} of the {data_cfg.name} task"
-        # The embedded outcome model knows the embedded policy's samples alone.
-        if cfg.fresh.outcome_model and (
-            by_policy and data_cfg.policy == "embedded" or cfg.fresh.outcome_model != "embedded_orm"
-        ):
-            setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, cfg.fresh.outcome_model])
-    graded, groups = {"checker": "as stored; answers are equal as texts"}, None
+        author = f"policy {data_cfg.policy}" if by_policy else "noisy solver"
+        source = f"drawn from the {author} of the {data_cfg.name} task"
+        model, is_embedded = cfg.fresh.outcome_model, by_policy and data_cfg.policy == "embedded"
+        if model and (is_embedded or model != "embedded_orm"):  # which knows the embedded policy's samples alone
+            setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
+    elif setup.checkpoints or cfg.checker:
+        problems = pools.read_pool(cfg.pool)
+    else:
+        problems = pools.iter_pool(cfg.pool)  # a pool of any size is read problem by problem, none kept
+    grading_counts, groups = {"checker": "as stored; answers are equal as texts"}, None
     if cfg.checker:
-        problems, graded = grading.grade_pool(grading.with_answers(problems), cfg.checker)
+        problems, grading_counts = grading.grade_pool(grading.with_answers(problems), cfg.checker)
         groups = grading.group_pool(problems, cfg.checker)
     pool = pool_metrics.pool_arrays(problems, groups, exact_labels)
     lacking = pool.lacking
@@ -64,8 +64,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         print(f"scores      {name}: left out, {n} candidates have none")
     if pool.n_repeated:
         print(f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others")
-    scorers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints))
-    verifiers = {}
+    scorers, verifiers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints)), {}
     if setup.checkpoints:
         problems, verifiers = score_pool(setup, cfg, problems)
         pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
@@ -74,20 +73,19 @@ def run(setup: Setup, cfg: Config) -> dict:
     scorers += verifiers
     if not scorers:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
-    value, outcome = (
-        [name for name, about in verifiers.items() if about[key] in kinds]
-        for key, kinds in (("label_kind", ("value", "advantage")), ("objective", ("orm",)))
-    )
-    results = pool_metrics.measure(pool, scorers, cfg, setup.cfg.seed, value, outcome)
-    results |= {"pool": source, "grading": graded, "verifiers": verifiers}
-    return results | {"incomplete_scores": lacking}
+    value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
+    outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
+    return {
+        **pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome), "pool": source,
+        "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": lacking,
+    }  # fmt: skip
 
 
-def chosen_scores(asked, stored: list[str], scores_now: bool) -> list[str]:
-    """The stored scores that `scores` names: all by default, or none where a checkpoint scores now."""
-    if asked is None:
+def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool) -> list[str]:
+    """The stored scores that the key `scores` names: all by default, or none where a checkpoint scores now."""
+    if scores is None:
         return [] if scores_now else list(stored)
-    names = stored if asked == "all" else [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    names = stored if scores == "all" else [scores] if isinstance(scores, str) else [str(name) for name in scores]
     expected = f"step scores that every candidate has: {', '.join(stored) or 'none'}"
     for name in names:
         expect(name in stored, "scores", name, expected)
@@ -95,10 +93,10 @@ def chosen_scores(asked, stored: list[str], scores_now: bool) -> list[str]:
 
 
 def fresh_pool(setup: Setup, cfg: Config):
-    """(a pool of fresh solutions of unseen problems of the first run's embedded task, the exact labels of their steps, whose
-    solutions they are)."""
-    own = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
-    data_cfg, _ = data_of(setup, own)
+    """(a pool of fresh solutions of unseen problems of the first run's embedded task, the exact labels of their steps,
+    the configuration of the data)."""
+    first = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
+    data_cfg, _ = data_of(setup, first)
     if not isinstance(data_cfg, TaskData):
         raise InputError(f"pool: the data {data_cfg.name} has nobody to draw candidates from; name a pool, pool=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
@@ -109,7 +107,7 @@ def fresh_pool(setup: Setup, cfg: Config):
 
 
 def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
-    """(the pool with the step scores of every verifier, {name of the scores: what gave them})."""
+    """(the pool with the step scores of every verifier, {name of the scores: their verifier})."""
     n = len(setup.checkpoints)
     expect(cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score")
     verifiers, total = {}, sum(len(problem.candidates) for problem in problems)
@@ -125,91 +123,90 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
 
 def show(results: dict):
     N = str(results["n_candidates"])
-    odd = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n)
-    print(
-        f"pool        {results['n_problems']} problems x {N} candidates; graded: {results['grading']['checker']}"
-        + f"; cannot win: {odd}" * bool(odd)
-    )
+    losers = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n)
+    graded = f"graded: {results['grading']['checker']}" + f"; cannot win: {losers}" * bool(losers)
+    print(f"pool        {results['n_problems']} problems x {N} candidates; {graded}")
     if n := results["repeat_the_problem"]:
         print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
     show_curves(results)
     show_selections(results, N)
     show_aggregators(results, N)
     if "step_shares" in results:
-        standing.show_shares(results["step_shares"])
+        biases.show_shares(results["step_shares"])
     ece = {scorer: x["steps"]["ece"] for scorer, x in results["calibration"].items()}
-    found = {scorer: x | {"ece": ece[scorer]} for scorer, x in results["length_correlation"].items()}
-    standing.show_length(found, "problem and correctness")
+    correlations = {scorer: x | {"ece": ece[scorer]} for scorer, x in results["length_correlation"].items()}
+    biases.show_length(correlations, "problem and correctness")
 
 
 def detail(results: dict):
-    """What stands in report.txt alone: intervals of what needs no scorer, winners with a wrong step, paired differences."""
+    """Prints what report.txt alone has: rules that need no scorer, winners with a wrong step, paired differences."""
     N = str(results["n_candidates"])
     print(f"at n = {N:<5} mean of the candidates {results['mean']:.4f}")
     for name in ("majority", "oracle"):
         if name in results:
             print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
     if "chosen" in results:
-        traces.show(results["chosen"])
+        trace_error.show(results["chosen"])
     if len(results["scorers"]) > FEW_SCORERS:
         print(f"differences of scorers and aggregators, paired, by n: results.json, `differences`; {ABOUT_TESTS}")
         return
     print(f"differences at n = {N}, paired over problems, {ABOUT_TESTS}; of other aggregators in results.json:")
-    own = {f"{scorer}.{how}" for scorer, how in results["headline"].items()}
-    for d in results["differences"]:
-        if str(d["n"]) == N and {d["a"].rsplit(".", 1)[0], d["b"].rsplit(".", 1)[0]} <= own:
-            print(f"  {d['a']} - {d['b']}: {difference(d)}")
+    headlines = {f"{scorer}.{aggregator}" for scorer, aggregator in results["headline"].items()}
+    for test in tests_at(results, N):
+        if {test[side].rsplit(".", 1)[0] for side in "ab"} <= headlines:
+            print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
+
+
+def tests_at(results: dict, N: str) -> list[dict]:
+    return [test for test in results["differences"] if str(test["n"]) == N]
 
 
 def show_selections(results: dict, N: str):
-    """A line a scorer: its headline selection, what that has over the majority vote, and its weighted vote."""
+    """Prints a line a scorer: its headline selection, what that has over the majority vote, and its weighted vote."""
     for scorer in results["scorers"]:
         if n := results["zero_scores"][scorer]:
             tie = "its product and minimum tie with all such"
             print(f"scorer      {scorer}: {n} problems have a candidate with a step of probability 0: {tie}")
         if scorer in results["verifiers"]:
             print(f"scorer      {scorer}: {results['verifiers'][scorer]['verifier']}")
-    against = {d["a"]: d for d in results["differences"] if d["b"] == "majority" and str(d["n"]) == N}
+    against = {test["a"]: test for test in tests_at(results, N) if test["b"] == "majority"}
     print(f"best of {N:<32} {'interval':<17} {'minus majority vote':<36} weighted vote")
-    for scorer, how in results["headline"].items():
-        numbers = results["scorers"][scorer][how]
-        line = f"  {f'{scorer} ({how})':<31}{numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N])}"
+    selections = {f"{scorer}.{aggregator}.best_of_n" for scorer, aggregator in results["headline"].items()}
+    for scorer, aggregator in results["headline"].items():
+        numbers = results["scorers"][scorer][aggregator]
+        line = f"  {f'{scorer} ({aggregator})':<31}{numbers['best_of_n'][N]:.4f} {plus_minus(numbers['interval'][N])}"
         if "weighted_vote" in numbers:
-            line += f" {difference(against[f'{scorer}.{how}.best_of_n']):<36}"
+            line += f" {difference_text(against[f'{scorer}.{aggregator}.best_of_n']):<36}"
             line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
         print(line)
-    own = {f"{scorer}.{how}.best_of_n" for scorer, how in results["headline"].items()}
-    for d in results["differences"]:
-        if str(d["n"]) == N and {d["a"], d["b"]} == own:
-            print(f"  {d['a']} - {d['b']}: {difference(d)}")
+    for test in tests_at(results, N):
+        if {test["a"], test["b"]} == selections:
+            print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
 
 
 def show_aggregators(results: dict, N: str):
-    hows = list(next(iter(results["scorers"].values())))
     print(f"best of {N}, by aggregator (intervals: results.json, aggregators.png)")
-    print(" " * 27 + "".join(f"{how:>10}" for how in hows))
+    print(" " * 27 + "".join(f"{aggregator:>10}" for aggregator in results["aggregators"]))
     for scorer, table in results["scorers"].items():
-        print(f"  {scorer:<25}" + "".join(f"{table[how]['best_of_n'][N]:>10.4f}" for how in hows))
+        shares = "".join(f"{table[aggregator]['best_of_n'][N]:>10.4f}" for aggregator in results["aggregators"])
+        print(f"  {scorer:<25}{shares}")
 
 
 def show_curves(results: dict):
-    """Share solved at sizes n: the headline selection of each scorer, of few its weighted vote too, majority, oracle."""
+    """Prints the share solved at sizes n: headline selections, weighted votes of few scorers, majority, oracle."""
     sizes, curves = list(results["oracle"]), {}
-    shown = ("weighted_vote",) if len(results["scorers"]) <= FEW_SCORERS else ()
-    for scorer, how in results["headline"].items():
-        numbers = results["scorers"][scorer][how]
-        curves[f"{scorer}, best of n ({how})"] = numbers["best_of_n"]
-        curves |= {f"{scorer}, weighted vote": numbers[rule] for rule in shown if rule in numbers}
+    for scorer, aggregator in results["headline"].items():
+        numbers = results["scorers"][scorer][aggregator]
+        curves[f"{scorer}, best of n ({aggregator})"] = numbers["best_of_n"]
+        if len(results["scorers"]) <= FEW_SCORERS and "weighted_vote" in numbers:
+            curves[f"{scorer}, weighted vote"] = numbers["weighted_vote"]
     curves |= {name: results[name] for name in ("majority", "oracle") if name in results}
     print(f"solved at n {'':<30}" + "".join(f"{n:>8}" for n in sizes))
     for name, by_size in curves.items():
         print(f"  {name:<40}" + "".join(f"{by_size[n]:>8.3f}" for n in sizes))
 
 
-FEW = 6  # problems that differ: below, a sign test cannot reach .05, whatever an interval says
-
-
-def difference(d: dict) -> str:
-    p = f"p={d['p']:.3f}" if d["p"] >= 0.0005 else "p<0.001"
-    few = f" (differs on {d['n_differ']} problems)" if 0 < d["n_differ"] < FEW else ""
-    return f"{d['difference']:+.4f} {plus_minus(d['interval'])} {p}{few}"
+def difference_text(test: dict) -> str:
+    p = f"p={test['p']:.3f}" if test["p"] >= 0.0005 else "p<0.001"
+    few = f" (differs on {test['n_differ']} problems)" if 0 < test["n_differ"] < FEW_PROBLEMS else ""
+    return f"{test['difference']:+.4f} {plus_minus(test['interval'])} {p}{few}"

@@ -1,6 +1,6 @@
-"""task=moves: does a verifier rank the next moves of a state, as search needs it? AUROC of exact reachability.
+"""task=moves: how well a verifier ranks the next moves of a state, as search needs it: AUROC of exact reachability.
 
-Every move is a right line, so a verifier of correctness can tell them apart only by what it learned besides.
+Every move is a right line, so a verifier of correctness can tell moves apart only by what else it has learned.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Of each verifier the mean AUROC over problems, and by the lines before a state; the first less each other."""
+    """The mean AUROC over problems of each verifier, also by lines before a state; the first minus each other."""
     data = data_of(setup, setup.checkpoints[0])[0]
     if data.name != "countdown":
         raise InputError(f"data: task=moves knows the legal moves of countdown alone, got {data.name}")
@@ -35,31 +35,31 @@ def run(setup: Setup, cfg: Config) -> dict:
     states = [list(tasks.countdown.ranked_moves(data.task, problem, rng)) for problem in problems]
     rows = [
         (f"{p}/{t}/{i}", problems[p], (*prefix, line))
-        for p, of_problem in enumerate(states)
-        for t, (prefix, moves) in enumerate(of_problem)
+        for p, states_of_problem in enumerate(states)
+        for t, (prefix, moves) in enumerate(states_of_problem)
         for i, line in enumerate(moves)
     ]
-    found = []
+    runs, mean_P = [], []
     for k, name in enumerate(setup.checkpoints):
         scorer = open_scorer(setup, name)
         last = (logit_T[-1] for logit_T in scored(setup.folder / f"scores_{k}.jsonl", scorer, rows, len(rows)))
-        auroc_PT = np.array(
-            [
-                [auroc([next(last) for _ in moves], list(moves.values())) for _, moves in of_problem]
-                for of_problem in states
-            ]
-        )
-        found.append((describe(scorer), auroc_PT))
-    runs = [about | summary(auroc_PT, setup.cfg.seed) for about, auroc_PT in found]
-    mean_P = [np.nanmean(auroc_PT, 1) for _, auroc_PT in found]
+        auroc_PT = np.array([[state_auroc(moves, last) for _, moves in of_problem] for of_problem in states])
+        runs.append({**describe(scorer), **summary(auroc_PT, setup.cfg.seed)})
+        mean_P.append(np.nanmean(auroc_PT, 1))
     has_P = ~np.isnan(mean_P[0])
-    for about, own_P in zip(runs[1:], mean_P[1:], strict=True):
-        about["first_minus_this"] = paired_differences(mean_P[0][has_P, None], own_P[has_P, None], setup.cfg.seed)[0]
+    for run, other_P in zip(runs[1:], mean_P[1:], strict=True):
+        (test,) = paired_differences(mean_P[0][has_P, None], other_P[has_P, None], setup.cfg.seed)
+        run["first_minus_this"] = test
     return {"runs": runs, "moves": len(rows), "problems": int(has_P.sum()), "data": dataclasses.asdict(data)}
 
 
+def state_auroc(moves: dict, logits) -> float:
+    """AUROC of one state; takes as many log-odds from `logits` as the state has moves."""
+    return auroc([next(logits) for _ in moves], list(moves.values()))
+
+
 def summary(auroc_PT: np.ndarray, seed: int) -> dict:
-    """Means over problems of which some state has both kinds of moves; the others have no AUROC."""
+    """Means over the problems that have an AUROC: some state with both kinds of moves."""
     mean_P = np.nanmean(auroc_PT[~np.isnan(auroc_PT).all(1)], 1)
     low, high = mean_interval(mean_P, seed)
     return {
@@ -70,13 +70,12 @@ def summary(auroc_PT: np.ndarray, seed: int) -> dict:
 
 
 def show(results: dict):
-    print(
-        f"measured    {results['moves']} moves of {results['problems']} held-out problems: AUROC of the target in reach"
-    )
+    moves = f"{results['moves']} moves of {results['problems']} held-out problems"
+    print(f"measured    {moves}: AUROC of the target in reach")
     for r in results["runs"]:
         depths = ", ".join(f"{x:.3f} after {t}" for t, x in enumerate(r["by_lines"]))
-        print(
-            f"  {r['auroc']:.4f} {plus_minus(r['interval'])}  {r['verifier']} ({r['label_kind']}); lines before: {depths}"
-        )
-        if d := r.get("first_minus_this"):
-            print(f"          the first less this: {d['difference']:+.4f} {plus_minus(d['interval'])}, p {d['p']:.4f}")
+        number = f"{r['auroc']:.4f} {plus_minus(r['interval'])}"
+        print(f"  {number}  {r['verifier']} ({r['label_kind']}); lines before: {depths}")
+        if test := r.get("first_minus_this"):
+            difference = f"{test['difference']:+.4f} {plus_minus(test['interval'])}, p {test['p']:.4f}"
+            print(f"          the first less this: {difference}")

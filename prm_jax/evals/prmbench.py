@@ -1,4 +1,4 @@
-"""task=prmbench: PRMScore by class of error (arXiv 2501.03124), of Socratic-PRMBench (arXiv 2505.23474, the same score) too."""
+"""task=prmbench: PRMScore by class of error (arXiv 2501.03124), also of Socratic-PRMBench (arXiv 2505.23474)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,22 +7,25 @@ import numpy as np
 
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
-from prm_jax.evals.common import Setup, plus_minus
+from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, SOCRATIC_GROUPS
+from prm_jax.figures.benchmarks import prmbench_figures
 from prm_jax.metrics import f1, prm_score
-from prm_jax.stats import bootstrap_interval, problem_numbers
+from prm_jax.stats import problem_numbers
+
+figures = prmbench_figures
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(benchmarks.Config):
-    """The keys that all benchmarks have, and conf/task/prmbench.yaml's own."""
+    """conf/task/prmbench.yaml says what each key means."""
 
     official: bool
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    rows, scores, about = benchmarks.rows_and_scores(setup, cfg, "prmbench")
-    return about | measure(rows, scores, cfg.threshold, setup.cfg.seed, cfg.official)
+    rows, scores, origin = benchmarks.rows_and_scores(setup, cfg, "prmbench")
+    return {**origin, **prmscore_results(rows, scores, cfg.threshold, setup.cfg.seed, cfg.official)}
 
 
 def show(results: dict):
@@ -30,31 +33,33 @@ def show(results: dict):
     print(f"rule        {results['rule']}")
     width = max(21, *(len(name) + 2 for name in results["classes"]))
     print(f"  {'class':<{width}}{'rows':>6}{'steps':>7}{'bad':>6}  PRMScore")
-    show_row = lambda name, x, score, interval: print(
-        f"  {name:<{width}}{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}  {score:.4f} {plus_minus(interval)}"
-    )
+
+    def show_row(name: str, x: dict, score: float, interval):
+        counts = f"{x['n_rows']:6}{x['n_steps']:7}{x['n_bad_steps']:6}"
+        print(f"  {name:<{width}}{counts}  {score:.4f} {plus_minus(interval)}")
+
     for name, x in results["classes"].items():
         show_row(name, x, x["prmscore"], x["prmscore_interval"])
     for name, x in results["groups"].items():
         missing = [member for member in x["classes"] if member not in results["classes"]]
-        why = f"  (no rows of {', '.join(missing)})" if missing else ""
-        print(f"  {name + ', mean of its':<{width + 6}}{len(x['classes'])} classes{x['prmscore']:>13.4f}{why}")
+        note = f"  (no rows of {', '.join(missing)})" if missing else ""
+        print(f"  {name + ', mean of its':<{width + 6}}{len(x['classes'])} classes{x['prmscore']:>13.4f}{note}")
     show_row("overall, all steps", results, results["overall"], results["overall_interval"])
 
 
-def measure(
+def prmscore_results(
     rows: list[Row], scores: Sequence[np.ndarray], threshold: float, seed: int = 0, official: bool = True
 ) -> dict:
     """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
 
-    PRMScore is the mean of F1 on good and F1 on bad steps, of multi_solutions, which has no bad step, F1 on good steps
-    alone. A group's is the plain mean of its classes', nan unless all are there; where no class is PRMBench's the groups are
-    Socratic-PRMBench's, and no published table stands beside them. Every class is judged by validity;
-    the redundancy ratings that ReasonEval's published redundency and circular rest on are not read. Intervals: 95 %,
-    bootstrap over problems (`question`, which the classes share).
+    PRMScore is the mean of F1 on good and F1 on bad steps; of multi_solutions, which has no bad step, F1 on good steps
+    alone. A group's is the plain mean over its classes, nan unless all are there. Where no class is PRMBench's the
+    groups are Socratic-PRMBench's, which has no published table here. Every class is judged by validity; the redundancy
+    ratings behind ReasonEval's published redundency and circular are not read. Intervals: 95 %, bootstrap over problems
+    (`question`, which the classes share).
 
-    `official`: as the authors' evaluator has it (ssmisya/PRMBench at a1ae4ea), a step is good above the threshold, not at
-    it, and a row that repeats a class and idx is passed over: 6,211 of the paper's 6,216 count.
+    `official`: as in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the threshold is bad, and a row
+    that repeats a class and idx is passed over: 6,211 of the paper's 6,216 count.
     """
     repeated = sum(row.repeats for row in rows)
     rule = f"a step at the threshold is good, {repeated} rows that repeat a class and idx count"
@@ -74,19 +79,15 @@ def measure(
     known = [name for members in grouped.values() for name in members]
     problem, group = (problem_numbers(getattr(row, name) for row in rows)[row_of_step] for name in ("problem", "group"))
 
-    def numbers(here, score_fn):
-        good, says = is_good[here], predicted[here]
-        of_drawn = lambda drawn: score_fn(good[drawn], says[drawn])
+    def numbers(steps, score_fn):
+        good, verdict = is_good[steps], predicted[steps]
         return {
-            "prmscore": score_fn(good, says),
-            "prmscore_interval": bootstrap_interval(of_drawn, problem[here], seed=seed),
-            "f1_good": f1(good, says),
-            "f1_bad": np.nan if good.all() else f1(~good, ~says),
-            "step_accuracy": float(np.mean(good == says)),
-            "n_rows": len(np.unique(row_of_step[here])),
-            "n_steps": len(good),
-            "n_bad_steps": int((~good).sum()),
-        }
+            "prmscore": score_fn(good, verdict),
+            "prmscore_interval": interval_of(score_fn, problem[steps], seed, good, verdict),
+            "f1_good": f1(good, verdict), "f1_bad": np.nan if good.all() else f1(~good, ~verdict),
+            "step_accuracy": float(np.mean(good == verdict)), "n_rows": len(np.unique(row_of_step[steps])),
+            "n_steps": len(good), "n_bad_steps": int((~good).sum()),
+        }  # fmt: skip
 
     classes = {
         name: numbers(np.flatnonzero(group == names.index(name)), f1 if name == "multi_solutions" else prm_score)
@@ -94,17 +95,12 @@ def measure(
     }
     groups = {}
     for name, members in grouped.items():
-        found = [classes[member]["prmscore"] if member in classes else np.nan for member in members]
-        groups[name] = {"prmscore": float(np.mean(found)), "classes": list(members)}
+        scores = [classes[member]["prmscore"] if member in classes else np.nan for member in members]
+        groups[name] = {"prmscore": float(np.mean(scores)), "classes": list(members)}
     pooled = numbers(np.arange(len(group)), prm_score)
     return {
-        "classes": classes,
-        "groups": groups,
-        "overall": pooled.pop("prmscore"),
-        "overall_interval": pooled.pop("prmscore_interval"),
-        **pooled,
-        "threshold": float(threshold),
-        "threshold_origin": "given",
-        "rule": rule,
+        "classes": classes, "groups": groups, "overall": pooled.pop("prmscore"),
+        "overall_interval": pooled.pop("prmscore_interval"), **pooled, "threshold": float(threshold),
+        "threshold_origin": "given", "rule": rule,
         "published": {"source": None, "prmscore": {}} if is_socratic else PRMBENCH,
-    }
+    }  # fmt: skip

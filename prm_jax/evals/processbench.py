@@ -9,11 +9,14 @@ from prm_jax import InputError
 from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
-from prm_jax.evals.common import Setup, plus_minus
+from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PROCESSBENCH
+from prm_jax.figures.benchmarks import processbench_figures
 from prm_jax.launch.config import expect
 from prm_jax.metrics import first_error_f1, predict_first_error
-from prm_jax.stats import bootstrap_interval, problem_numbers
+from prm_jax.stats import problem_numbers
+
+figures = processbench_figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +27,8 @@ class Config(benchmarks.Config):
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    rows, scores, about = benchmarks.rows_and_scores(setup, cfg, "processbench")
-    return about | measure(rows, scores, cfg.threshold, cfg.threshold_split, setup.cfg.seed)
+    rows, scores, origin = benchmarks.rows_and_scores(setup, cfg, "processbench")
+    return {**origin, **f1_results(rows, scores, cfg.threshold, cfg.threshold_split, setup.cfg.seed)}
 
 
 def show(results: dict):
@@ -33,15 +36,13 @@ def show(results: dict):
     print(f"  {'split':<15}{'n':>5}  erroneous   clean      F1")
     for name, x in results["splits"].items():
         accuracies = f"{x['accuracy_error']:9.4f}  {x['accuracy_clean']:6.4f}"
-        lacking = ("erroneous", "n_error"), ("clean", "n_clean")
-        print(
-            f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} {plus_minus(x['f1_interval'])}"
-            + "".join(f"  undefined: no {kind} solution" for kind, n in lacking if not x[n])
-        )
+        missing = [kind for kind, n in (("erroneous", "n_error"), ("clean", "n_clean")) if not x[n]]
+        note = "".join(f"  undefined: no {kind} solution" for kind in missing)
+        print(f"  {name:<15}{x['n']:5}  {accuracies}  {x['f1']:.4f} {plus_minus(x['f1_interval'])}{note}")
     print(f"  {'mean':<41}{results['mean_f1']:.4f} {plus_minus(results['mean_f1_interval'])}")
 
 
-def measure(
+def f1_results(
     rows: list[Row], scores: Sequence[np.ndarray], threshold: float, threshold_split: str | None = None, seed: int = 0
 ) -> dict:
     """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1.
@@ -52,51 +53,45 @@ def measure(
     """
     scores = [np.asarray(score, np.float64) for score in scores]
     error = np.array([first_error(row.solution.labels) for row in rows])
+    is_wrong, right_answer = error != -1, np.array([row.solution.outcome == 1 for row in rows])
     problem, split = (problem_numbers(getattr(row, name) for row in rows) for name in ("problem", "group"))
     members = {name: np.flatnonzero(split == k) for k, name in enumerate(dict.fromkeys(row.group for row in rows))}
     low, high = np.array([right_window(*pair) for pair in zip(scores, error, strict=True)]).T
-    windows = lambda here: (low[here], high[here], error[here] != -1)
+    windows = {name: (low[rows_of], high[rows_of], is_wrong[rows_of]) for name, rows_of in members.items()}
     origin = "given"
     if threshold_split is not None:
         expect(threshold_split in members, "threshold_split", threshold_split, ", ".join(members))
-        here = members[threshold_split]
-        if len(np.unique(error[here] == -1)) < 2:
+        if len(np.unique(windows[threshold_split][2])) < 2:
             expected = "a split with erroneous and with clean solutions"
             raise InputError(f"threshold_split: {threshold_split} has no F1 to tune on, expected {expected}")
-        threshold, origin = best_threshold(*windows(here)), f"best F1 on {threshold_split}"
+        threshold, origin = best_threshold(*windows[threshold_split]), f"best F1 on {threshold_split}"
     predicted = np.array([predict_first_error(score, threshold) for score in scores])
-    right_answer = np.array([row.solution.outcome == 1 for row in rows])
-    numbers = lambda here: first_error_f1(predicted[here], error[here])
-    splits = {}
-    for name, here in members.items():
-        splits[name], is_wrong = numbers(here), error[here] != -1
-        for key in list(splits[name]):
-            of_drawn = lambda drawn, key=key, here=here: numbers(here[drawn])[key]
-            splits[name][f"{key}_interval"] = bootstrap_interval(of_drawn, problem[here], seed=seed)
-        splits[name] |= {
-            "n": len(here),
-            "n_error": int(is_wrong.sum()),
-            "n_error_with_right_answer": int((is_wrong & right_answer[here]).sum()),
-            "n_clean": int((~is_wrong).sum()),
-            "n_problems": len(np.unique(problem[here])),
-            "n_steps": sum(len(scores[i]) for i in here),
-        }
 
-    def mean_f1(drawn):
-        return np.mean([numbers(drawn[split[drawn] == k])["f1"] for k in range(len(members))])
+    splits = {}
+    for name, rows_of in members.items():
+        numbers = first_error_f1(predicted[rows_of], error[rows_of])
+        arrays = problem[rows_of], seed, predicted[rows_of], error[rows_of]
+        intervals = {key: interval_of(lambda *x, key=key: first_error_f1(*x)[key], *arrays) for key in numbers}
+        splits[name] = {
+            **numbers, **{f"{key}_interval": interval for key, interval in intervals.items()},
+            "n": len(rows_of), "n_error": int(is_wrong[rows_of].sum()),
+            "n_error_with_right_answer": int((is_wrong & right_answer)[rows_of].sum()),
+            "n_clean": int((~is_wrong)[rows_of].sum()), "n_problems": len(np.unique(problem[rows_of])),
+            "n_steps": sum(len(scores[i]) for i in rows_of),
+        }  # fmt: skip
+
+    def mean_f1(predicted, error, split):
+        return np.mean([first_error_f1(predicted[split == k], error[split == k])["f1"] for k in range(len(members))])
 
     thresholds = np.linspace(0, 1, 401)
-    curve = {name: f1_curve(*windows(here), thresholds).tolist() for name, here in members.items()}
+    curve = {name: f1_curve(*window, thresholds).tolist() for name, window in windows.items()}
     return {
-        "splits": splits,
-        "mean_f1": float(mean_f1(np.arange(len(rows)))),
-        "mean_f1_interval": bootstrap_interval(mean_f1, problem, seed=seed),
-        "threshold": float(threshold),
-        "threshold_origin": origin,
-        "curve": {"threshold": thresholds.tolist(), "f1": curve},
-        "n_rows": len(rows),
+        "splits": splits, "mean_f1": float(mean_f1(predicted, error, split)),
+        "mean_f1_interval": interval_of(mean_f1, problem, seed, predicted, error, split),
+        "threshold": float(threshold), "threshold_origin": origin,
+        "curve": {"threshold": thresholds.tolist(), "f1": curve}, "n_rows": len(rows),
         "published": PROCESSBENCH,
-    }
+    }  # fmt: skip
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
@@ -110,13 +105,13 @@ def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
 
 
 def f1_curve(low, high, is_wrong, thresholds) -> np.ndarray:
-    """F1 at every threshold, by counting the solutions whose window (low, high] holds it; is_wrong: have an error."""
+    """F1 at every threshold, by counting the solutions whose window (low, high] holds it. is_wrong: has an error."""
     accuracy = []
-    for here in (is_wrong, ~is_wrong):
-        open_ = here & (low < high)
+    for members in (is_wrong, ~is_wrong):
+        open_ = members & (low < high)
         n_right = np.searchsorted(np.sort(low[open_]), thresholds)  # windows that begin below the threshold
         n_right = n_right - np.searchsorted(np.sort(high[open_]), thresholds)  # less those that end there
-        accuracy.append(n_right / here.sum() if here.any() else np.full(len(thresholds), np.nan))
+        accuracy.append(n_right / members.sum() if members.any() else np.full(len(thresholds), np.nan))
     a, b = accuracy
     return np.divide(2 * a * b, a + b, out=np.where(np.isnan(a + b), np.nan, 0.0), where=a + b > 0)
 

@@ -1,6 +1,7 @@
-"""task=report: step metrics, then best-of-N on a pool: the one that is named, or a fresh one where the data is an embedded task."""
+"""task=report: step metrics, then best-of-N on a pool: the named one, or a fresh one of an embedded task."""
 
 import dataclasses
+from pathlib import Path
 
 from prm_jax.evals import best_of_n, steps
 from prm_jax.evals.common import Setup
@@ -34,3 +35,7 @@ def detail(results: dict):
     steps.detail(results)
     if "scorers" in results:
         best_of_n.detail(results)
+
+
+def figures(results: dict, folder: Path) -> list[Path]:
+    return steps.figures(results, folder) + best_of_n.figures(results, folder)

@@ -1,5 +1,6 @@
-"""task=score: step scores of a file of solutions, or of a pool of any size, ranked within each problem."""
+"""task=score: scores the steps of a file of solutions, or of a pool of any size, and ranks them within each problem."""
 
+import collections
 import dataclasses
 
 import numpy as np
@@ -8,9 +9,12 @@ from prm_jax import InputError
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
 from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored
+from prm_jax.figures.steps import solution_figures
 from prm_jax.launch.config import Natural, Share, expect
 from prm_jax.rerank import default_aggregator
 from prm_jax.scoring import ModelScorer, stored_scores
+
+figures = solution_figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +35,17 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Writes scores.jsonl, and pool.jsonl.gz where the input is a pool; gives the ranking and the solutions to draw."""
+    """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to draw."""
     scorer = one_scorer(setup, "score")
     is_pool = "candidates" in next(iter(rows.read_rows(cfg.input)), (0, {}))[1]
-    if is_pool:  # read anew each time: a pool may be larger than memory
-        source = lambda: pools.candidate_rows(pools.iter_pool(cfg.input))
-    else:
-        found, _ = sources.load(cfg.input, "native")
-        source = lambda: ((s.id, s.problem, s.steps) for s in found)
+    solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, "native")[0]]
+
+    def source():  # read anew each time: a pool may be larger than memory
+        return pools.candidate_rows(pools.iter_pool(cfg.input)) if is_pool else solutions
+
     ids = [i for i, *_ in source()]
-    if len(of := dict.fromkeys(ids)) < len(ids):
-        raise InputError(
-            f"{cfg.input}: id {next(i for i in of if ids.count(i) > 1)!r}: found more than once, expected each once"
-        )
+    if repeated := next((i for i, n in collections.Counter(ids).items() if n > 1), None):
+        raise InputError(f"{cfg.input}: id {repeated!r}: found more than once, expected each once")
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
     if unknown := set(wanted or ()).difference(ids):
         raise InputError(f"figures: no solution has the id {min(unknown)!r}")
@@ -55,31 +57,35 @@ def run(setup: Setup, cfg: Config) -> dict:
     if is_pool:
         pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
     unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"  # as its authors show scores
-    shown = UNITS[unit].of_log_odds
-    how = default_aggregator(scorer)
-    ranking = rank(source(), stored_scores(files["scores"]), unit, how)
+    of_log_odds, aggregator = UNITS[unit].of_log_odds, default_aggregator(scorer)
+    ranking = rank(source(), stored_scores(files["scores"]), unit, aggregator)
     wanted = [r["id"] for r in ranking[: cfg.figures]] if wanted is None else wanted
     drawn = {
-        i: {"id": i, "problem": problem, "steps": steps, "scores": shown(logit_T.astype(float)).tolist()}
+        i: {"id": i, "problem": problem, "steps": steps, "scores": of_log_odds(logit_T.astype(float)).tolist()}
         for (i, problem, steps), logit_T in zip(source(), stored_scores(files["scores"]), strict=True)
         if i in wanted
     }
-    results = {"shown_unit": unit, "threshold": float(shown(UNITS["probability"].log_odds(cfg.threshold)))}
-    results |= {"aggregator": how, "files": {name: str(path) for name, path in files.items()}}
-    return describe(scorer) | results | {"ranking": ranking, "drawn": [drawn[i] for i in wanted]}
+    return {
+        **describe(scorer), "shown_unit": unit,
+        "threshold": float(of_log_odds(UNITS["probability"].log_odds(cfg.threshold))), "aggregator": aggregator,
+        "files": {name: str(path) for name, path in files.items()}, "ranking": ranking,
+        "drawn": [drawn[i] for i in wanted],
+    }  # fmt: skip
 
 
-def rank(rows, scores, unit: str, how: str) -> list[dict]:
-    """Problems in the order of the file; within each, solutions by their lowest or last (`how`) step score, best first.
+def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
+    """Problems in the order of the file; within each, solutions by their lowest or last step score, best first.
 
-    Scores are given in `unit`; the product is that of the probabilities, and there only where scores are shown as such.
+    Scores are in `unit`; where that is the probability the product of a solution's steps is there too.
     """
     order, table = {}, []
     for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
         weakest = int(logit_T.argmin())
-        logit = float(logit_T[-1 if how == "last" else weakest])
-        row = {"id": i, "problem": problem, "score": float(UNITS[unit].of_log_odds(logit))}
-        row |= {"weakest_step": weakest + 1, "n_steps": len(steps)}
+        logit = float(logit_T[-1 if aggregator == "last" else weakest])
+        row = {
+            "id": i, "problem": problem, "score": float(UNITS[unit].of_log_odds(logit)),
+            "weakest_step": weakest + 1, "n_steps": len(steps),
+        }  # fmt: skip
         if unit == "probability":
             row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
         table.append((order.setdefault(problem, len(order)), -logit, row))

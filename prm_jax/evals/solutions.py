@@ -1,4 +1,4 @@
-"""task=solutions: the labelled solutions of one split of a data set, written as native rows for other commands to label anew."""
+"""task=solutions: writes the labelled solutions of one split as native rows, for other commands to label anew."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from prm_jax.data.formats import read_format
 from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import Mixture, data_config, load_splits
-from prm_jax.evals import standing
+from prm_jax.evals import biases
 from prm_jax.evals.common import Setup
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli
@@ -30,7 +30,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Writes solutions.jsonl, each row with its label_kind, as far as the data has labels."""
+    """Writes solutions.jsonl, each row with its label_kind, where the data has labels."""
     if setup.data.name == "of_run":
         raise InputError("data: name the data set whose solutions are wanted, such as data=chain")
     data_cfg = data_config(setup.data)
@@ -38,35 +38,33 @@ def run(setup: Setup, cfg: Config) -> dict:
         raise InputError("data: got mixture, expected one data set: its sources are written one by one")
     data = load_splits(data_cfg, setup.cfg.seed, policy_pool)
     cli.print_counts(data.counts)
-    rows, path = data.splits[cfg.split], setup.folder / "solutions.jsonl"
-    kind = {"label_kind": data_cfg.label_kind}
-    write_rows(path, (native_row(s) | kind for s in rows))
+    rows, path, kind = data.splits[cfg.split], setup.folder / "solutions.jsonl", data_cfg.label_kind
+    write_rows(path, (native_row(s) | {"label_kind": kind} for s in rows))
     if cfg.critiques:
         write_rows(setup.folder / "critiques.jsonl", (row for s in rows for row in critiques(s, cfg.critiques)))
     labels = [label for s in rows for label in s.labels or ()]
-    found = {"solutions": len(rows), "problems": len({s.problem for s in rows}), "counts": data.counts}
-    found |= {"steps": sum(len(s.steps) for s in rows), "labelled": sum(label is not None for label in labels)}
-    if data_cfg.label_kind == "correctness":
-        found |= standing.step_shares([s.labels or () for s in rows], [s.outcome for s in rows])
-    return {"path": str(path), "split": cfg.split, **kind} | found
+    shares = biases.step_shares([s.labels or () for s in rows], [s.outcome for s in rows])
+    return {
+        "path": str(path), "split": cfg.split, "label_kind": kind, "solutions": len(rows),
+        "problems": len({s.problem for s in rows}), "steps": sum(len(s.steps) for s in rows),
+        "labelled": sum(label is not None for label in labels), "counts": data.counts,
+        **(shares if kind == "correctness" else {}),
+    }  # fmt: skip
 
 
 def critiques(s: Solution, kind: str) -> Iterator[dict]:
-    """A native row for each labelled step: what format=lab_critic asks of it, and the critique that is right; `hops`: its
-    operations done one by one, then the verdict, `verdict`: that alone. For train.py objective=lm data=jsonl."""
+    """Native rows for train.py objective=lm data=jsonl, one a labelled step: the prompt of format=lab_critic and the
+    right critique. `hops`: the step's operations done one by one, then the verdict, `verdict`: that alone."""
     task, fmt = tasks.TASKS.get(s.task), read_format("lab_critic")
     expect(hasattr(task, "written_out"), "critiques", kind, "null: only the steps of data=chain can be written out")
     for t, (label, hops) in enumerate(zip(s.labels, task.written_out(s.problem, s.steps), strict=True)):
         if label is not None:
-            said = [*(hops if kind == "hops" else []), "Yes" if label >= 0.5 else "No"]
-            yield {
-                "id": f"{s.id}/{t}",
-                "prompt": prompt_text(fmt, None, s.problem, s.steps[: t + 1]),
-                "completions": said,
-            }
+            critique = [*(hops if kind == "hops" else []), "Yes" if label >= 0.5 else "No"]
+            prompt = prompt_text(fmt, None, s.problem, s.steps[: t + 1])
+            yield {"id": f"{s.id}/{t}", "prompt": prompt, "completions": critique}
 
 
 def show(results: dict):
-    number = ", ".join(f"{results[name]:,} {name}" for name in ("solutions", "problems", "steps", "labelled"))
-    print(f"{results['split']:<12}{number}; {results['label_kind']} labels")
+    numbers = ", ".join(f"{results[name]:,} {name}" for name in ("solutions", "problems", "steps", "labelled"))
+    print(f"{results['split']:<12}{numbers}; {results['label_kind']} labels")
     print(f"solutions   {results['path']}")

@@ -5,7 +5,11 @@ from typing import Annotated
 
 from prm_jax import rerank, witness
 from prm_jax.evals.common import Setup
+from prm_jax.evals.pool_metrics import shown_aggregators
+from prm_jax.figures.witness import witness_figures
 from prm_jax.launch.config import NotNegative, Rule, one_of
+
+figures = witness_figures
 
 AtLeast2 = Annotated[int, Rule(lambda n: n >= 2, "at least 2")]
 
@@ -16,6 +20,7 @@ class WitnessConfig:
     beta: NotNegative
     betas: AtLeast2
     errors: AtLeast2
+    aggregators: str | list | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,13 +36,14 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 def run(setup: Setup, cfg: Config) -> dict:
     cfg = cfg.witness
-    found = witness.results(cfg.aggregator, cfg.beta)
-    return found | witness.grids(cfg.aggregator, cfg.betas, cfg.errors)
+    shown = shown_aggregators(cfg.aggregators, [cfg.aggregator])
+    grids = witness.grids(cfg.aggregator, cfg.betas, cfg.errors)
+    return {**witness.results(cfg.aggregator, cfg.beta), **grids, "aggregators": shown}
 
 
 def show(results: dict):
-    how, beta = results["aggregator"], results["beta"]
-    print(f"policies    aggregator {how}, beta {beta:g}; KL to the reference and mean score in nats")
+    aggregator, beta = results["aggregator"], results["beta"]
+    print(f"policies    aggregator {aggregator}, beta {beta:g}; KL to the reference and mean score in nats")
     print(" " * 12 + "".join(f"{name:>13}" for name in (*results["traces"], "KL", "score")) + "  winner")
     for name, policy_N in results["policies"].items():
         row = (*policy_N, results["kl"][name], results["reward"][name])

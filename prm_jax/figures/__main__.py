@@ -1,4 +1,4 @@
-"""A figure of a paper from nothing: runs the commands that it rests on, those that are not done yet, and draws it."""
+"""Makes a paper's figure from nothing: runs the commands that it needs and that are not done yet, then draws it."""
 
 import dataclasses
 import re
@@ -20,7 +20,7 @@ class FiguresConfig:
 
     name: str
     folder: str
-    why: bool
+    explain: bool
     jobs: Count
     launcher: str | None
 
@@ -30,14 +30,16 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
     for arg in args:
         if "=" not in arg:
             raise InputError(f"{arg}: expected key=value")
-    given = dict(arg.split("=", 1) for arg in args)
-    if "resume" in given:
+    overrides = dict(arg.split("=", 1) for arg in args)
+    if "resume" in overrides:
         raise InputError("resume: the same command goes on with a stopped figure")
+    if "why" in overrides:
+        raise InputError("why: is now called explain")
     keys = yaml.safe_load((CONF / "figures.yaml").read_text())
-    own = keys | {key: pipeline.read_value(key, given.pop(key)) for key in list(given) if key in keys}
-    if own["name"] is None:
+    keys |= {key: pipeline.read_value(key, overrides.pop(key)) for key in list(overrides) if key in keys}
+    if keys["name"] is None:
         raise InputError(f"name: missing, expected all, {', '.join(names())}")
-    return parse(own, FiguresConfig), given
+    return parse(keys, FiguresConfig), overrides
 
 
 def names() -> list[str]:
@@ -65,20 +67,18 @@ def run(args: list[str]):
                 raise
             print(f"skipped     {name}: {error}")
             continue
-        stages, left = pipeline.make_stages(figure, overrides | files, root / "stages", folders)
+        stages, unused_keys = pipeline.make_stages(figure, overrides | files, root / "stages", folders)
         figures[name] = figure, drawing(figure.draw), stages
-        unused.append(left)
+        unused.append(unused_keys)
     for key in sorted(set.intersection(*unused)):
-        own = ", ".join(dict.fromkeys(key for figure, *_ in figures.values() for key in figure.over))
-        raise InputError(f"{key}: no stage takes this key; of the figure itself: {own or 'none'}")
+        sweep_keys = ", ".join(dict.fromkeys(key for figure, *_ in figures.values() for key in figure.sweep))
+        raise InputError(f"{key}: no stage takes this key; of the figure itself: {sweep_keys or 'none'}")
     for name, (_, draw, stages) in figures.items():
         every = [stage for line in stages.values() for stage in line]
         n = len({stage.folder for stage in every})
-        print(
-            f"figure      {name}: {n} stages in {root / 'stages'}, each tells its progress in its log.txt", flush=True
-        )
-        if cfg.why:
-            print("\n".join(pipeline.why(stage) for stage in every))
+        print(f"figure      {name}: {n} stages in {root / 'stages'}, each with its progress in log.txt", flush=True)
+        if cfg.explain:
+            print("\n".join(map(pipeline.explain, every)))
             continue
         running.make_all(every, cfg.jobs, cfg.launcher)
         for path in paper.draw(draw, name, stages, overrides, root / name):

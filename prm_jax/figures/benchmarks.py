@@ -5,56 +5,59 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.figures.style import BLUE, GREY, OUTSIDE, caption, floats, line_style, percent, plain, save
+from prm_jax.figures.style import BLUE, GREY, OUTSIDE, floats, line_style, percent, plain, save
 
 
-def benchmark_caption(figure, results: dict, n: str, text: str):
-    start = f"{n}; {results['verifier']}; a step below {results['threshold']:.4g} is bad"
-    caption(figure, f"{start} (threshold: {results['threshold_origin']}); {text}", results)
+def benchmark_text(results: dict, n: str, text: str) -> str:
+    verifier = f"{results['verifier']}; a step below {results['threshold']:.4g} is bad"
+    return f"{n}; {verifier} (threshold: {results['threshold_origin']}); {text}"
 
 
 def processbench_figures(results: dict, folder: Path) -> list[Path]:
-    """F1 per split beside the published verifiers; F1 against the threshold."""
+    """Draws F1 per split beside the published verifiers, and F1 against the threshold."""
     bars = processbench_bars(results, folder / "processbench.png")
     return [bars, processbench_thresholds(results, folder / "processbench_threshold.png")]
 
 
 def processbench_bars(results: dict, path: Path) -> Path:
-    """One row a verifier, sorted by the mean over the splits that all of them have; this one in colour, with intervals."""
+    """Draws a row a verifier, sorted by the mean over the splits that all have; this one in colour, with intervals."""
     splits, published = results["splits"], results["published"]["f1"]
     shared = [name for name in splits if all(name in table for table in published.values())]
-    mine, columns = "this verifier", [*splits, "mean"] if len(splits) > 1 else list(splits)
-    tables = {mine: {name: x["f1"] for name, x in splits.items()}} | (published if shared else {})
-    mean = lambda table, names: np.mean(floats([table.get(name) for name in names]))
-    order = sorted(tables, key=lambda system: np.nan_to_num(mean(tables[system], shared or splits)))
-    at = order.index(mine)
+    system, columns = "this verifier", [*splits, "mean"] if len(splits) > 1 else list(splits)
+    tables = {system: {name: x["f1"] for name, x in splits.items()}} | (published if shared else {})
+
+    def mean(table: dict, names) -> float:
+        return np.mean(floats([table.get(name) for name in names]))
+
+    order = sorted(tables, key=lambda name: np.nan_to_num(mean(tables[name], shared or splits)))
+    row = order.index(system)
     # The mean of the splits shown; a published mean over more is another number.
-    tables = {system: table | {"mean": mean(table, splits)} for system, table in tables.items()}
+    tables = {name: table | {"mean": mean(table, splits)} for name, table in tables.items()}
     intervals = {name: x["f1_interval"] for name, x in splits.items()} | {"mean": results["mean_f1_interval"]}
-    size = 2.6 + 1.75 * len(columns), 1.1 + 0.21 * len(order)
+    size, colors = (2.6 + 1.75 * len(columns), 1.1 + 0.21 * len(order)), ["#CFCFCF"] * len(order)
+    colors[row] = BLUE
     figure, all_axes = plt.subplots(1, len(columns), figsize=size, sharey=True, squeeze=False)
     for axes, column in zip(all_axes[0], columns, strict=True):
-        f1 = percent([tables[system].get(column) for system in order])
-        axes.barh(range(len(order)), f1, height=0.72, color=[BLUE if y == at else "#CFCFCF" for y in range(len(order))])
-        axes.plot(percent(intervals[column]), [at, at], color="black", linewidth=1)
+        f1 = percent([tables[name].get(column) for name in order])
+        axes.barh(range(len(order)), f1, height=0.72, color=colors)
+        axes.plot(percent(intervals[column]), [row, row], color="black", linewidth=1)
         texts, ends = [f"{x:.1f}" if np.isfinite(x) else "" for x in f1], np.nan_to_num(f1)
-        texts[at], ends[at] = texts[at] or "undefined", np.nanmax([ends[at], *percent(intervals[column])])
+        texts[row], ends[row] = texts[row] or "undefined", np.nanmax([ends[row], *percent(intervals[column])])
         for y, (text, end) in enumerate(zip(texts, ends, strict=True)):
-            axes.text(end + 1.5, y, text, va="center", fontsize=6.5, weight="bold" if y == at else "normal")
+            axes.text(end + 1.5, y, text, va="center", fontsize=6.5, weight="bold" if y == row else "normal")
         axes.set(xlim=(0, 112), ylim=(-0.6, len(order) - 0.4), xticks=[0, 25, 50, 75, 100], xlabel="F1 (%)")
         axes.set_title(plain(f"mean of {len(splits)} splits" if column == "mean" else column), fontsize=9)
         axes.tick_params(axis="y", length=0)
     all_axes[0, 0].set_yticks(range(len(order)), order, fontsize=7.5)
-    all_axes[0, 0].get_yticklabels()[at].set(color=BLUE, weight="bold")
+    all_axes[0, 0].get_yticklabels()[row].set(color=BLUE, weight="bold")
     figure.suptitle("ProcessBench: F1 of finding the first wrong step", fontsize=10)
     text = "line: 95 % bootstrap interval over problems"
     text += f". Grey, as published: {results['published']['source']}" if shared else ""
-    benchmark_caption(figure, results, f"{results['n_rows']} solutions", text)
-    return save(figure, path)
+    return save(figure, path, benchmark_text(results, f"{results['n_rows']} solutions", text), results)
 
 
 def processbench_thresholds(results: dict, path: Path) -> Path:
-    """F1 of every split, and their mean, against the threshold; the one used is marked."""
+    """Draws F1 of every split, and their mean, against the threshold; the threshold in use is marked."""
     x, threshold = floats(results["curve"]["threshold"]), results["threshold"]
     lines = {
         name: (percent(curve), results["splits"][name]["f1"], line_style(i))
@@ -70,20 +73,19 @@ def processbench_thresholds(results: dict, path: Path) -> Path:
             label = plain(f"{name}: {f1:.1f}, best {y.max():.1f} at {x[y.argmax()]:.2f}")
             axes.plot(threshold, f1, **style | {"markersize": 6}, markeredgecolor="white", label=label)
     axes.axvline(threshold, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
-    at = {"xytext": (4, -2), "textcoords": "offset points", "va": "top", "color": GREY, "fontsize": 7.5}
-    axes.annotate(plain(f"{threshold:.4g}\n({results['threshold_origin']})"), (threshold, 100), **at)
+    style = {"xytext": (4, -2), "textcoords": "offset points", "va": "top", "color": GREY, "fontsize": 7.5}
+    axes.annotate(plain(f"{threshold:.4g}\n({results['threshold_origin']})"), (threshold, 100), **style)
     axes.set(xlabel="threshold on P(step good): a step below it is bad", ylabel="F1 (%)")
     axes.set(xlim=(-0.01, 1.01), ylim=(0, 100))
     if axes.get_legend_handles_labels()[0]:  # an F1 may be undefined in every split
         axes.legend(**OUTSIDE)
     axes.set_title("ProcessBench: F1 against the threshold", fontsize=10)
     text = "legend: F1 there, then the best of the curve, chosen on the same rows and so optimistic"
-    benchmark_caption(figure, results, f"{results['n_rows']} solutions", text)
-    return save(figure, path)
+    return save(figure, path, benchmark_text(results, f"{results['n_rows']} solutions", text), results)
 
 
 def prmbench_figures(results: dict, folder: Path) -> list[Path]:
-    """PRMScore per class, in the paper's three groups, and overall: bars with intervals; published verifiers as markers."""
+    """Draws PRMScore per class, by group, and overall: bars with intervals; published verifiers as markers."""
     blocks = {name: group["classes"] for name, group in results["groups"].items()}
     others = [name for name in results["classes"] if not any(name in names for names in blocks.values())]
     blocks |= ({"other": others} if others else {}) | {"all steps": ["overall"]}
@@ -110,9 +112,8 @@ def prmbench_figures(results: dict, folder: Path) -> list[Path]:
         text = f"{block}{between}{score:.1f}" if np.isfinite(score) else block
         axes.text(np.mean([places[name] for name in names]), 107, text, ha="center", fontsize=9, weight="bold")
     labels = [name.replace("_", "\n") + ("" if name in values else "\n(no rows)") for name in places]
-    axes.set_xticks(
-        list(places.values()), [x.replace("\n", " ") for x in labels] if turn else labels, fontsize=6.5, **turn
-    )
+    labels = [label.replace("\n", " ") for label in labels] if turn else labels
+    axes.set_xticks(list(places.values()), labels, fontsize=6.5, **turn)
     axes.tick_params(axis="x", length=0)
     axes.set(ylabel="PRMScore (%)", ylim=(0, 106), yticks=[0, 20, 40, 60, 80, 100])
     axes.legend(handles=handles, **OUTSIDE)
@@ -120,5 +121,5 @@ def prmbench_figures(results: dict, folder: Path) -> list[Path]:
     text = "PRMScore: mean of F1 on good and on bad steps; of multi_solutions, which has no bad step, F1 on good steps"
     text += ". Group: mean of its classes. Line: 95 % bootstrap interval over problems"
     text += f". Markers, as published: {results['published']['source']}" if tables else ""
-    benchmark_caption(figure, results, f"{results['n_rows']} rows, {results['n_steps']} steps", text)
-    return [save(figure, folder / "prmbench.png")]
+    text = benchmark_text(results, f"{results['n_rows']} rows, {results['n_steps']} steps", text)
+    return [save(figure, folder / "prmbench.png", text, results)]

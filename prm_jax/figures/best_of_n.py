@@ -5,123 +5,141 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.figures.style import GREY, caption, floats, line_style, plain, reliability, save, square_root
+from prm_jax.figures.style import (
+    GREY,
+    NO_LINE,
+    Drawn,
+    floats,
+    line_style,
+    over_seeds,
+    panels,
+    plain,
+    reliability,
+    save,
+    size_axis,
+    square_root,
+)
 
-# Rules that no scorer takes part in: dashes and label.
-RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle (any of n right)")}
-NO_LINE = {"linestyle": "none"}
+# Rules that need no scorer: dashes and label.
+RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n is right")}
+NAMES = {"prm": "PRM", "orm": "ORM"}
+# {rule of a panel: (its name in the table, its title)}
+TITLES = {
+    "best_of_n": ("solved", "share of problems solved"),
+    "weighted_vote": ("solved by weighted vote", "solved by the vote weighted by the scores"),
+    "trace": ("without a wrong step", "solved without a wrong step"),
+}
 
 
-def pool_caption(figure, results: dict, text: str):
-    start = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
-    missing = results["dropped"]["missing"]
-    start += f" at most ({missing} fewer in all; " if missing else " ("
-    start += f"{Path(results['pool']).name}); graded: {results['grading']['checker']}; ties: {results['ties']}"
-    names = sorted({v["verifier"] for v in results["verifiers"].values()})
-    caption(figure, "; ".join([start, text] + [", ".join(names)] * bool(names)), results)
+def pool_text(results: dict, text: str) -> str:
+    """A caption: the pool, how it is graded, `text`, the verifiers."""
+    missing, names = results["dropped"]["missing"], sorted({v["verifier"] for v in results["verifiers"].values()})
+    size = f"{results['n_problems']} problems x {results['n_candidates']} candidates"
+    size += f" at most ({missing} fewer in all; " if missing else " ("
+    pool = f"{Path(results['pool']).name}); graded: {results['grading']['checker']}; ties: {results['ties']}"
+    return "; ".join([size + pool, text] + [", ".join(names)] * bool(names))
 
 
 def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
-    """Curves over n, the table of aggregators, reward against KL, calibration; none where there is no pool."""
+    """Draws curves over n, a row an aggregator, reward against KL, calibration; nothing where there is no pool."""
     drawings = (best_of_n_curves, aggregator_dots, reward_kl_figure, calibration_figure)
     return [draw(results, folder) for draw in drawings if "scorers" in results]
 
 
 def best_of_n_curves(results: dict, folder: Path) -> Path:
-    """Problems solved against n, as in Lightman et al. 2023, figure 3, with bootstrap intervals over problems, all at every n.
+    """Draws the curves of one pool; intervals are bootstraps over problems."""
+    text, N = "95 % bootstrap intervals over problems", list(results["oracle"])[-1]
+    many = len(results["scorers"]) > 2
+    text = f"beside the curves: {text} at n = {N}, in the legend's order" if many else f"bands: {text}"
+    return save(draw_best_of_n([results]).figure, folder / "best_of_n.png", pool_text(results, text), results)
 
-    Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and weighted votes
-    have a panel of their own. Where exact step labels are known a last panel counts only winners without a wrong step.
+
+def draw_best_of_n(runs: list[dict]) -> Drawn:
+    """Problems solved against n (Lightman et al. 2023, figure 3), of one pool or of the pools of several seeds.
+
+    Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and
+    weighted votes have a panel of their own. Where exact step labels are known a last panel counts only winners without
+    a wrong step.
     """
-    sizes, scorers = [int(n) for n in results["oracle"]], results["scorers"]
-    headline = {scorer: (how, scorers[scorer][how]) for scorer, how in results["headline"].items()}
-    many, votes = len(scorers) > 2, "majority" in results
-    titles = {"best_of_n": "share of problems solved"}
-    titles |= {"weighted_vote": "by the vote weighted by the scores"} if many and votes else {}
-    if all("trace" in numbers for _, numbers in headline.values()):
-        titles["trace"] = "by a solution without a wrong step"
-    size = (3.6 + 3.6 * len(titles), 4)
-    figure, all_axes = plt.subplots(1, len(titles), figsize=size, sharey=True, squeeze=False)
-    panel, handles = dict(zip(titles, all_axes[0], strict=True)), []
+    first, many = runs[0], len(runs[0]["scorers"]) > 2
+    N, sizes = first["n_candidates"], [int(n) for n in first["oracle"]]
+    tables = {scorer: [r["scorers"][scorer][name] for r in runs] for scorer, name in first["headline"].items()}
+    has_trace = all("trace" in table for scorer_tables in tables.values() for table in scorer_tables)
+    shown = {"weighted_vote": many and "majority" in first, "trace": has_trace}
+    titles = {rule: title for rule, title in TITLES.items() if shown.get(rule, True)}
+    figure, (all_axes,) = panels(1, len(titles), 4.1, 3.2 * len(titles), sharey=True)
+    drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
+    panel, handles = dict(zip(titles, all_axes, strict=True)), {}
 
-    def curve(axes, numbers, rule, style, place=0):
-        """place: 1, 2, ... beside the curves, of the interval at the last n; 0: a band."""
-        before = "" if rule == "best_of_n" else f"{rule}_"
-        y, line = floats(list(numbers[rule].values())), floats(numbers.get(f"{before}curve", []))
-        ends = numbers.get(f"{before}curve_interval") or np.transpose(list(numbers[f"{before}interval"].values()))
-        every = range(1, len(line) + 1)
-        low, high = floats(ends)
+    def curve(column, rule, series, tables, style, place):
+        """Draws a rule in the panel `column`; its interval is a band, or at place 1, 2, ... beside the curves."""
+        prefix, axes = "" if rule == "best_of_n" else f"{rule}_", panel[column]
+        y_SX, line_SX = [list(t[rule].values()) for t in tables], [t.get(f"{prefix}curve") for t in tables]
+        x, line_SX = (range(1, N + 1), line_SX) if all(line_SX) else (sizes, y_SX)  # at every n in closed form
+        mean_X, *ends = over_seeds(line_SX)
+        if len(runs) == 1:
+            of_sizes = np.transpose(list(tables[0][f"{prefix}interval"].values()))
+            ends = floats(tables[0].get(f"{prefix}curve_interval") or of_sizes)
+        drawn.curve(axes, titles[column][0], series, sizes, y_SX, style | NO_LINE, band=False)
+        axes.plot(x, mean_X, **style | {"marker": ""})
         if place:
-            x = sizes[-1] * 2 ** (0.13 * place)
-            axes.vlines(x, low[-1], high[-1], color=style["color"], linewidth=1.4, alpha=0.7)
+            x_end, (low, high) = N * 2 ** (0.13 * place), (end_X[-1] for end_X in ends)
+            axes.vlines(x_end, low, high, color=style["color"], linewidth=1.4, alpha=0.7)
         else:
-            at = every if len(low) == len(line) else sizes
-            axes.fill_between(at, low, high, color=style["color"], alpha=0.12, linewidth=0)
-        axes.plot(*((every, line) if len(line) else (sizes, y)), **style | {"marker": ""})
-        axes.plot(sizes, y, **style | NO_LINE)
+            axes.fill_between(x, *np.clip(ends, 0, 1), color=style["color"], alpha=0.12, linewidth=0)
+        handles.setdefault(series, plt.Line2D([], [], **style, label=plain(series)))
 
-    def key(style, label):
-        handles.append(plt.Line2D([], [], **style, label=plain(label)))
-
-    for i, (scorer, (how, numbers)) in enumerate(headline.items()):
-        style, place = line_style(i), many * (i + 1)
-        key(style, f"{scorer} ({how})" if many else f"{scorer}, best of n ({how})")
-        for rule, axes in panel.items():
-            curve(axes, numbers, rule, style, place)
-        if votes and not many:
+    for i, (scorer, aggregator) in enumerate(first["headline"].items()):
+        style, name = line_style(i), NAMES.get(scorer, scorer)
+        series = f"{name} ({aggregator})" if many else f"{name}, best of n ({aggregator})"
+        for rule in titles:
+            curve(rule, rule, series, tables[scorer], style, many * (i + 1))
+        if "majority" in first and not many:
             style |= {"linestyle": ":", "markerfacecolor": "white"}
-            curve(panel["best_of_n"], numbers, "weighted_vote", style)
-            key(style, f"{scorer}, weighted vote")
+            curve("best_of_n", "weighted_vote", f"{name}, weighted vote", tables[scorer], style, 0)
     for i, (rule, (dashes, label)) in enumerate(RULES.items()):
         style = {"linestyle": dashes, "linewidth": 1.2, "color": GREY}
-        for name, axes in panel.items():
-            if rule in results and name != "trace":
-                curve(axes, results, rule, style, many * (len(headline) + 1 + i))
-        if rule in results:
-            key(style, label)
+        for column in [column for column in titles if column != "trace" and rule in first]:
+            curve(column, rule, label, runs, style, many * (len(tables) + 1 + i))
     for rule, axes in panel.items():
-        level = numbers["trace"]["1"] if rule == "trace" else results["mean"]  # one solution: whoever draws it
-        mean = axes.axhline(level, color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(n) for n in sizes])
-        axes.minorticks_off()
-        axes.set(xlabel="n, solutions sampled per problem (log scale)")
-        axes.set_title(titles[rule], fontsize=9)
-    figure.legend(handles=[*handles, mean], loc="outside right center")
-    figure.suptitle("Best of n: expectation over all subsets of n candidates")
-    text = f"beside the curves: 95 % bootstrap intervals over problems at n = {sizes[-1]}, in the legend's order"
-    pool_caption(figure, results, text if many else "bands: 95 % bootstrap intervals over problems")
-    return save(figure, folder / "best_of_n.png")
+        levels = [r["mean"] for r in runs]
+        if rule == "trace":  # one solution is the same for every scorer
+            levels = [table["trace"]["1"] for table in next(iter(tables.values()))]
+        mean = axes.axhline(np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
+        size_axis(axes, sizes, "n, solutions a problem")
+        axes.set_title(titles[rule][1], fontsize=9)
+    figure.legend(handles=[*handles.values(), mean], loc="outside upper center", ncols=2, fontsize=8)
+    return drawn
 
 
 def aggregator_dots(results: dict, folder: Path) -> Path:
-    """Share solved at the pool's size by aggregator: a dot and its interval a scorer, best-of-n beside the weighted vote."""
+    """Draws the share solved at the pool's size by aggregator: a dot a scorer, best-of-n beside the weighted vote."""
     N, scorers = str(results["n_candidates"]), results["scorers"]
-    hows = list(next(iter(scorers.values())))
+    names = results.get("aggregators") or list(next(iter(scorers.values())))  # older results name none
     rules = [("best_of_n", "interval", f"Best of {N}")]
     rules += [("weighted_vote", "weighted_vote_interval", f"Weighted vote of {N}")] if "majority" in results else []
-    size = 1.6 + 3.4 * len(rules), 1.4 + len(hows) * (0.22 + 0.09 * len(scorers))
+    size = 1.6 + 3.4 * len(rules), 1.4 + len(names) * (0.22 + 0.09 * len(scorers))
     figure, all_axes = plt.subplots(1, len(rules), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axes, (rule, interval, title) in zip(all_axes[0], rules, strict=True):
         for i, (scorer, table) in enumerate(scorers.items()):
-            y, style = np.arange(len(hows)) + 0.7 * ((i + 0.5) / len(scorers) - 0.5), line_style(i)
-            low, high = floats([table[how][interval][N] for how in hows]).T
+            y, style = np.arange(len(names)) + 0.7 * ((i + 0.5) / len(scorers) - 0.5), line_style(i)
+            share, (low, high) = [table[x][rule][N] for x in names], floats([table[x][interval][N] for x in names]).T
             axes.hlines(y, low, high, color=style["color"], linewidth=1, alpha=0.5)
-            axes.plot(floats([table[how][rule][N] for how in hows]), y, **style | NO_LINE, label=plain(scorer))
+            axes.plot(floats(share), y, **style | NO_LINE, label=plain(scorer))
         for name, (dashes, _) in RULES.items():
             if name in results:
                 axes.axvline(results[name][N], color=GREY, linewidth=0.8, linestyle=dashes, label=name, zorder=0)
-        axes.set_yticks(range(len(hows)), hows)
-        axes.set(title=title, xlabel="share of problems solved", ylim=(len(hows) - 0.5, -0.5))
-        for y in range(0, len(hows), 2):
+        axes.set_yticks(range(len(names)), names)
+        axes.set(title=title, xlabel="share of problems solved", ylim=(len(names) - 0.5, -0.5))
+        for y in range(0, len(names), 2):
             axes.axhspan(y - 0.5, y + 0.5, color="black", alpha=0.05, linewidth=0)
     figure.legend(*all_axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=7.5)
-    pool_caption(figure, results, "lines: 95 % bootstrap intervals over problems")
-    return save(figure, folder / "aggregators.png")
+    text = pool_text(results, "lines: 95 % bootstrap intervals over problems")
+    return save(figure, folder / "aggregators.png", text, results)
 
 
 def reward_kl_figure(results: dict, folder: Path) -> Path:
-    """Accuracy and mean score against KL from the reference, on a square-root axis as in Gao et al. 2023."""
+    """Draws accuracy and mean score against KL from the reference, on a square-root axis as in Gao et al. 2023."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
     for i, (scorer, tables) in enumerate(results["reward_kl"].items()):
         style, (tilt, best) = line_style(i) | {"markerfacecolor": "white"}, (tables["reweighted"], tables["best_of_n"])
@@ -133,22 +151,20 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
                 if np.isfinite(place).all():
                     axes.annotate(n, place, xytext=(3, -9), textcoords="offset points", fontsize=7, color=GREY)
         left.plot([], [], **style, label=plain(scorer))
-    for axes, name in (
-        (left, "expected accuracy (gold)"),
-        (right, f"mean score, {', '.join(dict.fromkeys(results['headline'].values()))} (nats)"),
-    ):
+    names = ", ".join(dict.fromkeys(results["headline"].values()))
+    for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {names} (nats)")):
         square_root(axes)
         axes.set(xlabel="KL from the uniform reference (nats, square-root axis)", ylabel=name, xlim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="outside right center")
     left.set_title("Gold")
     right.set_title("Proxy: what the policy climbs")
     text = "lines: weights proportional to exp(score / beta), beta from infinity to 0"
-    pool_caption(figure, results, text + "; markers: best of n draws, n beside the first scorer's")
-    return save(figure, folder / "reward_kl.png")
+    text = pool_text(results, text + "; markers: best of n draws, n beside the first scorer's")
+    return save(figure, folder / "reward_kl.png", text, results)
 
 
 def calibration_figure(results: dict, folder: Path) -> Path:
-    """Reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier score."""
+    """Draws reliability of step scores and of the headline aggregator's solution scores, with ECE and Brier score."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2))
     headline, tables = results["headline"], results["calibration"]
 
@@ -163,15 +179,12 @@ def calibration_figure(results: dict, folder: Path) -> Path:
     is_outcome = any(table["step_label"] == "outcome" for table in tables.values())
     left.set(title="Step scores", xlabel="P(step good)")
     left.set(ylabel="share of steps in right solutions" if is_outcome else "share of good steps")
-    right.set(
-        title=f"Solution scores ({', '.join(dict.fromkeys(headline.values()))})",
-        xlabel="solution score",
-        ylabel="share of right solutions",
-    )
+    right.set(title=f"Solution scores ({', '.join(dict.fromkeys(headline.values()))})")
+    right.set(xlabel="solution score", ylabel="share of right solutions")
     for axes in (left, right):
         if axes.collections:
             axes.legend(fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         else:
             axes.text(0.5, 0.5, "not a probability", ha="center", color=GREY)
-    pool_caption(figure, results, "15 equal bins, larger dots hold more; dashed: perfect calibration")
-    return save(figure, folder / "calibration.png")
+    text = pool_text(results, "15 equal bins, larger dots hold more; dashed: perfect calibration")
+    return save(figure, folder / "calibration.png", text, results)

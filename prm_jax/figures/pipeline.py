@@ -1,16 +1,17 @@
-"""The stages of a figure: commands of this repository with overrides, each made once, in a folder that says what made it.
+"""The stages of a figure: commands of this repository with overrides, each run once, in a folder that says what made
+it.
 
-A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}` a value
-of the key `seed` of `over`, and a stage stands once for each combination of the keys that it names. A reference to a stage
-with more keys than the line has means all of its folders, joined by commas.
+A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}`
+a value of the sweep key `seed`, and a line gives one stage for each combination of the sweep keys that it names. A
+reference to a line that has more sweep keys means all its folders, joined by commas.
 
-Where a figure rests on files that this repository does not ship, `data` names them: each key is an override of its stages, its value the
-file's place below the folder PRM_JAX_DATA.
+Where a figure needs files that this repository does not ship, `data` names them: {override of its stages: the file's
+path below the folder PRM_JAX_DATA}.
 
-A stage's folder is its name and a hash of its resolved configuration, in which other stages stand by their folders'
-names and files by their content too: who changes a stage changes all that rest on it. `DONE` is written last, and a
-folder that holds it is read, never run again. The code is not in the hash, since most edits change no number and a
-stage may take an hour; a folder that other code has made is read, and its line says so.
+A stage's folder is its name and a hash of its resolved configuration, in which other stages appear by the names of
+their folders and files by their content too: changing a stage changes every stage that uses it. `DONE` is written last,
+and a folder that holds it is read, never run again. The code is not in the hash, since most edits change no number and
+a stage may take an hour; a folder that other code has made is read, and its line says so.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
@@ -42,10 +44,10 @@ MISSING = "(none)"  # a key that a configuration lacks
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A command of a figure, once for each combination of the keys that it names and of those in `over`."""
+    """A command of a figure, once for each combination of the sweep keys that it names and of those in `sweep`."""
 
     run: str
-    over: tuple[str, ...] = ()
+    sweep: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,32 +55,32 @@ class Definition:
     """One file of conf/figure."""
 
     draw: str  # a file of figures/gallery
-    over: dict[str, list | dict[str, str]]  # {key: its values, or {value: its text in a command line}}
+    sweep: dict[str, list | dict[str, str]]  # {key: its values, or {value: its text in a command line}}
     stages: dict[str, str | Line]
     data: dict[str, str] = dataclasses.field(default_factory=dict)  # {override: its file below PRM_JAX_DATA}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """One command to run: a line of a figure at one combination of its keys."""
+    """One command to run: a line of a figure at one combination of its sweep keys."""
 
     line: str  # its name in the figure: prm
-    at: dict  # its keys: {"seed": 0}
+    sweep: dict  # {"seed": 0}
     command: str  # train.py, evaluate.py, or a module of prm_jax
     overrides: tuple[str, ...]
     needs: tuple["Stage", ...]
-    config: dict  # every leaf of its configuration that its numbers depend on, other stages by their folders' names
-    keys: frozenset[str]  # on top of its configuration
+    config: dict  # {dotted key: value} of what its numbers depend on, other stages by the names of their folders
+    keys: frozenset[str]  # the top-level keys of its configuration
     digest: str
     folder: Path
 
     @property
     def name(self) -> str:
-        return label(self.line, self.at)
+        return label(self.line, self.sweep)
 
     @property
     def identity(self) -> str:
-        """What it is called in the configurations of others, whoever has made its folder."""
+        """Its name in the configurations of others, whoever has made its folder."""
         return f"{self.name}-{self.digest}"
 
     @property
@@ -87,36 +89,36 @@ class Stage:
 
     @property
     def stopped(self) -> bool:
-        """A kill has left something that its command may go on with."""
+        """Whether a kill has left something that its command may go on with."""
         return (self.folder / ".hydra").is_dir() and not self.done
 
     @property
     def by_other_code(self) -> str:
-        """Which commit has made it, where the code has changed since; empty where it is the same."""
+        """Names the commit that has made it, where the code has changed since; empty where it is the same."""
         made_by = run_folder.read_json(self.folder / "stage.json").get("code")
         return "" if made_by == code_fingerprint() else f", made by other code: commit {self.record()['commit'][:10]}"
 
     def record(self) -> dict:
-        """What DONE says: seconds, commit."""
+        """The content of DONE: seconds, commit."""
         return run_folder.read_json(self.folder / "DONE")
 
     def results(self) -> dict:
         """results.json or summary.json."""
-        found = [self.folder / name for name in RESULTS if (self.folder / name).exists()]
-        expect(bool(found), str(self.folder), "neither", " or ".join(RESULTS))
-        return run_folder.read_json(found[0])
+        files = [self.folder / name for name in RESULTS if (self.folder / name).exists()]
+        expect(bool(files), str(self.folder), "neither", " or ".join(RESULTS))
+        return run_folder.read_json(files[0])
 
 
 @functools.cache
 def code_fingerprint() -> str:
-    """That of all code that a stage's numbers may depend on: not of what draws them."""
+    """The fingerprint of all code that a stage's numbers may depend on, which excludes the drawings."""
     product = CONF.parent / "prm_jax"
     files = [file for file in sorted(product.glob("**/*.py")) if product / "figures" not in file.parents]
     return run_folder.code_fingerprint([*files, CONF.parent / "train.py", CONF.parent / "evaluate.py"])
 
 
-def label(line: str, at: dict) -> str:
-    return re.sub(r"[^\w.+-]+", "-", "_".join([line, *map(str, at.values())]))
+def label(line: str, sweep: dict) -> str:
+    return re.sub(r"[^\w.+-]+", "-", "_".join([line, *map(str, sweep.values())]))
 
 
 def read_definition(name: str) -> Definition:
@@ -124,6 +126,8 @@ def read_definition(name: str) -> Definition:
     expect(name in names, "name", name, f"all, {', '.join(names)}")
     path = FIGURES / f"{name}.yaml"
     try:
+        if re.search(r"^[^#\n]*\bover:", path.read_text(), flags=re.MULTILINE):
+            raise InputError("over: is now called sweep")
         return parse(yaml.safe_load(path.read_text()), Definition)
     except (yaml.YAMLError, InputError) as error:
         raise InputError(f"{path}: {error}") from None
@@ -131,15 +135,13 @@ def read_definition(name: str) -> Definition:
 
 def data_files(figure: Definition, overrides: dict[str, str]) -> dict[str, str]:
     """{key: path} of a figure's `data`, as the user names it or below PRM_JAX_DATA; InputError where one is absent."""
-    found = {
-        key: overrides.get(key, os.path.join(os.environ.get("PRM_JAX_DATA", ""), place))
-        for key, place in figure.data.items()
-    }
-    for key, path in found.items():
-        told = f"{key}: {path}: no such file; expected {key}=FILE, or in PRM_JAX_DATA a folder with {figure.data[key]}"
-        if not os.path.isfile(path):
-            raise InputError(told)
-    return found
+    paths = {}
+    for key, place in figure.data.items():
+        paths[key] = overrides.get(key, os.path.join(os.environ.get("PRM_JAX_DATA", ""), place))
+        if not os.path.isfile(paths[key]):
+            expected = f"expected {key}=FILE, or in PRM_JAX_DATA a folder with {place}"
+            raise InputError(f"{key}: {paths[key]}: no such file; {expected}")
+    return paths
 
 
 def read_value(key: str, text: str):
@@ -150,32 +152,31 @@ def read_value(key: str, text: str):
         raise InputError(f"{key}: got {text!r}, expected a value or a list of them") from None
 
 
-def key_values(over: dict, overrides: dict[str, str]) -> dict[str, dict]:
-    """{key: {value: its text in a command line}}, as the figure or, where it is overridden, the user has them."""
+def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
+    """{sweep key: {value: its text in a command line}}, with the values of the figure or of the user's override."""
     table = {}
-    for key, values in over.items():
-        values = values if isinstance(values, dict) else {value: str(value) for value in values}
-        if (asked := overrides.get(key)) is not None:
-            listed = read_value(key, asked if asked.startswith("[") else f"[{asked}]")
-            expect(bool(listed), key, asked, "one value at least")
-            named = isinstance(over[key], dict)
-            for value in listed if named else ():
+    for key, values in sweep.items():
+        is_named = isinstance(values, dict)
+        table[key] = values if is_named else {value: str(value) for value in values}
+        if (override := overrides.get(key)) is not None:
+            chosen = read_value(key, override if override.startswith("[") else f"[{override}]")
+            expect(bool(chosen), key, override, "one value at least")
+            for value in chosen if is_named else ():
                 expect(value in values, key, value, ", ".join(map(str, values)))
-            values = {value: values[value] if named else str(value) for value in listed}
-        table[key] = values
+            table[key] = {value: values[value] if is_named else str(value) for value in chosen}
     return table
 
 
 def make_stages(
     figure: Definition, overrides: dict[str, str], root: Path, folders: dict[str, Path]
 ) -> tuple[dict[str, list[Stage]], set[str]]:
-    """({line: its stages} of a figure with the user's overrides, the overrides that nobody took); InputError where a stage or
-    a key is unknown.
+    """({line: its stages} of a figure with the user's overrides, the overrides that no stage takes); InputError where a
+    stage or a key is unknown.
 
-    An override goes to every line whose command has that key, but for lines that set it by a key of `over`. `folders`, by
-    hash, is filled: what two stages, or two figures, have in common is made once, under the first one's name.
+    An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`,
+    {hash: folder}, is filled: what two stages, or two figures, have in common is made once, under the first one's name.
     """
-    table = key_values(figure.over, overrides)
+    table = sweep_texts(figure.sweep, overrides)
     rest = {key: value for key, value in overrides.items() if key not in table}
     lines = {name: Line(x) if isinstance(x, str) else x for name, x in figure.stages.items()}
     made, open_lines, used = {}, [], set()
@@ -187,14 +188,14 @@ def make_stages(
         open_lines.append(name)
         text, words = lines[name].run, REFERENCE.findall(lines[name].run)
         for word in words:
-            known = f"a stage ({', '.join(lines)}) or a key of `over` ({', '.join(table)})"
+            known = f"a stage ({', '.join(lines)}) or a key of `sweep` ({', '.join(table)})"
             expect(word in lines or word in table, f"stages.{name}", f"{{{word}}}", known)
         below = {word: make(word) for word in words if word in lines}
-        keys = [key for key in table if key in words or key in lines[name].over]
-        own = known_overrides(text, {word: list(table[word].values()) for word in words if word in table}, rest)
-        used.update(own)
+        keys = [key for key in table if key in words or key in lines[name].sweep]
+        taken = known_overrides(text, {word: list(table[word].values()) for word in words if word in table}, rest)
+        used.update(taken)
         made[name] = [
-            make_stage(name, dict(zip(keys, values, strict=True)), text, table, below, own, root, folders)
+            make_stage(name, dict(zip(keys, values, strict=True)), text, table, below, taken, root, folders)
             for values in itertools.product(*(table[key] for key in keys))
         ]
         open_lines.pop()
@@ -204,7 +205,7 @@ def make_stages(
 
 
 def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str, str]) -> dict[str, str]:
-    """Of the user's overrides those that a line's command has a key for: a value, a section or a group of files."""
+    """The user's overrides whose key a line's command has: a value, a section or a group of files."""
     if not overrides:
         return {}
     command, *words = shlex.split(text)
@@ -214,53 +215,62 @@ def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str,
     conf = (CONF / f"{config_name(command)}.yaml").read_text()
     groups = re.findall(r"^  - /?(\w+):", conf, flags=re.MULTILINE)
     absent = object()
-    knows = lambda key: key in groups or OmegaConf.select(cfg, key, default=absent) is not absent
-    free = ("+", "~", "hydra")  # what has no place in the configuration yet, and Hydra's own keys, go to every stage
-    return {k: x for k, x in overrides.items() if k not in taken and (k.startswith(free) or knows(k))}
+
+    def is_known(key: str) -> bool:
+        # What has no place in the configuration yet, and Hydra's own keys, go to every stage.
+        is_free = key.startswith(("+", "~", "hydra"))
+        return is_free or key in groups or OmegaConf.select(cfg, key, default=absent) is not absent
+
+    return {key: value for key, value in overrides.items() if key not in taken and is_known(key)}
 
 
 def make_stage(
-    line: str, at: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders: dict[str, Path]
+    line: str, sweep: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders: dict[str, Path]
 ) -> Stage:
-    agree = lambda other: all(other.at[key] == at[key] for key in other.at.keys() & at.keys())
-    own = {name: [stage for stage in stages if agree(stage)] for name, stages in below.items()}
-    text = REFERENCE.sub(lambda m: table[m[1]][at[m[1]]] if m[1] in at else m[0], text)
+    """A stage at one combination of sweep keys; it uses the stages `below` that agree with it in these keys."""
+    used = {
+        name: [stage for stage in stages if all(sweep.get(key, x) == x for key, x in stage.sweep.items())]
+        for name, stages in below.items()
+    }
+    text = REFERENCE.sub(lambda match: table[match[1]][sweep[match[1]]] if match[1] in sweep else match[0], text)
     command, *words = shlex.split(text)
     words = [word for word in words if word.split("=")[0] not in overrides]
     words += [f"{key}={value}" for key, value in overrides.items()]
 
-    def written(of) -> list[str]:
-        joined = lambda m: ",".join(of(stage) for stage in own[m[1]]) if m[1] in own else m[0]
-        return [REFERENCE.sub(joined, word) for word in words]
+    def with_stages(written: Callable[[Stage], str]) -> list[str]:
+        texts = {name: ",".join(map(written, stages)) for name, stages in used.items()}
+        return [REFERENCE.sub(lambda match: texts.get(match[1], match[0]), word) for word in words]
 
-    cfg = compose(command, written(lambda stage: stage.identity))
-    # A key that is null says nothing: one that a later version has more does not make old folders other ones.
+    cfg = compose(command, with_stages(lambda stage: stage.identity))
+    # Null keys are left out, so that a null key added by a later version changes no older folder's hash.
     config = {
         key: x for key, x in flatten(cfg) if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT and x is not None
     }
     config |= contents(config)
     digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
-    needs = tuple({stage.folder: stage for stages in own.values() for stage in stages}.values())
+    needs = tuple({stage.folder: stage for stages in used.values() for stage in stages}.values())
     if digest not in folders:
-        folders[digest] = next(root.glob(f"*-{digest}"), root / f"{label(line, at)}-{digest}")
-    overrides = tuple(written(lambda stage: str(stage.folder)))
-    return Stage(line, at, command, overrides, needs, config, frozenset(cfg), digest, folders[digest])
+        folders[digest] = next(root.glob(f"*-{digest}"), root / f"{label(line, sweep)}-{digest}")
+    overrides = tuple(with_stages(lambda stage: str(stage.folder)))
+    return Stage(line, sweep, command, overrides, needs, config, frozenset(cfg), digest, folders[digest])
 
 
 def contents(config: dict) -> dict[str, list[str]]:
     """{"KEY (content)": fingerprints} of the files that a configuration names, such as FILE or FILE.py:FUNCTION."""
-    named = {key: x if isinstance(x, list) else [x] for key, x in config.items()}
-    files = {key: [re.sub(r"\.py:\w+$", ".py", x) for x in own if isinstance(x, str)] for key, own in named.items()}
-    there = {key: [file_fingerprint(x) for x in own if os.path.isfile(x)] for key, own in files.items()}
-    return {f"{key} (content)": own for key, own in there.items() if own}
+    fingerprints = {}
+    for key, x in config.items():
+        names = [name for name in (x if isinstance(x, list) else [x]) if isinstance(name, str)]
+        if files := [name for name in (re.sub(r"\.py:\w+$", ".py", name) for name in names) if os.path.isfile(name)]:
+            fingerprints[f"{key} (content)"] = [file_fingerprint(file) for file in files]
+    return fingerprints
 
 
 def config_name(command: str) -> str:
     """The file of conf/ that a command reads."""
-    name = command.removesuffix(".py")
-    places = ("{}.py", "prm_jax/{}.py", "prm_jax/{}/__main__.py")
-    is_command = lambda stem: stem != "figures" and any((CONF.parent / x.format(stem)).exists() for x in places)
-    commands = sorted(path.stem for path in CONF.glob("*.yaml") if is_command(path.stem))
+    name, root = command.removesuffix(".py"), CONF.parent
+    stems = {path.stem for path in (*root.glob("*.py"), *root.glob("prm_jax/*.py"))}
+    stems |= {path.parent.name for path in root.glob("prm_jax/*/__main__.py")} - {"figures"}
+    commands = sorted(stems & {path.stem for path in CONF.glob("*.yaml")})
     expect(name in commands, "stages", command, f"a command: {', '.join(commands)}")
     return name
 
@@ -273,28 +283,28 @@ def compose(command: str, overrides: list[str]):
             OmegaConf.resolve(cfg)
             return cfg
     except (HydraException, OmegaConfBaseException) as error:
-        told = cli.one_line(error, name).removeprefix("error: ")
-        raise InputError(f"{command} {' '.join(overrides)}: {told}") from None
+        message = cli.one_line(error, name).removeprefix("error: ")
+        raise InputError(f"{command} {' '.join(overrides)}: {message}") from None
 
 
-def why(stage: Stage) -> str:
-    """Whether a stage is done and, where it has yet to be made, what sets it apart from the nearest older folder of its name."""
+def explain(stage: Stage) -> str:
+    """Says whether a stage is done and, if not, how it differs from the nearest older folder of its name."""
     if stage.done:
         return f"done        {stage.name:<28} {stage.folder}{stage.by_other_code}"
     state = "stopped" if stage.stopped else "to make"
-    return f"{state:<12}{stage.name:<28} {stage.folder}{difference(stage)}"
+    return f"{state:<12}{stage.name:<28} {stage.folder}{changed_keys(stage)}"
 
 
-def difference(stage: Stage) -> str:
-    older = [path.parent for path in stage.folder.parent.glob(f"{stage.name}-*/stage.json")]
-    changed = {}
-    for folder in older:
-        before = run_folder.read_json(folder / "stage.json")
-        if folder != stage.folder and before["name"] == stage.name:
-            now, before = json.loads(json.dumps(stage.config, default=str)), before["config"]
-            keys = sorted(k for k in now.keys() | before.keys() if now.get(k, MISSING) != before.get(k, MISSING))
-            of = lambda config, k: short(config.get(k, MISSING))
-            changed[folder.name] = [f"{k}: {of(before, k)} -> {of(now, k)}" for k in keys]
+def changed_keys(stage: Stage) -> str:
+    """The keys in which a stage differs from the older folder of its name that differs in fewest; empty without one."""
+    config, changed = json.loads(json.dumps(stage.config, default=str)), {}
+    for path in stage.folder.parent.glob(f"{stage.name}-*/stage.json"):
+        older = run_folder.read_json(path)
+        if path.parent != stage.folder and older["name"] == stage.name:
+            pairs = {k: (older["config"].get(k, MISSING), config.get(k, MISSING)) for k in config | older["config"]}
+            changed[path.parent.name] = [
+                f"{k}: {short(old)} -> {short(new)}" for k, (old, new) in sorted(pairs.items()) if old != new
+            ]
     if not changed:
         return ""
     nearest = min(changed, key=lambda name: len(changed[name]))

@@ -1,4 +1,4 @@
-"""Making the stages of a figure (figures/pipeline.py): processes side by side, stopped with us, gone on with by the next call."""
+"""Runs the stages of a figure: processes side by side, which stop with us; the next call goes on with them."""
 
 import contextlib
 import fcntl
@@ -19,22 +19,22 @@ from prm_jax.launch.config import CONF
 
 
 def argv(stage: Stage, launcher: str | None) -> list[str]:
-    """The process of a stage: a new folder, or what a kill has left of it."""
+    """The command line of a stage, in a new folder or going on with one that a kill has left."""
     name = config_name(stage.command)
     script = [str(CONF.parent / f"{name}.py")] if name in ("train", "evaluate") else ["-m", f"prm_jax.{name}"]
-    overrides, place = stage.overrides, stage.folder
+    overrides, folder = stage.overrides, stage.folder
     if stage.stopped and "resume" in stage.keys:
-        own = [x for x in stage.overrides if x.startswith("hydra")]
-        overrides, place = [f"resume={stage.folder}", *own], stage.folder / "resumed"
-    where = [f"hydra.run.dir={place}"]
-    if launcher:  # a sweep of one job, which Hydra's launcher takes elsewhere and waits for
-        where = [f"hydra/launcher={launcher}", f"hydra.sweep.dir={place.parent}", f"hydra.sweep.subdir={place.name}"]
-        script = [*script, "-m"]
-    return [sys.executable, *script, *overrides, *where]
+        hydra_keys = [x for x in stage.overrides if x.startswith("hydra")]
+        overrides, folder = [f"resume={stage.folder}", *hydra_keys], stage.folder / "resumed"
+    if launcher is None:
+        return [sys.executable, *script, *overrides, f"hydra.run.dir={folder}"]
+    # A sweep of one job, which Hydra's launcher takes elsewhere and waits for.
+    keys = f"hydra/launcher={launcher}", f"hydra.sweep.dir={folder.parent}", f"hydra.sweep.subdir={folder.name}"
+    return [sys.executable, *script, "-m", *overrides, *keys]
 
 
 def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
-    """The running stage, its output in log.txt, which it keeps locked as long as it lives."""
+    """The running stage, which writes into log.txt and keeps it locked as long as it lives."""
     if stage.stopped and "resume" not in stage.keys:
         shutil.rmtree(stage.folder)
     stage.folder.mkdir(parents=True, exist_ok=True)
@@ -45,28 +45,28 @@ def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"stage {stage.name}: another process is making {stage.folder}") from None
-        about = {"name": stage.name, "config": stage.config, "code": code_fingerprint()}
-        run_folder.write_json(stage.folder / "stage.json", about)
+        record = {"name": stage.name, "config": stage.config, "code": code_fingerprint()}
+        run_folder.write_json(stage.folder / "stage.json", record)
         log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()
-        environment = os.environ | {"PYTHONPATH": path}
         # In a session of its own, so that an interrupt reaches it once, through us.
+        environment = os.environ | {"PYTHONPATH": path}
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
 
 def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
-    """Runs what is not done, as many as `jobs` at a time, each after what it needs; one line a stage.
+    """Runs the stages that are not done, at most `jobs` at a time, each after those it needs; prints one line a stage.
 
-    The first that fails ends all: the others are told to stop, as they are when we are, and the next call goes on with them.
+    The first failure stops the others, as our own end does; the next call goes on with them.
     """
     waiting = list({stage.folder: stage for stage in stages}.values())
     running: dict[subprocess.Popen, tuple[Stage, float, bool]] = {}
-    with terminated_by_signal(), stopped_at_the_end(running):
+    with stopped_at_the_end(running):
         while waiting or running:
             for stage in [stage for stage in waiting if stage.done]:
                 waiting.remove(stage)
-                told = f"{stage.record()['seconds']:>7.1f} s  {stage.folder}{stage.by_other_code}"
-                print(f"read        {stage.name:<28} {told}", flush=True)
+                seconds = f"{stage.record()['seconds']:>7.1f} s"
+                print(f"read        {stage.name:<28} {seconds}  {stage.folder}{stage.by_other_code}", flush=True)
             for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][: jobs - len(running)]:
                 waiting.remove(stage)
                 resumed = stage.stopped and "resume" in stage.keys
@@ -79,41 +79,31 @@ def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
 
 
 def cpu_seconds() -> float:
-    """Of all processes that have ended and were waited for: what it grows by at a `poll` is the ended one's."""
+    """CPU seconds of all children that were waited for; a `poll` adds those of a process that has ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def finish(code: int, cpu: float, stage: Stage, began: float, resumed: bool):
-    """DONE, where the stage has ended well."""
+    """Writes DONE, or raises InputError where the stage has failed."""
     seconds, log = time.time() - began, stage.folder / "log.txt"
     if code:
-        said = log.read_text(errors="replace").rsplit("\n$ ", 1)[-1].strip().splitlines()  # since it was last started
-        why = next((line for line in reversed(said) if line.startswith("error: ")), said[-1]).strip()
-        raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {why[:300]}; see {log}")
-    commit = run_folder.versions()["commit"]
-    about = {"seconds": seconds, "cpu_seconds": cpu, "resumed": resumed, "commit": commit}
-    run_folder.write_json(stage.folder / "DONE", about)
+        lines = log.read_text(errors="replace").rsplit("\n$ ", 1)[-1].strip().splitlines()  # since it was last started
+        reason = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]).strip()
+        raise InputError(f"stage {stage.name}: failed after {seconds:.1f} s (exit {code}): {reason[:300]}; see {log}")
+    record = {"seconds": seconds, "cpu_seconds": cpu, "resumed": resumed, "commit": run_folder.versions()["commit"]}
+    run_folder.write_json(stage.folder / "DONE", record)
     print(f"{'resumed' if resumed else 'made':<12}{stage.name:<28} {seconds:>7.1f} s  {stage.folder}", flush=True)
 
 
 @contextlib.contextmanager
-def terminated_by_signal() -> Iterator[None]:
-    """SIGTERM ends us as an exception, so that stages that run are stopped."""
+def stopped_at_the_end(running: dict[subprocess.Popen, tuple]) -> Iterator[None]:
+    """Stops processes that still run, with a minute to write a checkpoint; SIGTERM ends us as an exception."""
 
     def stop(number, _):
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def stopped_at_the_end(running: dict[subprocess.Popen, tuple]) -> Iterator[None]:
-    """Processes that still run are told to stop, and have a minute to write a checkpoint."""
     try:
         yield
     finally:
@@ -123,3 +113,4 @@ def stopped_at_the_end(running: dict[subprocess.Popen, tuple]) -> Iterator[None]
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
             process.kill()
+        signal.signal(signal.SIGTERM, before)

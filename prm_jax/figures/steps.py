@@ -1,4 +1,4 @@
-"""Figures of step scores: reliability, histogram, accuracy by position; one solution with its steps' scores."""
+"""Figures of step scores: reliability, histogram, accuracy by position, errors by kind, exact values, one solution."""
 
 import hashlib
 import re
@@ -14,18 +14,19 @@ from prm_jax.figures.style import (
     BLUE,
     GREY,
     ORANGE,
-    OUTSIDE,
-    caption,
+    Drawn,
     floats,
+    legend_above,
     line_style,
+    panels,
     plain,
     reliability,
     save,
 )
 
 
-def step_caption(figure, group: dict, runs: list[dict], results: dict):
-    """What a number rests on: solutions, steps, setting, seeds, cost, commit."""
+def step_text(group: dict, runs: list[dict]) -> str:
+    """A caption: solutions, steps, setting, seeds, cost."""
     text = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps"
     text += f" of the {runs[0]['data']['name']} data; {runs[0]['verifier']}"
     text += "" if len(runs) == 1 else f" and {len(runs) - 1} more runs: means"
@@ -33,64 +34,73 @@ def step_caption(figure, group: dict, runs: list[dict], results: dict):
     for key, name in (("train_seed", "seed"), ("train_seconds", "training seconds")):
         values = [f"{run[key]:.0f}" for run in runs if run.get(key) is not None]
         text += f"; {name} {', '.join(values)}" if values else ""
-    caption(figure, text, results)
+    return text
 
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
-    """One page about step scores for each setting of the runs, and of an embedded task which errors they miss."""
-    of = lambda group: [results["runs"][i] for i in group["runs"]]
-    groups = [(g, of(g)) for g in results["groups"]] if "groups" in results else [(results, results["runs"])]
-    name = lambda i: "steps.png" if len(groups) == 1 else f"steps_{i}.png"
-    pages = [step_page(*pair, results, folder / name(i)) for i, pair in enumerate(groups)]
+    """Draws one page for each setting of the runs and, of an embedded task, missed errors and exact values."""
+    if "groups" in results:
+        groups = [(group, [results["runs"][i] for i in group["runs"]]) for group in results["groups"]]
+    else:
+        groups = [(results, results["runs"])]
+    names = [f"steps_{i}.png" for i in range(len(groups))] if len(groups) > 1 else ["steps.png"]
+    pages = [step_page(*pair, results, folder / name) for pair, name in zip(groups, names, strict=True)]
     if "errors" in results["runs"][0]:
         pages += [errors_figure(results, folder / "errors.png")]
-    exact = [runs for _, runs in groups if all("value_depth" in run for run in runs)]
+    exact = {run_names(runs): runs for _, runs in groups if all("value_depth" in run for run in runs)}
     if exact:
         pages += [value_figure(exact, results, folder / "value_depth.png")]
     return pages
 
 
-def value_figure(groups: list[list[dict]], results: dict, path: Path) -> Path:
-    """Scores against exact values by the steps done and left: mean difference, mean magnitude; a line a setting, of its runs' means."""
-    figure, axes = plt.subplots(2, 2, figsize=(8.5, 5.2), sharex="col", sharey="row")
+def value_figure(groups: dict[str, list[dict]], results: dict, path: Path) -> Path:
+    drawn, n = draw_value_depth(groups), len(results["runs"])
+    text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
+    data, runs = results["runs"][0]["data"]["name"], f"{n} run{'s' * (n > 1)}"
+    text += f"; {data} data, values of its noisy solver or of exact play; {runs}"
+    return save(drawn.figure, path, drawn.text + text, results)
+
+
+def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
+    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below.
+
+    groups: {name: runs of task=steps that differ in their seed alone}. fewest: steps at a depth that is drawn.
+    """
+    figure, axes = panels(2, 2, 5.2, sharex="col", sharey="row")
+    first = next(iter(groups.values()))[0]
+    drawn = Drawn(
+        figure, f"{first['n_solutions']:.0f} held-out samples; dashed: a constant, the mean value at the depth"
+    )
     for column, side in enumerate(("done", "left")):
-        of_first = groups[0][0]["value_depth"][side]
-        for i, runs in enumerate(groups):
-            tables, style = [run["value_depth"][side] for run in runs], line_style(i)
-            depth = sorted(tables[0], key=int)
-            x = floats(depth)
-            for row, name in enumerate(("bias", "error")):
-                value, interval = (
-                    np.mean([[floats(t[d][key]) for d in depth] for t in tables], 0)
-                    for key in (name, f"{name}_interval")
-                )
-                axes[row, column].plot(x, value, **style, label=plain(run_names(runs)))
-                band = {"color": style["color"], "alpha": 0.4 / max(3, len(groups)), "linewidth": 0}
-                axes[row, column].fill_between(x, *interval.T, **band)
-        rule = {"color": GREY, "linewidth": 0.9, "linestyle": "--"}
-        depth = sorted(of_first, key=int)
-        constant = floats([of_first[d]["constant"] for d in depth])
-        axes[1, column].plot(floats(depth), constant, **rule, label="a constant: the mean value")
-        axes[0, column].axhline(0, **rule)
-        axes[1, column].set(xlabel=f"steps {side}", xticks=floats(depth))
-    axes[0, 0].set_ylabel("mean of P(good) - value")
-    axes[1, 0].set_ylabel("mean of |P(good) - value|")
-    axes[1, 1].legend(**OUTSIDE)
-    figure.suptitle("Step scores against the exact chance of a right answer", fontsize=10)
-    n = len(results["runs"])
-    text = f"Bands: 95 % bootstrap intervals over problems, of several seeds their mean; {groups[0][0]['data']['name']} data"
-    caption(figure, f"{text}, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}", results)
-    return save(figure, path)
+        depths = first["value_depth"][side]
+        depth = sorted((d for d in depths if depths[d]["n"] >= fewest), key=int)
+        x = floats(depth)
+        for row, (number, title) in enumerate((("bias", "score - value"), ("error", "|score - value|"))):
+            for i, (name, runs) in enumerate(groups.items()):
+                tables = [run["value_depth"][side] for run in runs]
+                # A depth that a run of other data lacks is not drawn for it.
+                y_SX = [floats([table.get(d, {}).get(number) for d in depth]) for table in tables]
+                interval = [tables[0].get(d, {}).get(f"{number}_interval", (None, None)) for d in depth]
+                interval = floats(interval).T if len(runs) == 1 else None
+                panel = f"{title} by steps {side}"
+                drawn.curve(axes[row, column], panel, name, x, y_SX, line_style(i), share=False, interval=interval)
+            axes[row, column].set_title(f"mean of {title}", fontsize=9)
+        axes[0, column].axhline(0, color=GREY, linewidth=0.9, linestyle="--")
+        constant = floats([depths[d]["constant"] for d in depth])
+        axes[1, column].plot(x, constant, color=GREY, linewidth=1.2, linestyle="--")
+        axes[1, column].set(xlabel=f"steps {side}", xticks=x)
+    legend_above(figure, axes[0, 0], 3)
+    return drawn
 
 
 def run_names(runs: list[dict]) -> str:
-    """Short: the folder of the first, and how many more."""
+    """The folder of the first run, and how many more."""
     name = Path(runs[0]["verifier"].split(" step ")[0]).name
     return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
 
 
 def errors_figure(results: dict, path: Path) -> Path:
-    """Share of the first wrong lines that a verifier takes for right, by kind of error."""
+    """Draws the share of the first wrong lines that a verifier takes for right, by kind of error."""
     run = results["runs"][0]
     kinds = run["errors"]["kinds"]
     figure, axes = plt.subplots(figsize=(5.5, 1.2 + 0.24 * len(kinds)))
@@ -102,12 +112,11 @@ def errors_figure(results: dict, path: Path) -> Path:
     axes.grid(axis="y", linewidth=0.3)
     axes.set_title("First wrong lines by kind of error (how many)")
     text = f"P(step good) >= {floats(results['threshold']):g}; lines: 95 % bootstrap intervals over problems; first run"
-    caption(figure, f"{text}; {run['verifier']}; {run['data']['name']} data", results)
-    return save(figure, path)
+    return save(figure, path, f"{text}; {run['verifier']}; {run['data']['name']} data", results)
 
 
 def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
-    """Reliability, score histogram, and accuracy by position of the runs of one setting."""
+    """Draws reliability, score histogram, and accuracy by position of the runs of one setting."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2))
     number = {name: f"{floats(group[name]):.3f}" for name in ("ece", "brier", "step_auroc", "first_error_f1")}
     reliability(left, [(run["reliability"], 0, None) for run in runs])
@@ -130,19 +139,18 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
     right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.02), xticks=positions)
     right.set_title(f"By position (first-error F1 {number['first_error_f1']})")
     right.legend()
-    step_caption(figure, group, runs, results)
-    return save(figure, path)
+    return save(figure, path, step_text(group, runs), results)
 
 
 def solution_figures(results: dict, folder: Path) -> list[Path]:
-    """The solutions that task=score was asked to draw."""
+    """Draws the solutions that the key `figures` of task=score names."""
     return [solution_figure(drawn, results, folder) for drawn in results["drawn"]]
 
 
 def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
-    """One solution (id, problem, steps, scores): a bar for every step's score, coloured by it, the weakest step marked.
+    """Draws one solution (id, problem, steps, scores): a bar for every step's score, the weakest step marked.
 
-    Where the unit is unbounded the figure ends at the extremes of this solution, 0 included.
+    If the unit is unbounded the axis ends at the extremes of this solution, 0 included.
     """
     score_T, steps, unit = floats(drawn["scores"]), drawn["steps"], UNITS[results["shown_unit"]]
     low = unit.low if np.isfinite(unit.low) else min(0.0, score_T.min())
@@ -164,11 +172,11 @@ def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
     axes.invert_yaxis()
     title = textwrap.shorten(drawn["problem"], 220, placeholder=" ...")
     axes.set_title(plain(textwrap.fill(title, 100)), loc="left")
-    caption(figure, f"{drawn['id']}; {results['verifier']}", results)
-    return save(figure, folder / f"solution_{file_name(drawn['id'])}.png")
+    path = folder / f"solution_{file_name(drawn['id'])}.png"
+    return save(figure, path, f"{drawn['id']}; {results['verifier']}", results)
 
 
 def file_name(i: str) -> str:
-    """An id as part of a file's name; one that has to be changed for it gets a digest, so that no two collide."""
+    """An id as part of a file's name; one with other characters gets a digest, so that no two collide."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", i)[:60]
     return name if name == i else f"{name}_{hashlib.sha256(i.encode()).hexdigest()[:8]}"

@@ -1,8 +1,10 @@
-"""The one style of every figure: colours, markers, captions, saving. Nothing outside this folder draws.
+"""What every figure shares: colours, markers, curves over runs, captions, saving. Nothing outside this folder draws.
 
-Figures take numbers from results.json, fresh or as read back, where nan is null.
+Figures take numbers from results.json, fresh or as read back, where nan is null. Arrays with an axis S have one row a
+run: runs that differ in their seed alone.
 """
 
+import dataclasses
 import io
 import textwrap
 from pathlib import Path
@@ -14,6 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from PIL import Image
+from scipy import stats
 
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
 SAVED = {"figure.dpi": 150, "figure.constrained_layout.use": True, "savefig.bbox": "tight"}
@@ -33,6 +36,8 @@ LINES = (
 BLUE, ORANGE, GREY = LINES[0][0], LINES[1][0], "#666666"
 BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
 OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # a legend beside its axes
+NO_LINE = {"linestyle": "none"}
+WIDTH = 6.4  # inches of a paper's figure: legible at 600 pixels
 
 
 def line_style(i: int) -> dict:
@@ -51,10 +56,86 @@ def percent(x) -> np.ndarray:
     return 100 * floats(x)
 
 
-def reliability(axes, curves):
-    """Mean label against mean score of the bins that hold something, larger dots hold more; dashed: perfect calibration.
+def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(mean_X, low_X, high_X) of the defined values over runs; the interval of fewer than two values, and the mean of
+    none, is nan.
 
-    curves: (numbers, index of the line style, label) of each.
+    kind: "t", a 95 % t interval; "range", from the lowest to the highest; "auto", t, but the range of two runs, whose t
+    interval would be thirteen times as wide.
+    """
+    y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
+    n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
+    half_X = stats.t.ppf(0.975, n_X - 1) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
+    is_t_X = (kind == "t") | ((kind == "auto") & (n_X > 2))
+    ends = np.ma.where(is_t_X, mean_X - half_X, low_X), np.ma.where(is_t_X, mean_X + half_X, high_X)
+    mean_X, low_X, high_X = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, *ends))
+    return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in (low_X, high_X))
+
+
+@dataclasses.dataclass
+class Drawn:
+    """A figure, the text of its caption, the rows of its table, and its statements: one line of words a comparison.
+
+    Of several runs thin lines are runs, a bold line is their mean, a band its 95 % t interval, of two runs their range.
+    """
+
+    figure: plt.Figure
+    text: str
+    rows: list[dict] = dataclasses.field(default_factory=list)
+    statements: list[str] = dataclasses.field(default_factory=list)
+    spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
+
+    def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, share=True, band=True, interval=None):
+        """Draws the mean over runs with its band, and adds a row to the table for each x.
+
+        share: values lie in [0, 1], and so does the band. interval: (low_X, high_X) of a single run.
+        """
+        x, (mean_X, *ends) = np.asarray(x, float), over_seeds(y_SX)
+        low_X, high_X = ends if interval is None else floats(interval)
+        for y_X in y_SX if len(y_SX) > 1 else ():
+            axes.plot(x, y_X, "." * (len(x) == 1), color=style["color"], linewidth=0.5, alpha=0.35)
+        if band:
+            ends = np.clip((low_X, high_X), 0, 1) if share else (low_X, high_X)
+            axes.fill_between(x, *ends, color=style["color"], alpha=0.12, linewidth=0)
+        axes.plot(x, mean_X, **style, label=plain(series))
+        for row in zip(x.tolist(), mean_X, low_X, high_X, np.transpose(y_SX).tolist(), strict=True):
+            self.row(panel, series, *row)
+
+    def dots(self, axes, panel: str, series: str, height: float, value_S, style: dict):
+        """Draws the runs of one setting at a height, their mean and its interval, and adds a row to the table."""
+        (mean,), (low,), (high,) = over_seeds(np.reshape(value_S, (-1, 1)))
+        style = style | NO_LINE
+        axes.plot([low, high], [height, height], color=style["color"], linewidth=1.2)
+        axes.plot(value_S, [height] * len(value_S), **style | {"alpha": 0.45, "markersize": 3})
+        axes.plot(mean, height, **style | {"markersize": 6})
+        self.row(panel, series, "", mean, low, high, value_S)
+
+    def row(self, panel: str, series: str, x, y, low, high, value_S):
+        """Adds a number to the table: its interval, how many runs have it, and the value of each."""
+        row = {"panel": panel, "series": series, "x": x, "y": y, "low": low, "high": high}
+        n, values = int(np.isfinite(floats(value_S)).sum()), " ".join(f"{value:.6g}" for value in floats(value_S))
+        self.rows.append(row | {"runs": n, "values": values})
+
+
+def panels(rows: int, columns: int, height: float, width: float = 0, **kwargs):
+    return plt.subplots(rows, columns, figsize=(max(WIDTH, width), height), dpi=125, squeeze=False, **kwargs)
+
+
+def size_axis(axes, sizes, label: str):
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel(label)
+
+
+def legend_above(figure, axes, columns: int):
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize=8)
+
+
+def reliability(axes, curves):
+    """Draws mean label against mean score of each bin, larger dots for more steps; dashed: perfect calibration.
+
+    curves: (reliability table, index of the line style, label) of each.
     """
     for curve, i, label in curves:
         n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
@@ -71,7 +152,7 @@ def square_root(axes):
 
 
 def caption(figure, text: str, results: dict):
-    """What the figure rests on, below it; the commit last."""
+    """Writes below the figure what it was made from; the commit last."""
     width = int(17 * figure.get_figwidth())  # characters of this size
     text = textwrap.fill(f"{text}. {commit(results)}", width)
     figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
@@ -84,12 +165,15 @@ def commit(results: dict) -> str:
 
 
 def plain(text: str) -> str:
-    """Text as it is: matplotlib would read what stands between two $ as its own mathematics, and fail on \\boxed."""
+    """Text with $ escaped: matplotlib would read text between two $ as its own mathematics, and fail on \\boxed."""
     return text.replace("$", r"\$")
 
 
-def save(figure, path: Path) -> Path:
-    """A PNG of 256 colours, a third of the size: pictures lie in repositories and are sent around."""
+def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
+    """Writes a PNG, with the caption `text` if there is one. 256 colours make it a third of the size, since pictures
+    lie in repositories and are sent around."""
+    if text:
+        caption(figure, text, results)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""The numbers of a sweep: means over seeds of each setting, at each value of x or step of a learning curve."""
+"""The numbers of a sweep: means over seeds of each setting, at each value of x or at each step of a learning curve."""
 
 import collections
 import dataclasses
@@ -6,14 +6,18 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from prm_jax import InputError
 from prm_jax.figures.records import Record, near, number, numbers, read_records
+from prm_jax.figures.style import over_seeds
 from prm_jax.launch import run_folder
 
-# What is shown where no `y` is given: of each kind of file those that there are.
-DEFAULT_Y = {"summary": ("eval_loss", "eval_step_auroc"), "results": ("step_auroc", "first_error_f1"), "metrics": ("loss", "eval_loss")}  # fmt: skip
+# {kind of file: the numbers shown where no `y` is given, as far as the file has them}
+DEFAULT_Y = {
+    "summary": ("eval_loss", "eval_step_auroc"),
+    "results": ("step_auroc", "first_error_f1"),
+    "metrics": ("loss", "eval_loss"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,52 +40,58 @@ def make_table(cfg: Config) -> dict:
     """Every number of table and figure: `rows`, one for each setting (and step, of learning curves) and y."""
     records, left_out = read_records(texts(cfg.runs))
     if not records:
-        why = "".join(f"; {name}: {reason}" for name, reason in left_out.items())
-        raise InputError(f"runs: no finished run or evaluation in {', '.join(texts(cfg.runs))}{why}")
-    chosen, ys = choose(records, texts(cfg.y), cfg.x)
-    chosen = newest(chosen, left_out)
-    known = {key for r in chosen for key in r.settings}
+        reasons = "".join(f"; {name}: {reason}" for name, reason in left_out.items())
+        raise InputError(f"runs: no finished run or evaluation in {', '.join(texts(cfg.runs))}{reasons}")
+    records, ys = choose(records, texts(cfg.y), cfg.x)
+    records = newest(records, left_out)
+    known = {key for r in records for key in r.settings}
     for name, keys in (("x", texts(cfg.x) if cfg.x != "step" else []), ("by", texts(cfg.by)), ("over", cfg.over)):
         for key in keys:
             if key not in known:
                 raise InputError(f"{name}: got {key!r}, which no run was told; {near(key, known)}")
     over = [key for key in cfg.over if key != cfg.x]
-    told = [{key: x for key, x in r.settings.items() if key not in over} for r in chosen]
-    settings = run_folder.group_by_settings(told)
-    varied, groups = sorted({key for own, _ in settings for key in own}), [of for _, of in settings]
-    x = cfg.x or choose_x(varied, told)
+    settings = [{key: x for key, x in r.settings.items() if key not in over} for r in records]
+    groups = run_folder.group_by_settings(settings)
+    varied = sorted({key for setting, _ in groups for key in setting})
+    x = cfg.x or choose_x(varied, settings)
     lines = [key for key in dict.fromkeys([*texts(cfg.by), *varied]) if key != x]
-    kind, rows = interval_kind(cfg.interval, groups), []
-    for group in groups:
-        members = [chosen[i] for i in group]
-        about = {"setting": {key: told[group[0]].get(key) for key in ([x] if x and x != "step" else []) + lines}}
-        about |= {"runs": [r.name for r in members], "over": [[r.settings.get(key) for key in over] for r in members]}
+    kind, rows = interval_kind(cfg.interval, [members for _, members in groups]), []
+    for _, members in groups:
+        runs, setting = [records[i] for i in members], settings[members[0]]
+        group = {
+            "setting": {key: setting.get(key) for key in ([x] if x and x != "step" else []) + lines},
+            "runs": [r.name for r in runs],
+            "over": [[r.settings.get(key) for key in over] for r in runs],
+        }
         for y in ys:
             if x == "step":
-                rows += curve_rows(members, y, about, kind, left_out)
+                rows += curve_rows(runs, y, group, kind, left_out)
             else:
-                rows += [about | {"y": y} | spread([value_of(r, y, left_out) for r in members], kind)]
+                rows.append(group | {"y": y} | spread([value_of(r, y, left_out) for r in runs], kind))
     if not any(row["n"] for row in rows):
         raise InputError(f"y: {', '.join(ys)}: undefined in every run")
-    shared = collections.Counter(o for r in chosen for o in dict.fromkeys(r.overrides))
-    table = {"x": x, "y": ys, "lines": lines, "over": over, "interval": kind, "n_runs": len(chosen)}
-    table |= {"everywhere": [o for o, n in shared.items() if n == len(chosen)], "left_out": left_out}
-    table["objectives"] = sorted({str(r.values.get("objective")) for r in chosen})
-    table["commits"] = sorted({r.values.get("versions", {}).get("commit", "unknown") for r in chosen})
-    return table | {"rows": sorted(rows, key=lambda row: (ys.index(row["y"]), order(row, lines, x)))}
+    shared = collections.Counter(o for r in records for o in dict.fromkeys(r.overrides))
+    return {
+        "x": x, "y": ys, "lines": lines, "over": over, "interval": kind, "n_runs": len(records),
+        "everywhere": [o for o, n in shared.items() if n == len(records)], "left_out": left_out,
+        "objectives": sorted({str(r.values.get("objective")) for r in records}),
+        "commits": sorted({r.values.get("versions", {}).get("commit", "unknown") for r in records}),
+        "rows": sorted(rows, key=lambda row: (ys.index(row["y"]), order(row, lines, x))),
+    }  # fmt: skip
 
 
 def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Record], list[str]]:
     """(the records of the first kind of file that has each y, the ys); InputError where none has one."""
     kinds = ("metrics",) if x == "step" else ("summary", "results", "metrics")
-    of = {kind: [r for r in records if r.kind == kind] for kind in kinds}
-    there = {kind: [key for r in of[kind] for key in keys_of(r)] for kind in kinds}
+    records_of = {kind: [r for r in records if r.kind == kind] for kind in kinds}
+    keys = {kind: {key for r in members for key in keys_of(r)} for kind, members in records_of.items()}
     if not ys:
-        ys = next(([y for y in default_y(kind, of[kind]) if y in there[kind]] for kind in kinds if of[kind]), [])
+        kind = next((kind for kind in kinds if records_of[kind]), None)
+        ys = [y for y in default_y(kind, records_of[kind]) if y in keys[kind]] if kind else []
     for kind in kinds:
-        if ys and all(y in there[kind] for y in ys):
-            return of[kind], ys
-    everywhere = {key for keys in there.values() for key in keys}
+        if ys and keys[kind].issuperset(ys):
+            return records_of[kind], ys
+    everywhere = set().union(*keys.values())
     if not ys:
         raise InputError(f"y: name one; {near('loss', everywhere)}")
     lacking = next((y for y in ys if y not in everywhere), None)
@@ -91,10 +101,12 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
 
 
 def default_y(kind: str, records: list[Record]) -> list[str]:
-    """DEFAULT_Y; where runs differ in what their loss is, it has no common unit, and accuracies stand in its place."""
-    loss_of = lambda r: {key: x for key, x in r.settings.items() if key == "objective" or key.startswith("loss.")}
-    is_one = len({repr(sorted(loss_of(r).items())) for r in records}) == 1
-    return [y if is_one else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
+    """DEFAULT_Y; where runs have different losses, which share no unit, accuracies take their place."""
+    losses = {
+        repr(sorted((key, x) for key, x in r.settings.items() if key == "objective" or key.startswith("loss.")))
+        for r in records
+    }
+    return [y if len(losses) == 1 else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
 
 
 def keys_of(r: Record) -> set[str]:
@@ -103,20 +115,18 @@ def keys_of(r: Record) -> set[str]:
 
 
 def newest(records: list[Record], left_out: dict) -> list[Record]:
-    """One record of each setting and seed: a repeat would count a seed twice."""
+    """The newest record of each setting and seed: a repeat would count a seed twice."""
     groups = run_folder.group_by_settings([r.settings for r in records])
-    keep = {max(of, key=lambda i: records[i].made) for _, of in groups}
-    for i, r in enumerate(records):
-        if i not in keep:
-            left_out[f"{r.name} ({r.kind})"] = "an older one of the same setting and seed"
+    keep = {max(members, key=lambda i: records[i].made) for _, members in groups}
+    for r in [r for i, r in enumerate(records) if i not in keep]:
+        left_out[f"{r.name} ({r.kind})"] = "an older one of the same setting and seed"
     return [r for i, r in enumerate(records) if i in keep]
 
 
-def choose_x(varied: list[str], told: list[dict]) -> str | None:
+def choose_x(varied: list[str], settings: list[dict]) -> str | None:
     """The numeric key with most values, or else the first that varies."""
-    values = {key: {t.get(key) for t in told if is_number(t.get(key))} for key in varied}
-    numeric = [key for key in varied if all(is_number(t.get(key)) for t in told)]
-    return max(numeric, key=lambda key: len(values[key]), default=varied[0] if varied else None)
+    numeric = [key for key in varied if all(is_number(setting.get(key)) for setting in settings)]
+    return max(numeric, key=lambda key: len({s[key] for s in settings}), default=varied[0] if varied else None)
 
 
 def is_number(x) -> bool:
@@ -129,48 +139,29 @@ def order(row: dict, lines: list[str], x: str | None) -> tuple:
 
 
 def value_of(r: Record, y: str, left_out: dict) -> float:
-    """A run's number; where it has none it is named."""
-    found = number(r.values, y)
-    if found is None or math.isnan(found):
-        left_out[f"{r.name}: {y}"] = "no such number" if found is None else "undefined"
-    return math.nan if found is None else found
+    """A run's number; a run that has none is named in `left_out`."""
+    value = number(r.values, y)
+    if value is None or math.isnan(value):
+        left_out[f"{r.name}: {y}"] = "no such number" if value is None else "undefined"
+    return math.nan if value is None else value
 
 
-def curve_rows(members: list[Record], y: str, about: dict, kind: str, left_out: dict) -> list[dict]:
+def curve_rows(runs: list[Record], y: str, group: dict, kind: str, left_out: dict) -> list[dict]:
     """A row for each step at which all runs of a setting have the number."""
-    curves = []
-    for r in members:
-        curve = {line["step"]: found for line in r.curve if (found := number(line, y)) is not None}
-        if curve:
-            curves.append(curve)
-        else:
-            left_out[f"{r.name}: {y}"] = "no such number"
+    curves = {r.name: {line["step"]: number(line, y) for line in r.curve if number(line, y) is not None} for r in runs}
+    left_out |= {f"{name}: {y}": "no such number" for name, curve in curves.items() if not curve}
+    curves = [curve for curve in curves.values() if curve]
     steps = sorted(set.intersection(*map(set, curves))) if curves else []
-    return [about | {"y": y, "step": step} | spread([c[step] for c in curves], kind) for step in steps]
+    return [group | {"y": y, "step": step} | spread([c[step] for c in curves], kind) for step in steps]
 
 
-def interval_kind(asked: str, groups: list) -> str:
-    """t where every setting that has several seeds has three at least: of two it would be thirteen times their distance."""
+def interval_kind(kind: str, groups: list) -> str:
+    """`auto` as t if every setting with several seeds has at least three: of two it is thirteen times as wide."""
     sizes = [len(group) for group in groups if len(group) > 1]
-    return asked if asked != "auto" else "t" if sizes and min(sizes) > 2 else "range"
-
-
-def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) of the defined values over runs, the one interval over seeds; nan of fewer than two (mean: than one).
-
-    kind "t": 95 % t interval; "range": from the lowest to the highest; "auto": t, but the range of two runs, where t would be
-    thirteen times their distance.
-    """
-    y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
-    n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
-    half_X = stats.t.ppf(0.975, n_X - 1) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
-    is_t_X = (kind == "t") | ((kind == "auto") & (n_X > 2))
-    ends = (np.ma.where(is_t_X, *x) for x in ((mean_X - half_X, low_X), (mean_X + half_X, high_X)))
-    filled = lambda x: np.ma.filled(np.ma.asarray(x), np.nan)
-    return filled(mean_X), *(np.where(n_X > 1, filled(end_X), np.nan) for end_X in ends)
+    return kind if kind != "auto" else "t" if sizes and min(sizes) > 2 else "range"
 
 
 def spread(values: list[float], kind: str) -> dict:
-    """A row's mean, interval and how many runs have the number."""
+    """A row's mean, its interval and the number of runs that have it."""
     mean, low, high = map(float, over_seeds(values, kind))
     return {"n": int(np.isfinite(values).sum()), "mean": mean, "low": low, "high": high, "values": values}

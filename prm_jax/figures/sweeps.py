@@ -1,4 +1,4 @@
-"""One table and one figure of any number of runs against what they were told.
+"""One table and one figure of any number of runs against their settings.
 
 python -m prm_jax.figures.sweeps runs=FOLDER x=optimizer.lr y=step_auroc by=model.head
 
@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.style import caption, line_style, plain
+from prm_jax.figures.style import NO_LINE, OUTSIDE, caption, line_style, plain
 from prm_jax.figures.sweep_table import Config, is_number, make_table, order
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
@@ -23,18 +23,17 @@ INTERVALS = {"t": "95 % t interval of the mean", "range": "lowest to highest"}
 @cli.command("sweeps")
 def main(cfg):
     """Table and figure of runs against any of their overrides, seeds averaged; learning curves with x=step."""
-    asked, folder = parse(cfg, Config), run_folder.output_dir()
-    table = make_table(asked)
+    folder, table = run_folder.output_dir(), make_table(parse(cfg, Config))
     with run_folder.locked_run_folder(folder, cfg):
         show(table)
         write(table, folder)
 
 
 def show_sweep(folder: Path):
-    """What a sweep ends with: its table and figure, in its folder, and the next command."""
+    """Ends a sweep: prints its table, writes table and figure into its folder, and prints the next command."""
     try:
         table = make_table(Config(str(folder)))
-    except InputError as error:  # no run is finished: the jobs have said why
+    except InputError as error:  # no run is finished: the jobs have printed their errors
         print(f"sweep       {error}")
         return
     show(table)
@@ -51,21 +50,17 @@ def shown(x) -> str:
 
 
 def cells(table: dict) -> tuple[list[str], list[list[str]]]:
-    """(head, body) of the table as texts: a line a setting, a column a key of it, n, and a mean with its interval for each y.
-    Of learning curves the last step."""
-    keys = [k for k in [*table["lines"], table["x"]] if k and k != "step"]
-    body = {}
+    """(head, body) of the table as texts: a row a setting, a column for each of its keys, for n, and for each y a mean
+    with its interval. Learning curves have their last step."""
+    keys, step = [k for k in [*table["lines"], table["x"]] if k and k != "step"], ["step"] * (table["x"] == "step")
+    rows_of, body = {}, []
     for row in table["rows"]:
-        line = body.setdefault(tuple(shown(row["setting"].get(k)) for k in keys), {})
-        line[row["y"]] = row
-    head = [*keys, *(["step"] if table["x"] == "step" else []), "runs", *table["y"]]
-    out = []
-    for key, line in body.items():
-        any_row = next(iter(line.values()))
-        step = [str(any_row["step"])] if table["x"] == "step" else []
-        counts = "/".join(dict.fromkeys(str(line[y]["n"]) if y in line else "0" for y in table["y"]))
-        out.append([*key, *step, counts, *(measured(line.get(y)) for y in table["y"])])
-    return head, out
+        rows_of.setdefault(tuple(shown(row["setting"].get(k)) for k in keys), {})[row["y"]] = row
+    for setting, by_y in rows_of.items():
+        steps = [str(next(iter(by_y.values()))[key]) for key in step]
+        counts = "/".join(dict.fromkeys(str(by_y[y]["n"]) if y in by_y else "0" for y in table["y"]))
+        body.append([*setting, *steps, counts, *(measured(by_y.get(y)) for y in table["y"])])
+    return [*keys, *step, "runs", *table["y"]], body
 
 
 def measured(row: dict | None) -> str:
@@ -87,63 +82,67 @@ def show(table: dict):
 
 
 def means(table: dict) -> str:
-    """What a number of the table is."""
+    """A caption's words for a number of the table."""
     if all(row["n"] < 2 for row in table["rows"]):
         return "one run a setting"
-    told = zip(table["over"], zip(*(values for row in table["rows"] for values in row["over"])))
-    over = "; ".join(f"{key} {', '.join(dict.fromkeys(map(shown, values)))}" for key, values in told)
+    columns = zip(table["over"], zip(*(values for row in table["rows"] for values in row["over"])))
+    over = "; ".join(f"{key} {', '.join(dict.fromkeys(map(shown, values)))}" for key, values in columns)
     return f"means over {over}; brackets: {INTERVALS[table['interval']]}"
 
 
 def write(table: dict, folder: Path):
-    """sweep.json, .csv, .tex, .png, .pdf, .svg in a folder."""
+    """Writes sweep.json, .csv, .tex, .png, .pdf, .svg into a folder."""
     run_folder.write_json(folder / "sweep.json", table)
     keys = [k for k in [*table["lines"], table["x"]] if k]
     with (folder / "sweep.csv").open("w", newline="") as file:
         out = csv.writer(file)
         out.writerow([*keys, "y", "n", "mean", "low", "high", "interval", "values", "runs"])
         for row in table["rows"]:
-            own = [row["step"] if k == "step" else row["setting"].get(k) for k in keys]
+            setting = [row["step"] if k == "step" else row["setting"].get(k) for k in keys]
             numbers = [row["y"], row["n"], row["mean"], row["low"], row["high"], table["interval"]]
-            out.writerow([*own, *numbers, ";".join(map(str, row["values"])), ";".join(row["runs"])])
+            out.writerow([*setting, *numbers, ";".join(map(str, row["values"])), ";".join(row["runs"])])
     (folder / "sweep.tex").write_text(latex(table))
     print(f"table       {folder / 'sweep.csv'}, .tex, .json")
     print(f"figure      {draw(table, folder / 'sweep.png')}, .pdf, .svg")
 
 
 def latex(table: dict) -> str:
-    """The table for a paper (package booktabs); what it rests on stands in a comment above."""
-    marks = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}"}
-    escape = lambda text: "".join(marks.get(c, c) for c in text)
-    keys, rows = cells(table)
-    head, *body = (" & ".join(map(escape, line)) + r" \\" for line in (keys, *rows))
-    columns = "l" * (len(keys) - len(table["y"])) + "r" * len(table["y"])
-    about = f"% {means(table)}; all: {' '.join(table['everywhere'])}; commits {', '.join(table['commits'])}"
-    top = about, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule"
-    return "\n".join((*top, *body, r"\bottomrule", r"\end{tabular}", ""))
+    """The table for a paper (package booktabs), with its source in a comment above."""
+    marks = str.maketrans({character: rf"\{character}" for character in "_%&#${}"})
+    head, body = cells(table)
+    lines = [" & ".join(text.translate(marks) for text in line) + r" \\" for line in (head, *body)]
+    columns = "l" * (len(head) - len(table["y"])) + "r" * len(table["y"])
+    comment = f"% {means(table)}; all: {' '.join(table['everywhere'])}; commits {', '.join(table['commits'])}"
+    top = comment, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"
+    return "\n".join((*top, *lines[1:], r"\bottomrule", r"\end{tabular}", ""))
+
+
+def place_of(row: dict, x: str | None):
+    return row["step"] if x == "step" else row["setting"].get(x) if x else ""
 
 
 def draw(table: dict, path: Path) -> Path:
-    """A panel a y, a line for each setting but x: means, their interval, and each run as a faint dot. Lines stand a little beside
-    each other, so that no interval hides another."""
+    """Draws a panel a y, a line for each setting without x: means, their interval, and each run as a faint dot. Lines
+    are moved a little aside, so that no interval hides another."""
     x, keys, n = table["x"], table["lines"], len(table["y"])
     figure, panels = plt.subplots(1, n, figsize=(3.6 * n + 1.6, 3.2), squeeze=False)
-    at = lambda row: row["step"] if x == "step" else row["setting"].get(x) if x else ""
-    name = lambda row: ", ".join(shown(row["setting"].get(key)) for key in keys)
-    places = list(dict.fromkeys(at(row) for row in sorted(table["rows"], key=lambda row: order(row, [], x))))
+    places = [place_of(row, x) for row in sorted(table["rows"], key=lambda row: order(row, [], x))]
+    places = list(dict.fromkeys(places))
     numeric = all(map(is_number, places)) and len(places) > 1
     is_log = numeric and x != "step" and min(places) > 0 and max(places) >= 10 * min(places)
-    names = list(dict.fromkeys(map(name, table["rows"])))
+    lines = {}  # {name: rows}
+    for row in table["rows"]:
+        lines.setdefault(", ".join(shown(row["setting"].get(key)) for key in keys), []).append(row)
     for axes, y in zip(panels[0], table["y"], strict=True):
-        for i, line in enumerate(names):
-            rows = [row for row in table["rows"] if row["y"] == y and name(row) == line and row["n"]]
-            where = [at(row) if numeric else places.index(at(row)) for row in rows]
-            style = line_style(i) | {"label": plain(line), "linestyle": ("-", "--", ":")[i // 7 % 3]}
+        for i, (name, rows) in enumerate(lines.items()):
+            rows = [row for row in rows if row["y"] == y and row["n"]]
+            x_n = [place_of(row, x) if numeric else places.index(place_of(row, x)) for row in rows]
+            style = line_style(i) | {"label": plain(name), "linestyle": ("-", "--", ":")[i // 7 % 3]}
             if x == "step":
-                draw_curve(axes, rows, where, style)
+                draw_curve(axes, rows, x_n, style)
             else:
-                where = aside(np.array(where, float), places if numeric else None, is_log, i - (len(names) - 1) / 2)
-                draw_points(axes, rows, where, style if numeric else style | {"linestyle": "none"})
+                x_n = aside(np.array(x_n, float), places if numeric else None, is_log, i - (len(lines) - 1) / 2)
+                draw_points(axes, rows, x_n, style if numeric else style | NO_LINE)
         if is_log:
             axes.set_xscale("log")
         if x != "step" and len(places) <= 8:
@@ -153,8 +152,7 @@ def draw(table: dict, path: Path) -> Path:
         axes.grid(linewidth=0.3, alpha=0.6)
         axes.margins(x=0.05 if numeric else 0.15)
     if keys:
-        sizes = dict.fromkeys(("fontsize", "title_fontsize"), 7.5)
-        panels[0, -1].legend(title=plain(",\n".join(keys)), loc="center left", bbox_to_anchor=(1, 0.5), **sizes)
+        panels[0, -1].legend(title=plain(",\n".join(keys)), title_fontsize=7.5, **OUTSIDE)
     n_out, commits = len(table["left_out"]), table["commits"]
     text = f"{table['n_runs']} runs" + f", {n_out} left out" * bool(n_out)
     text += f"; {means(table)}".replace("brackets", "bands" if x == "step" else "bars") + "; dots: runs" * (x != "step")

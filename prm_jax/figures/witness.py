@@ -1,4 +1,4 @@
-"""Figures of the toy trace witness: mass by beta, and who wins by beta, injected error and aggregator."""
+"""Figures of the toy trace witness: mass by beta, and the winner by beta, injected error and aggregator."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax import witness
-from prm_jax.figures.style import GREY, LINES, caption, save
+from prm_jax.figures.style import GREY, LINES, save
 
 # Colour, dashes and hatching of the witness's traces, in their order.
 DASHES, HATCHES = ("solid", (0, (6, 2)), "dashdot", "dotted"), ("", "////", "....", "xxxx")
@@ -16,10 +16,10 @@ BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
 
 
 def witness_figures(results: dict, folder: Path) -> list[Path]:
-    """Mass of the traces by beta under three verifiers; who wins, by beta, error and aggregator; the page."""
+    """Draws the mass of the traces by beta and the winner by beta, error and aggregator; writes the page."""
     mass, phases = folder / "witness_mass.png", folder / "witness_phases.png"
     # The page has grids of its own.
-    shown = {key: x for key, x in results.items() if key not in ("by_beta", "plane", "versions")}
+    shown = {key: x for key, x in results.items() if key not in ("by_beta", "plane", "aggregators", "versions")}
     page = witness.page(folder / "witness.html", shown)
     return [witness_mass(results, mass), witness_phases(results, phases), page]
 
@@ -36,8 +36,8 @@ def witness_mass(results: dict, path: Path) -> Path:
             axis.plot(beta, policy[i], "o", color=colour, markersize=4)
             if mass_b[0] > 0.1:  # its name at the left end, the winner's above its curve
                 side = 1 if mass_b[0] == mass_Nb[:, 0].max() else -1
-                at = {"xytext": (4, 6 * side), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
-                axis.annotate(traces[i], (by_beta["beta"][0], mass_b[0]), **at)
+                place = {"xytext": (4, 6 * side), "textcoords": "offset points", "va": "center", "fontsize": 7.5}
+                axis.annotate(traces[i], (by_beta["beta"][0], mass_b[0]), **place)
         axis.axvline(beta, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
         largest = [f"{traces[i]} {policy[i]:.3f}" for i in np.argsort(policy)[:-3:-1] if policy[i] >= 0.0005]
         text = rf"at $\beta$ = {beta:g}: {', '.join(largest)}"
@@ -46,28 +46,30 @@ def witness_mass(results: dict, path: Path) -> Path:
         axis.set_title(title, fontsize=10, loc="left", pad=18)
         axis.xaxis.set_major_formatter("{x:g}")
     reference, middle = results["reference"], np.mean(results["reference"])
-    at = {"xycoords": ("axes fraction", "data"), "textcoords": ("axes fraction", "data"), "fontsize": 7.5}
+    outside = {"xycoords": ("axes fraction", "data"), "textcoords": ("axes fraction", "data"), "fontsize": 7.5}
     for place, i in enumerate(np.argsort(reference)):
         arrow = {"arrowstyle": "-", "color": TRACE_STYLES[i][0], "linewidth": 0.8}
         text, target = (1.07, middle + 0.075 * (place - 1.5)), (1, reference[i])
-        axes[2].annotate(f"{traces[i]} {reference[i]:.2f}", target, text, va="center", arrowprops=arrow, **at)
-    axes[2].annotate("reference law", (1.07, middle + 0.2), **at)
+        axes[2].annotate(f"{traces[i]} {reference[i]:.2f}", target, text, va="center", arrowprops=arrow, **outside)
+    axes[2].annotate("reference", (1.07, middle + 0.2), **outside)
     axes[0].set_ylabel("probability mass of a trace")
     figure.supxlabel(BETA_LABEL, fontsize=9)
     text = f"Four toy traces, score by {results['aggregator']}. Dashed: beta = {beta:g}. "
-    caption(figure, text + f"Hacked: an error of size 1 on {results['plane']['trace']}", results)
-    return save(figure, path)
+    return save(figure, path, f"{text}Hacked: an error of size 1 on {results['plane']['trace']}", results)
 
 
 def witness_phases(results: dict, path: Path) -> Path:
     plane, traces, panels = results["plane"], results["traces"], results["plane"]["by_aggregator"]
+    panels = {
+        aggregator: panels[aggregator] for aggregator in results.get("aggregators", panels)
+    }  # older results name none
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
     winners = np.unique([panel["winner"] for panel in panels.values()])
     rows = -(-len(panels) // 3)
     figure, axes = plt.subplots(rows, 3, figsize=(9, 0.6 + 2 * rows), sharex=True, sharey=True, squeeze=False)
     for axis in axes.flat[len(panels) :]:
         axis.axis("off")
-    for axis, (how, panel) in zip(axes.flat, panels.items(), strict=False):
+    for axis, (aggregator, panel) in zip(axes.flat, panels.items(), strict=False):
         winner_eb, lead_eb, valid_eb = (np.transpose(panel[name]) for name in ("winner", "lead", "valid"))
         for i in winners:
             ahead_eb = np.where(winner_eb == i, abs(lead_eb), -abs(lead_eb))  # 0 between the grid's points
@@ -78,7 +80,7 @@ def witness_phases(results: dict, path: Path) -> Path:
         axis.axvline(results["beta"], color=GREY, linewidth=0.8, linestyle="--")
         axis.set(xscale="log", xlim=(beta_b[0], beta_b[-1]))
         axis.xaxis.set_major_formatter("{x:g}")
-        axis.set_title(how, fontsize=9)
+        axis.set_title(aggregator, fontsize=9)
     keys = [
         plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins")
         for i, (colour, _, hatch) in enumerate(TRACE_STYLES)
@@ -91,5 +93,4 @@ def witness_phases(results: dict, path: Path) -> Path:
     figure.supxlabel(BETA_LABEL, fontsize=9)
     figure.supylabel(f"verifier error injected on {plane['trace']} (0 none, 1 fully fooled)", fontsize=9)
     text = "Four toy traces under the process verifier, one panel for each aggregator of step scores. "
-    caption(figure, text + f"Dashed: beta = {results['beta']:g}", results)
-    return save(figure, path)
+    return save(figure, path, f"{text}Dashed: beta = {results['beta']:g}", results)

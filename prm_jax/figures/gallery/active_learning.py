@@ -2,73 +2,60 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import (
-    Drawn,
-    difference,
-    legend_above,
-    mean_difference,
-    of,
-    panels,
-    scorer_of,
-    selection,
-    size_axis,
-    values_of,
-)
+from prm_jax.figures.paper import mean_difference, results_at, scorer_of, share_solved, stage_differences, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, line_style
+from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels, size_axis
 
 KEYS = ("choice", "samples", "training", "seed")
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    pool = of(stages["pool"])[0]
+    (pool,) = results_at(stages["pool"])
     choices, sizes, budgets, seeds = (values_of(stages["verifier"], key) for key in KEYS)
-    at = {tuple(s.at[key] for key in KEYS): scorer_of(pool, s) for s in stages["verifier"]}
-    most = pool["n_candidates"]
+    base, other = choices
+    stage_at = {tuple(stage.sweep[key] for key in KEYS): stage for stage in stages["verifier"]}
+    N = pool["n_candidates"]
     figure, axes = panels(2, len(budgets), 5.2, sharex=True, sharey="row")
-    drawn = Drawn(figure, f"{pool['n_problems']} unseen problems x {most} samples; dashed: majority vote")
-    best = lambda scorer, n: pool["scorers"][scorer][pool["headline"][scorer]]["best_of_n"][str(n)]
-    steps = lambda scorer: pool["calibration"][scorer]["steps"]
-    rows = {n: lambda scorer, n=n: best(scorer, n) for n in (min(16, most), most)}
-    numbers = {f"best of {n}": read for n, read in rows.items()}
-    numbers |= {"step AUROC": lambda scorer: steps(scorer)["auroc"], "step ECE": lambda scorer: steps(scorer)["ece"]}
+    drawn = Drawn(figure, f"{pool['n_problems']} unseen problems x {N} samples; dashed: majority vote")
     for column, budget in enumerate(budgets):
-        of_choice = lambda choice, read, budget=budget: [[read(at[choice, x, budget, s]) for x in sizes] for s in seeds]
-        for row, (n, read) in enumerate(rows.items()):
-            own, title = axes[row, column], f"best of {n}, {budget} training steps"
+        for row, n in enumerate((min(16, N), N)):
+            panel, title, curves = axes[row, column], f"best of {n}, {budget} training steps", []
             for i, choice in enumerate(choices):
-                drawn.curve(own, title, choice, sizes, of_choice(choice, read), line_style(i))
-            own.axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
-            size_axis(own, sizes, "labelled solutions" if row else "")
-            own.set_title(title, fontsize=9)
-            curves = [np.mean(of_choice(choice, read), 0) for choice in choices]
-            drawn.says.append(
-                f"{title}: a {choices[1]} solution is worth {worth(sizes, *curves)} {choices[0]} ones (log-linear)"
-            )
+                y_SX = [[share_solved(pool, stage_at[choice, x, budget, s], n) for x in sizes] for s in seeds]
+                drawn.curve(panel, title, choice, sizes, y_SX, line_style(i))
+                curves.append(np.mean(y_SX, 0))
+            panel.axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
+            size_axis(panel, sizes, "labelled solutions" if row else "")
+            panel.set_title(title, fontsize=9)
+            text = f"a {other} solution is worth {worth(sizes, *curves)} {base} ones (log-linear)"
+            drawn.statements.append(f"{title}: {text}")
         for size in sizes:
-            runs = {choice: [at[choice, size, budget, seed] for seed in seeds] for choice in choices}
-            title = f"{choices[1]} - {choices[0]}, {size:,} solutions, {budget} steps"
-            for name, read in numbers.items():
-                values = [[read(scorer) for scorer in runs[choice]] for choice in choices]
-                drawn.says.append(mean_difference(f"{title}, {name}", *values[::-1]))
-            pairs = [(pool, selection(pool, b), selection(pool, a)) for a, b in zip(*runs.values(), strict=True)]
-            drawn.says.append(difference(title, pairs, most))
+            runs = {choice: [stage_at[choice, size, budget, seed] for seed in seeds] for choice in choices}
+            title, numbers = f"{other} - {base}, {size:,} solutions, {budget} steps", {}
+            for choice, stages_of_choice in runs.items():
+                steps = [pool["calibration"][scorer_of(pool, stage)]["steps"] for stage in stages_of_choice]
+                for n in (min(16, N), N):
+                    shares = [share_solved(pool, stage, n) for stage in stages_of_choice]
+                    numbers.setdefault(f"best of {n}", {})[choice] = shares
+                numbers.setdefault("step AUROC", {})[choice] = [x["auroc"] for x in steps]
+                numbers.setdefault("step ECE", {})[choice] = [x["ece"] for x in steps]
+            drawn.statements += [mean_difference(f"{title}, {name}", x[other], x[base]) for name, x in numbers.items()]
+            drawn.statements.append(stage_differences(title, pool, runs[other], runs[base], N))
     legend_above(figure, axes[0, 0], len(choices))
-    small = [r["eval_step_auroc"] for r in of(stages["selector"])]
-    drawn.says.append(f"the small PRM: step AUROC {', '.join(f'{x:.3f}' for x in small)} on validation problems")
+    aurocs = ", ".join(f"{results['eval_step_auroc']:.3f}" for results in results_at(stages["selector"]))
+    drawn.statements.append(f"the small PRM: step AUROC {aurocs} on validation problems")
     for choice in choices:
-        counts = [r["counts"][choice] for r in of(stages["mining"], samples=sizes[-1])]
-        mean = lambda key, counts=counts: np.mean([found[key] for found in counts])
-        shares = f"{mean('wrong_answers'):.3f} with a wrong answer, {mean('unsound'):.3f} with a wrong step"
-        drawn.says.append(
-            f"{choice}: {mean('solutions'):,.0f} solutions, {mean('steps'):,.0f} steps to label, {shares}"
-        )
+        counts = [results["counts"][choice] for results in results_at(stages["mining"], samples=sizes[-1])]
+        mean = {key: np.mean([x[key] for x in counts]) for key in ("solutions", "steps", "wrong_answers", "unsound")}
+        shares = f"{mean['wrong_answers']:.3f} with a wrong answer, {mean['unsound']:.3f} with a wrong step"
+        size = f"{mean['solutions']:,.0f} solutions, {mean['steps']:,.0f} steps to label"
+        drawn.statements.append(f"{choice}: {size}, {shares}")
     return drawn
 
 
 def worth(sizes: list[int], base_X, other_X) -> str:
-    """How many solutions of `base` one of `other` is worth at the smallest size: by the line through the smallest and the
-    largest size of `base`, in the logarithm of the size. Unknown where that line does not rise."""
+    """How many solutions of `base` one of `other` is worth at the smallest size: by the line through the smallest and
+    the largest size of `base`, in the logarithm of the size. Unknown where that line does not rise."""
     rise = base_X[-1] - base_X[0]
     if rise <= 0:
         return "an unknown number of"

@@ -1,15 +1,16 @@
-"""Stored scores of released reward models on one pool: best of N by aggregator, gold against KL, calibration, length bias."""
+"""Stored scores of released reward models: best of N by aggregator, gold against KL, calibration, length bias."""
 
 import itertools
 
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.paper import Drawn, legend_above, panels, signed
+from prm_jax.figures.paper import signed
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, floats, line_style, plain, square_root
+from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, panels, plain, square_root
 
-# {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; of other scores the rule is prod.
+# {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; of other scores the rule is
+# prod.
 MODELS = {
     "qwen_prm": ("Qwen2.5-Math-PRM-7B", "prod"),
     "skywork_prm": ("Skywork-o1-Open-PRM-7B", "mean"),
@@ -23,24 +24,25 @@ NO_INTERVAL = (np.nan, np.nan)
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    by_rule = {stage.at["aggregator"]: stage.results() for stage in stages["pool"]}
+    by_rule = {stage.sweep["aggregator"]: stage.results() for stage in stages["pool"]}
     first, rules = next(iter(by_rule.values())), list(by_rule)
     if "majority" not in first:
         raise InputError(f"pool: {first['pool']}: no candidate has an answer, expected some for a majority vote")
     N, scorers = first["n_candidates"], sorted(first["scorers"], key=[*MODELS, *first["scorers"]].index)
     model = {s: MODELS.get(s, (s, "prod"))[0] for s in scorers}
-    own = {s: rule if (rule := MODELS.get(s, (s, "prod"))[1]) in rules else rules[0] for s in scorers}
+    rule_of = {s: rule if (rule := MODELS.get(s, (s, "prod"))[1]) in rules else rules[0] for s in scorers}
     differs = {rule: {(d["a"], d["b"]): d for d in r["differences"] if d["n"] == N} for rule, r in by_rule.items()}
-    gain = {
-        (s, how): differs[rules[0]][f"{s}.{how}.best_of_n", "majority"] for s in scorers for how in first["scorers"][s]
-    }
+    keys = [(s, aggregator) for s in scorers for aggregator in first["scorers"][s]]
+    gain = {(s, name): differs[rules[0]][f"{s}.{name}.best_of_n", "majority"] for s, name in keys}
     length = {(s, rule): by_rule[rule]["length_correlation"][s] for s in scorers for rule in rules}
-    ece = {(s, how): x["ece"] for s in scorers for how, x in first["calibration"][s]["solutions"].items()}
+    ece = {(s, aggregator): x["ece"] for s in scorers for aggregator, x in first["calibration"][s]["solutions"].items()}
 
     figure, ((left, right), (below, last)) = panels(2, 2, 7.4)
-    text = f"{first['n_problems']} problems x {N} candidates, stored step scores. Filled: the rule of a model's authors, in the legend"
     drawn = Drawn(
-        figure, f"{text}. Top right: lines weigh by exp(score / beta), markers are best of n = 1, 2, 4, ... {N}"
+        figure, f"{first['n_problems']} problems x {N} candidates, stored step scores. Filled: the authors' rule"
+    )
+    drawn.text += (
+        f", in the legend. Top right: lines weigh by exp(score / beta), markers are best of n = 1, 2, 4, ... {N}"
     )
     drawn.spread = "nothing is trained; lines at dots: 95 % bootstrap intervals over problems, of differences paired"
     panel = {
@@ -49,45 +51,45 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         "score and length given correctness: r": (last, {key: (x["r"], x["interval"]) for key, x in length.items()}),
     }
     for title, (axes, numbers) in panel.items():
-        for (s, how), (y, (low, high)) in numbers.items():  # of all aggregators those of `rules` are drawn
-            drawn.row(title, model[s], how, y, low, high, [y])
-        dots(axes, title, numbers, scorers, rules, own)
+        for (s, aggregator), (y, (low, high)) in numbers.items():  # of all aggregators those of `rules` are drawn
+            drawn.row(title, model[s], aggregator, y, low, high, [y])
+        dots(axes, title, numbers, scorers, rules, rule_of)
     for i, s in enumerate(scorers):
-        tables, style = by_rule[own[s]]["reward_kl"][s], line_style(i) | {"markersize": 4}
+        tables, style = by_rule[rule_of[s]]["reward_kl"][s], line_style(i) | {"markersize": 4}
         gold = gold_against_kl(right, tables, style)
-        left.plot([], [], **style, label=plain(f"{model[s]}: {own[s]}"))
+        left.plot([], [], **style, label=plain(f"{model[s]}: {rule_of[s]}"))
         table = tables["reweighted"]
         for x, y in zip(table["kl"], table["accuracy"], strict=True):
             drawn.row("share right against KL", model[s], x, y, "", "", [y])
-        text = f"{model[s]}, {own[s]}: best of {N} - majority {shown(gain[s, own[s]])}, p {gain[s, own[s]]['p']:.2g}"
+        test = gain[s, rule_of[s]]
+        text = f"{model[s]}, {rule_of[s]}: best of {N} - majority {shown(test)}, p {test['p']:.2g}"
         text += f"; share right {gold.max():.3f} at its highest, {gold[0]:.3f} at the arg max, {gold[-1]:.3f} alone"
-        text += f"; ECE {ece[s, own[s]]:.3f}" if (s, own[s]) in ece else ""
-        drawn.says.append(f"{text}; length {shown(length[s, own[s]], 'r')}")
+        text += f"; ECE {ece[s, rule_of[s]]:.3f}" if (s, rule_of[s]) in ece else ""
+        drawn.statements.append(f"{text}; length {shown(length[s, rule_of[s]], 'r')}")
     legend_above(figure, left, 2)
     clear = [d["difference"] for d in gain.values() if d["p"] < 0.05]
     text = f"{sum(x > 0 for x in clear)} of {len(gain)} pairs of model and aggregator above majority"
-    drawn.says.append(
-        f"{text}, {sum(x < 0 for x in clear)} below, by sign-flip tests at .05, not adjusted for their number"
-    )
+    text += f", {sum(x < 0 for x in clear)} below"
+    drawn.statements.append(f"{text}, by sign-flip tests at .05, not adjusted for their number")
     pairs = [(s, a, b) for s in scorers for a, b in itertools.combinations(rules, 2)]
     within = {(s, a, b): differs[b][f"{s}.{a}.best_of_n", f"{s}.{b}.best_of_n"] for s, a, b in pairs}
     clear = [f"{model[s]} {a} - {b} {shown(d)} p {d['p']:.2g}" for (s, a, b), d in within.items() if d["p"] < 0.05]
     text = f"two aggregators of one model: {len(clear)} of {len(pairs)} pairs differ by the same test"
-    drawn.says.append(": ".join([text, *filter(None, [", ".join(clear)])]))
+    drawn.statements.append(": ".join([text, *filter(None, [", ".join(clear)])]))
     return drawn
 
 
-def dots(axes, title: str, numbers: dict, scorers: list[str], rules: list[str], own: dict[str, str]):
+def dots(axes, title: str, numbers: dict, scorers: list[str], rules: list[str], rule_of: dict[str, str]):
     """A row of `rules`, in it a dot for each scorer; numbers: {(scorer, aggregator): (y, its interval)}."""
     for i, s in enumerate(scorers):
         style = line_style(i) | {"linestyle": "none", "markersize": 5}
-        for at, rule in enumerate(rules):
+        for row, rule in enumerate(rules):
             y, interval = numbers.get((s, rule), (np.nan, NO_INTERVAL))
-            place = at + 0.8 * ((i + 0.5) / len(scorers) - 0.5)
+            place = row + 0.8 * ((i + 0.5) / len(scorers) - 0.5)
             axes.hlines(place, *floats(interval), color=style["color"], linewidth=1.2, alpha=0.6)
-            axes.plot(y, place, **style, markerfacecolor=style["color"] if rule == own[s] else "white")
-    for at in range(0, len(rules), 2):
-        axes.axhspan(at - 0.5, at + 0.5, color="black", alpha=0.05, linewidth=0)
+            axes.plot(y, place, **style, markerfacecolor=style["color"] if rule == rule_of[s] else "white")
+    for row in range(0, len(rules), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, linewidth=0)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set_yticks(range(len(rules)), rules)
     axes.set(ylim=(len(rules) - 0.5, -0.5))
@@ -95,7 +97,7 @@ def dots(axes, title: str, numbers: dict, scorers: list[str], rules: list[str], 
 
 
 def gold_against_kl(axes, tables: dict, style: dict) -> np.ndarray:
-    """Draws the share of right answers under both laws; returns it by beta, from 0 (the arg max) to infinity (the policy)."""
+    """Draws the share of right answers against KL; returns it by beta, from 0 (the arg max) to inf (the policy)."""
     kl, gold = (floats(tables["reweighted"][name]) for name in ("kl", "accuracy"))
     axes.plot(kl, gold, color=style["color"], linewidth=1.2)
     best = tables["best_of_n"]

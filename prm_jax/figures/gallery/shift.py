@@ -4,54 +4,52 @@ import math
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, of, over_seeds, panels
+from prm_jax.figures.paper import results_at
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import floats, line_style, reliability
+from prm_jax.figures.style import Drawn, floats, line_style, over_seeds, panels, reliability
+
+LINES = {"home": "its own task", "solver": "the solver's samples", "shifted": "longer, more hidden work"}
+WAYS = {
+    "none": "as they are",
+    "temperature, elsewhere": "temperature, at home",
+    "platt, elsewhere": "Platt, at home",
+    "temperature": "temperature, here",
+    "platt": "Platt, here",
+}
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    lines = {"home": "its own task", "solver": "the solver's samples", "shifted": "longer, more hidden work"}
-    runs = {name: [r["runs"][0] for r in of(stages[name])] for name in lines}
+    runs = {line: [results["runs"][0] for results in results_at(stages[line])] for line in LINES}
     figure, ((left, right),) = panels(1, 2, 3.9, gridspec_kw={"width_ratios": [1, 1.15]})
     drawn = Drawn(figure, f"{len(runs['home'])} runs of the default PRM; dashed: perfect calibration")
     drawn.spread = "left: the steps of all runs together; right, dots: runs, bars: their means"
-    for i, (name, label) in enumerate(lines.items()):
-        tables = [run["reliability"] for run in runs[name]]
-        reliability(left, [(pooled(tables), i, label)])
-        auroc = [run["step_auroc"] for run in runs[name]]
-        drawn.says.append(f"{label}: step AUROC {np.mean(auroc):.3f} ({', '.join(f'{x:.3f}' for x in auroc)})")
+    ways = [way for way in WAYS if way in runs["shifted"][0]["recalibrated"]]
+    for i, (line, label) in enumerate(LINES.items()):
+        reliability(left, [(pooled([run["reliability"] for run in runs[line]]), i, label)])
+        aurocs = [run["step_auroc"] for run in runs[line]]
+        each = ", ".join(f"{x:.3f}" for x in aurocs)
+        drawn.statements.append(f"{label}: step AUROC {np.mean(aurocs):.3f} ({each})")
+        ece_WS = [[run["recalibrated"].get(way, {}).get("ece", math.nan) for run in runs[line]] for way in ways]
+        mean_W, low_W, high_W = over_seeds(np.transpose(ece_WS))
+        height_W, style = np.arange(len(ways)) + 0.26 * (i - 1), line_style(i)
+        right.barh(height_W, mean_W, height=0.24, color=style["color"], alpha=0.35, label=label)
+        right.plot(ece_WS, np.repeat(height_W[:, None], len(ece_WS[0]), 1), style["marker"], color=style["color"], ms=3)
+        for way, *row in zip(ways, mean_W, low_W, high_W, ece_WS, strict=True):
+            drawn.row("ECE", label, WAYS[way], *row)
     tables = [run["recalibrated"]["platt"]["reliability"] for run in runs["shifted"]]
     reliability(left, [(pooled(tables), 3, "the last, Platt-scaled on itself")])
     left.set(xlabel="P(step good)", ylabel="share of good steps")
     left.legend(fontsize=7, loc="lower right")
-    ways = list(runs["shifted"][0]["recalibrated"])
-    names = {"none": "as they are", "temperature": "temperature, here", "platt": "Platt, here"}
-    names |= {f"{way}, elsewhere": f"{names[way].split(',')[0]}, at home" for way in ("temperature", "platt")}
-    in_order = ("none", "temperature, elsewhere", "platt, elsewhere", "temperature", "platt")
-    ways = [way for way in in_order if way in ways]
-    for i, (name, label) in enumerate(lines.items()):
-        y = np.arange(len(ways)) + 0.26 * (i - 1)
-        of_way = [[run["recalibrated"].get(way, {}).get("ece", math.nan) for run in runs[name]] for way in ways]
-        mean, low, high = over_seeds(np.transpose(of_way))
-        right.barh(y, mean, height=0.24, color=line_style(i)["color"], alpha=0.35, label=label)
-        for at, values in zip(y, of_way, strict=True):
-            right.plot(values, [at] * len(values), line_style(i)["marker"], color=line_style(i)["color"], markersize=3)
-        for way, m, a, b, values in zip(ways, mean, low, high, of_way, strict=True):
-            drawn.row("ECE", label, names[way], m, a, b, values)
-    right.set_yticks(range(len(ways)), [names[way] for way in ways], fontsize=7.5)
+    right.set_yticks(range(len(ways)), [WAYS[way] for way in ways], fontsize=7.5)
     right.set(xlabel="ECE", ylim=(len(ways) - 0.5, -0.5), xlim=(0, None))
-    for way in ways:
-        row = next(r for r in drawn.rows if r["series"] == lines["shifted"] and r["x"] == names[way])
-        drawn.says.append(
-            f"shifted, {names[way]}: ECE {row['y']:.3f} [{row['low']:.3f}, {row['high']:.3f}] ({row['values']})"
-        )
+    for row in [row for row in drawn.rows if row["series"] == LINES["shifted"]]:
+        drawn.statements.append("shifted, {x}: ECE {y:.3f} [{low:.3f}, {high:.3f}] ({values})".format(**row))
     return drawn
 
 
 def pooled(tables: list[dict]) -> dict:
     """The reliability table of several runs' steps together."""
-    n = floats([table["n"] for table in tables])
-    total = n.sum(0)
+    n, score, label = (floats([table[name] for table in tables]) for name in ("n", "mean_score", "mean_label"))
     with np.errstate(invalid="ignore"):
-        mean = lambda name: np.nansum(floats([table[name] for table in tables]) * n, 0) / total
-        return {"n": total, "mean_score": mean("mean_score"), "mean_label": mean("mean_label")}
+        means = {name: np.nansum(x * n, 0) / n.sum(0) for name, x in (("mean_score", score), ("mean_label", label))}
+    return {"n": n.sum(0), **means}

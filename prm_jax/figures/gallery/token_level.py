@@ -1,50 +1,39 @@
-"""An outcome model asked at every token or at the end alone: held-out loss along training, AUROC and best of n by its length."""
+"""An outcome model trained at every token or at the end alone: held-out loss, AUROC and best of n by training steps."""
 
 import itertools
 
 import numpy as np
 
-from prm_jax.figures.paper import (
-    Drawn,
-    difference,
-    legend_above,
-    of,
-    over_seeds,
-    panels,
-    scorer_of,
-    selection,
-    size_axis,
-    values_of,
-)
+from prm_jax.figures.paper import results_at, scorer_of, share_solved, stage_differences, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.records import read_lines
-from prm_jax.figures.style import GREY, floats, line_style
+from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, over_seeds, panels, size_axis
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    pool, verifiers = of(stages["pool"])[0], stages["verifier"]
-    kinds, lengths, seeds = (values_of(verifiers, key) for key in ("at", "training", "seed"))
-    at = {(s.at["at"], s.at["training"], s.at["seed"]): s for s in verifiers}
-    scorer = {place: scorer_of(pool, stage) for place, stage in at.items()}
+    (pool,) = results_at(stages["pool"])
+    kinds, lengths, seeds = (values_of(stages["verifier"], key) for key in ("at", "training", "seed"))
+    stage_at = {(s.sweep["at"], s.sweep["training"], s.sweep["seed"]): s for s in stages["verifier"]}
     n = pool["n_candidates"]
     figure, ((curves, auroc, best),) = panels(1, 3, 3.1)
     drawn = Drawn(figure, f"{pool['n_problems']} problems x {n} samples; the last checkpoint of each run")
     drawn.text += "; dashed: majority vote, dotted: mean of the samples"
     for i, kind in enumerate(kinds):
-        longest = [held_out_loss(at[kind, lengths[-1], seed]) for seed in seeds]
-        x, y_SX = longest[0][0], [loss for _, loss in longest]
+        x, y_SX = held_out_losses([stage_at[kind, lengths[-1], seed] for seed in seeds])
         drawn.curve(curves, "held-out loss", kind, x, y_SX, line_style(i), share=False)
-        low = [f"{x[np.argmin(y_X)]:g} ({min(y_X):.3f}, at the end {y_X[-1]:.3f})" for y_X in y_SX]
-        drawn.says.append(f"{kind}: held-out loss lowest at step {', '.join(low)}")
-        for axes, panel, number in ((auroc, "outcome AUROC", auroc_of), (best, f"best of {n}", share_of)):
-            y_SX = floats([[number(pool, scorer[kind, length, seed]) for length in lengths] for seed in seeds])
-            drawn.curve(axes, panel, kind, lengths, y_SX, line_style(i))
+        lowest = ", ".join(f"{x[np.argmin(y_X)]:g} ({min(y_X):.3f}, at the end {y_X[-1]:.3f})" for y_X in y_SX)
+        drawn.statements.append(f"{kind}: held-out loss lowest at step {lowest}")
+        runs = [[stage_at[kind, length, seed] for length in lengths] for seed in seeds]
+        for axes, panel, y_SX in (
+            (auroc, "outcome AUROC", [[auroc_of(pool, stage) for stage in run] for run in runs]),
+            (best, f"best of {n}", [[share_solved(pool, stage, n) for stage in run] for run in runs]),
+        ):
+            drawn.curve(axes, panel, kind, lengths, floats(y_SX), line_style(i))
             means = ", ".join("{:.3f} [{:.3f}, {:.3f}]".format(*x) for x in zip(*over_seeds(y_SX), strict=True))
-            drawn.says.append(f"{kind}: {panel} after {', '.join(map(str, lengths))} steps {means}")
-    for a, b in itertools.pairwise(kinds):
-        for length in lengths:
-            pairs = [(pool, *(selection(pool, scorer[kind, length, seed]) for kind in (a, b))) for seed in seeds]
-            drawn.says.append(difference(f"{length} steps: {a} - {b}", pairs, n))
+            drawn.statements.append(f"{kind}: {panel} after {', '.join(map(str, lengths))} steps {means}")
+    for (a, b), length in itertools.product(itertools.pairwise(kinds), lengths):
+        pair = ([stage_at[kind, length, seed] for seed in seeds] for kind in (a, b))
+        drawn.statements.append(stage_differences(f"{length} steps: {a} - {b}", pool, *pair, n))
     best.axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
     best.axhline(pool["mean"], color=GREY, linewidth=0.8, linestyle=":")
     for axes, name in ((curves, "held-out loss"), (auroc, "outcome AUROC"), (best, f"best of {n}")):
@@ -56,17 +45,12 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     return drawn
 
 
-def auroc_of(pool: dict, scorer: str) -> float:
+def auroc_of(pool: dict, stage: Stage) -> float:
+    scorer = scorer_of(pool, stage)
     return pool["calibration"][scorer]["solutions"][pool["headline"][scorer]]["auroc"]
 
 
-def share_of(pool: dict, scorer: str) -> float:
-    """Problems solved by the best of all candidates."""
-    return pool["scorers"][scorer][pool["headline"][scorer]]["best_of_n"][str(pool["n_candidates"])]
-
-
-def held_out_loss(stage: Stage) -> tuple[list[int], list[float]]:
-    """(steps, loss of the validation split, asked at the end of a solution) along a run."""
-    lines = read_lines(stage.folder / "metrics.jsonl")
-    found = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
-    return tuple(map(list, zip(*found, strict=True)))
+def held_out_losses(stages: list[Stage]) -> tuple[list[int], list[list[float]]]:
+    """(the steps of the evaluations, the validation loss of each run there, asked at the end of a solution)."""
+    runs = [[x for x in read_lines(s.folder / "metrics.jsonl") if "eval_loss" in x] for s in stages]
+    return [line["step"] for line in runs[0]], [[line["eval_loss"] for line in run] for run in runs]

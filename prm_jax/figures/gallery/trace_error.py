@@ -1,27 +1,27 @@
-"""Wrong answers against lucky ones among those chosen, and what abstaining leaves: PRM, ORM, votes."""
+"""Wrong answers against lucky ones among those chosen, and the error left after abstaining: PRM, ORM, votes."""
 
 import numpy as np
 
-from prm_jax.figures.paper import Drawn, of, over_seeds, panels, signed
+from prm_jax.figures.paper import results_at, signed
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, floats, line_style
+from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels
 from prm_jax.launch.config import expect
 
 TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "majority vote"}
 
 
 def draw(stages: dict[str, list[Stage]]) -> Drawn:
-    results = of(stages["pool"])
+    results = results_at(stages["pool"])
     for stage, r in zip(stages["pool"], results, strict=True):
-        again = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"
-        expect("chosen" in r, str(stage.folder), "results of an older version", again)
+        expected = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"
+        expect("chosen" in r, str(stage.folder), "results of an older version", expected)
     first = results[0]
     figure, ((left, right),) = panels(1, 2, 4.0, gridspec_kw={"width_ratios": [1.1, 1]})
     drawn = Drawn(figure, f"{first['n_problems']} problems x {first['n_candidates']} samples")
     drawn.text += f"; left: best of n = 1, 2, 4, ... {first['n_candidates']}, and votes of all"
     drawn.spread = "left: large markers are means, small ones and thin lines runs, whose intervals are in the table"
-    for i, (scorer, how) in enumerate(first["headline"].items()):
-        path(drawn, left, scorer, [r["scorers"][scorer][how] for r in results], line_style(i))
+    for i, (scorer, aggregator) in enumerate(first["headline"].items()):
+        path(drawn, left, scorer, [r["scorers"][scorer][aggregator] for r in results], line_style(i))
     for rule in first["chosen"]["rules"]:
         if not rule.endswith(".best_of_n"):
             place(drawn, left, rule, [r["chosen"]["rules"][rule] for r in results], style_of(rule, first))
@@ -33,8 +33,10 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         style = style_of(rule, first) | {"marker": ""}
         drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style, band=False)
         mean, low, high = over_seeds(y_SX)
-        at = [f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share)))]
-        drawn.says.append(f"{name_of(rule)}: final error {at[0]}, abstaining from 30 % of the problems {at[1]}")
+        errors = [f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share)))]
+        drawn.statements.append(
+            f"{name_of(rule)}: final error {errors[0]}, abstaining from 30 % of the problems {errors[1]}"
+        )
     right.set(xlabel="share of problems abstained from", ylabel="final-answer error of the others", xlim=(0, 0.95))
     right.set_ylim(0, None)
     figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
@@ -42,24 +44,24 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         rows = [next(x for x in r["chosen"]["differences"] if x["b"] == d["b"]) for r in results]
         runs = [signed(x["difference"], *x["interval"]) for x in rows]
         title = f"trace error, {name_of(d['a'])} - {name_of(d['b'])}"
-        drawn.says.append(f"{title}: {', '.join(runs)} (95 % bootstrap over problems, a run each)")
-    drawn.says += agreements([r["chosen"]["agreement"] for r in results])
+        drawn.statements.append(f"{title}: {', '.join(runs)} (95 % bootstrap over problems, a run each)")
+    drawn.statements += agreements([r["chosen"]["agreement"] for r in results])
     return drawn
 
 
 def name_of(rule: str) -> str:
-    scorer, _, how = rule.partition(".")
-    return f"{TITLE.get(scorer, scorer)}{', ' * bool(how)}{how.replace('_', ' ')}"
+    scorer, _, aggregator = rule.partition(".")
+    return f"{TITLE.get(scorer, scorer)}{', ' * bool(aggregator)}{aggregator.replace('_', ' ')}"
 
 
 def style_of(rule: str, first: dict) -> dict:
     """A verifier's colour, its votes dashed; what needs no verifier is grey."""
-    scorer, _, how = rule.partition(".")
+    scorer, _, aggregator = rule.partition(".")
     if scorer not in first["headline"]:
         marker = {"marker": "X" if rule == "mean" else "*", "markersize": 5 if rule == "mean" else 8}
         return {"color": GREY, "linestyle": "--", "linewidth": 1.2} | marker
     style = line_style(list(first["headline"]).index(scorer))
-    return style | {"linestyle": ":", "marker": "v"} if how == "weighted_vote" else style
+    return style | {"linestyle": ":", "marker": "v"} if aggregator == "weighted_vote" else style
 
 
 def path(drawn: Drawn, axes, scorer: str, tables: list[dict], style: dict):
@@ -89,11 +91,12 @@ def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
 
 
 def agreements(tables: list[dict]) -> list[str]:
-    """Means over runs, and each run's own."""
-    own = lambda values: f"{np.mean(values):.3f} ({', '.join(f'{x:.3f}' for x in values)})"
-    found = [f"steps up to the first wrong one: step label and outcome agree on {own([t['labels'] for t in tables])}"]
+    """Says means over runs, and the value of each run."""
+    names, lines = {"correctness": "the step's label", "outcome": "the outcome"}, []
     for a, row in tables[0].items():
-        for b in row if a != "labels" else ():
-            to = {"correctness": "the step's label", "outcome": "the outcome"}.get(b, name_of(b))
-            found.append(f"{name_of(a)} agrees with {to} on {own([t[a][b] for t in tables])}")
-    return found
+        for b in row if a != "labels" else (None,):
+            values = [table[a][b] if b else table[a] for table in tables]
+            shares = f"{np.mean(values):.3f} ({', '.join(f'{x:.3f}' for x in values)})"
+            pair = f"{name_of(a)} agrees with {names.get(b) or name_of(b)}" if b else "step label and outcome agree"
+            lines.append(f"{'' if b else 'steps up to the first wrong one: '}{pair} on {shares}")
+    return lines

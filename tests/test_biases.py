@@ -8,7 +8,7 @@ import pytest
 from conftest import printed
 
 import evaluate
-from prm_jax.evals.standing import length_correlation, ranks_within, step_shares
+from prm_jax.evals.biases import length_correlation, ranks_within, step_shares
 
 
 def test_step_shares_by_hand():
@@ -61,4 +61,4 @@ def test_every_report_says_them(monkeypatch, tmp_path):
         assert 0 < shares["bad_steps_in_right_answers"] < shares["good_steps_in_wrong_answers"] < 1
     assert results["score_length_r"] == results["runs"][0]["length_correlation"]["r"]
     assert -1 < results["length_correlation"]["random"]["r"] < 0  # random scores: a product falls with every step
-    assert out.count("standing    ") == 4 and "given problem and correctness (ECE of steps): random -0." in out
+    assert out.count("bias checks ") == 4 and "given problem and correctness (ECE of steps): random -0." in out

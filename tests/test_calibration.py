@@ -7,7 +7,7 @@ import pytest
 
 from prm_jax import InputError
 from prm_jax.data.units import probability
-from prm_jax.evals.recalibration import fit, parameters_of, recalibrated
+from prm_jax.evals.calibration import fit, parameters_of, recalibrated
 
 
 def test_a_fit_is_the_least_cross_entropy(rng):

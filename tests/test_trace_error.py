@@ -1,10 +1,10 @@
-"""Trace error, selective prediction and agreement (evals/traces.py) on a pool that is small enough to do by hand."""
+"""Trace error, selective prediction and agreement (evals/trace_error.py) on a pool that is small enough to do by hand."""
 
 import numpy as np
 import pytest
 
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.evals import pool_metrics, traces
+from prm_jax.evals import pool_metrics, trace_error
 
 
 def candidate(steps, scores, answer, correct, finished=True):
@@ -23,7 +23,7 @@ RULES = pool_metrics.Rules("probability", "prod", "share", 4)
 
 
 def measured():
-    return pool_metrics.measure(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], RULES, 0)
+    return pool_metrics.pool_results(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], RULES, 0)
 
 
 def test_errors_of_the_chosen_by_hand():
@@ -50,11 +50,11 @@ def test_a_vote_that_counts_its_first_member_is_shown_by_the_best_scored_one():
     """The law lies on the first member of the answer 0, the best score is another's; by hand."""
     answer_PN, score_PN = np.array([[0, 0, 1]]), np.array([[-2.0, -1.0, -0.5]])
     for law in ([1.0, 0.0, 0.0], [0.5, 0.5, 0.0]):
-        assert traces.best_of_winners(np.array([law]), answer_PN, score_PN).tolist() == [[0.0, 1.0, 0.0]]
-    two = traces.best_of_winners(np.array([[0.5, 0.0, 0.5]]), answer_PN, np.array([[-1.0, -1.0, -3.0]]))
+        assert trace_error.best_of_winners(np.array([law]), answer_PN, score_PN).tolist() == [[0.0, 1.0, 0.0]]
+    two = trace_error.best_of_winners(np.array([[0.5, 0.0, 0.5]]), answer_PN, np.array([[-1.0, -1.0, -3.0]]))
     assert two.tolist() == [[0.25, 0.25, 0.5]]
     first = pool_metrics.Rules("probability", "prod", "first", 4)
-    results = pool_metrics.measure(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
+    results = pool_metrics.pool_results(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
     assert results["chosen"]["rules"]["prm.weighted_vote"]["final_error"] == pytest.approx(0.5)  # 1 in one, 4 in two
 
 
@@ -67,7 +67,7 @@ def test_abstaining_keeps_the_problems_with_the_highest_scores():
         "prm.best_of_n": pytest.approx((0, 0)),
         "prm.weighted_vote": pytest.approx((0.5, 0.0), abs=1e-6),
     }
-    assert traces.selective([1.0] * 4, [1, 0, 0, 1])[half] == 0.5  # equal scores: any two
+    assert trace_error.selective([1.0] * 4, [1, 0, 0, 1])[half] == 0.5  # equal scores: any two
 
 
 def test_agreement_counts_steps_up_to_the_first_wrong_one():

@@ -1,0 +1,97 @@
+"""Calibration of probabilities, and what its repair costs: temperature and Platt scaling (Guo et al. 2017; Platt 1999).
+
+P(step good) = sigmoid(a z + b) of log-odds z; temperature scaling has b = 0 and T = 1 / a. Neither changes a ranking by
+one step's score. Arrays have one entry a step.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from scipy import optimize
+
+from prm_jax import InputError
+from prm_jax.data.units import UNITS, as_probability, probability
+from prm_jax.launch import run_folder
+from prm_jax.metrics import auroc, brier, ece, reliability
+from prm_jax.rerank import AGGREGATORS
+
+MOST = 30.0  # log-odds: beyond them a probability is 1 to thirteen digits, and no scaling can be read from it
+WAYS = {"temperature": False, "platt": True}  # {way: whether it has a bias}
+
+
+def calibration_numbers(p, y) -> dict:
+    """ECE, Brier score and AUROC of probabilities p of labels y in [0, 1], and the curve of a calibration figure."""
+    p = np.clip(p, 0.0, 1.0)  # exp(log(...)) may pass 1 by a rounding
+    return {"ece": ece(p, y), "brier": brier(p, y), "auroc": auroc(p, y >= 0.5), "reliability": reliability_table(p, y)}
+
+
+def reliability_table(p, y) -> dict:
+    return {name: x.tolist() for name, x in zip(("mean_score", "mean_label", "n"), reliability(p, y))}
+
+
+def pool_calibration(pool, scorer: str, unit: str, score_PN, by_labels: bool) -> dict:
+    """Reliability, ECE and Brier score of step scores as P(good), and of exp(solution score) against the outcome for
+    every aggregator whose score is the log of a probability; of candidates that have an outcome."""
+    ended_n = pool.finished_n
+    right = pool.right_PN[pool.present_PN][ended_n].astype(float)
+    solutions = {}
+    for aggregator in [name for name, entry in AGGREGATORS.items() if entry.is_log_probability]:
+        score_n = np.asarray(score_PN[aggregator], float)[pool.present_PN][ended_n]
+        solutions[aggregator] = calibration_numbers(np.exp(score_n), right)
+    kept_m, y_m = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
+    if exact := pool.labels is not None and by_labels:
+        kept_m, y_m = pool.labelled()
+    steps = calibration_numbers(as_probability(pool.scores[scorer][kept_m], unit), y_m)
+    return {"solutions": solutions, "steps": steps, "step_label": "exact" if exact else "outcome"}
+
+
+def fit(z, y, bias: bool) -> tuple[float, float]:
+    """(a, b) of the least cross-entropy with labels y in [0, 1]; b is 0 without a bias.
+
+    A tiny pull to a = 1, b = 0 keeps them finite where the steps can be separated.
+    """
+    x = np.stack([z, np.ones_like(z)][: 1 + bias], -1)
+    start = np.array([1.0, 0.0][: 1 + bias])
+
+    def gradient(w):
+        return x.T @ (probability(x @ w) - y) / len(y) + 2e-6 * (w - start)
+
+    def curvature(w):
+        q = probability(x @ w)
+        return (x * (q * (1 - q))[:, None]).T @ x / len(y) + 2e-6 * np.eye(len(w))
+
+    w = optimize.root(gradient, start, jac=curvature, tol=1e-12).x
+    return float(w[0]), float(w[1]) if bias else 0.0
+
+
+def recalibrated(p, y, problem, elsewhere: dict[str, list[float]] | None = None) -> dict[str, dict]:
+    """{way: calibration numbers and parameters (a, b)}: of the scores as they are (`none`), after temperature and Platt
+    scaling.
+
+    A scaling is fitted on the steps of one half of the problems and measured on the other half, and the reverse; its
+    `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are applied as they are.
+    """
+    z = np.clip(UNITS["probability"].log_odds(p), -MOST, MOST)
+    ways = {"none": calibration_numbers(p, y) | {"parameters": [1.0, 0.0]}}
+    halves = [np.asarray(problem) % 2 == side for side in (0, 1)]
+    for way, bias in WAYS.items() if all(half.any() for half in halves) else ():
+        q = np.empty_like(z)
+        for measured, fitted in (halves, halves[::-1]):
+            a, b = fit(z[fitted], y[fitted], bias)
+            q[measured] = probability(a * z[measured] + b)
+        ways[way] = calibration_numbers(q, y) | {"parameters": list(fit(z, y, bias))}
+    for way, (a, b) in (elsewhere or {}).items():
+        ways[f"{way}, elsewhere"] = calibration_numbers(probability(a * z + b), y) | {"parameters": [a, b]}
+    return ways
+
+
+def parameters_of(folder: str | None) -> dict[str, list[float]] | None:
+    """{way: (a, b)} that another evaluation by task=steps has fitted to its first run's scores."""
+    if folder is None:
+        return None
+    path = f"{folder}/results.json"
+    try:
+        runs = run_folder.read_json(Path(path))["runs"]
+        return {way: runs[0]["recalibrated"][way]["parameters"] for way in WAYS}
+    except (OSError, KeyError, IndexError):
+        raise InputError(f"calibrated_by: {path}: expected the results of task=steps with fitted scalings") from None
