@@ -1,7 +1,7 @@
 """Train a process reward model (or an outcome model, or a language model) into a run folder.
 
-The run folder holds .hydra/ (its configuration), metrics.jsonl (one line a logged step), checkpoints/, model/ (config and
-tokenizer) and, once finished, summary.json.
+The run folder holds .hydra/ (its configuration), metrics.jsonl (one line a logged step), checkpoints/, model/ (config
+and tokenizer) and, once finished, summary.json.
 """
 
 import collections
@@ -75,7 +75,8 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """conf/train.yaml says what each key means; `data` is parsed by data/splits.py, `distributed` and `cpu_devices` by launch/."""
+    """conf/train.yaml says what each key means; `data` is parsed by data/splits.py, `distributed`
+    and `cpu_devices` by launch/."""
 
     seed: Seed
     objective: Literal["prm", "orm", "implicit", "lm"]
@@ -224,8 +225,8 @@ def draw_samples(*args):
 
 
 def record_data(path: Path, data: Data):
-    """Writes hashes of the run's files, which a resumed run must have again, and of its problems, so that an evaluation can
-    tell which of its problems the run has seen."""
+    """Writes hashes of the run's files, which a resumed run must have again, and of its problems, so that an evaluation
+    can tell which of its problems the run has seen."""
     if path.exists() and (old := run_folder.read_json(path)["files"]) != data.fingerprints:
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
         raise InputError(f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead")
@@ -294,8 +295,8 @@ def lengthened(cfg: TrainConfig, first: int) -> str:
     """A line that says how the longer run's learning rate differs from step `first` + 1 on."""
     before, after = (make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps))
     rates = f"step {first + 1} has {float(after(first)):.3g} in place of {float(before(first)):.3g}"
-    text = f"longer      {cfg.lengthened[-1]} -> {cfg.steps} steps; the learning rate's cosine is stretched with them: {rates},"
-    return f"{text} the last step {float(after(cfg.steps - 1)):.3g}"
+    rates += f", the last step {float(after(cfg.steps - 1)):.3g}"
+    return f"longer      {cfg.lengthened[-1]} -> {cfg.steps} steps; this stretches the learning rate's cosine: {rates}"
 
 
 def micro_batches(source: TrainingRows, cfg: TrainBatch, first: int, steps: int):

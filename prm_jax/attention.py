@@ -1,13 +1,13 @@
 """Who sees whom, and which kernel computes it.
 
-One integer a key says who sees it: the query in place i sees key j of row b where j <= i <= visible_until_BS[b, j]. The first
-part is causality, the second the last place that may see the key. With S keys in a row this one array describes a causal mask
-(S - 1 for all), packing (the last token of the key's own solution), a sliding window (j + window - 1), a prefix tree with tokens
-in depth-first order (the last token of the subtree below the key), a slot that is not filled yet (-1), padding after all tokens
-(S or more) and padding before them (j: only the key itself sees it).
+One integer a key says who sees it: the query in place i sees key j of row b where j <= i <= visible_until_BS[b, j]. The
+first part is causality, the second the last place that may see the key. With S keys in a row this one array describes a
+causal mask (S - 1 for all), packing (the last token of the key's own solution), a sliding window (j + window - 1), a
+prefix tree with tokens in depth-first order (the last token of the subtree below the key), a slot that is not filled
+yet (-1), padding after all tokens (S or more) and padding before them (j: only the key itself sees it).
 
-The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not run on a chip.
-On a mesh each device attends to its own rows and heads (`shard_heads` of launch/mesh.py).
+The kernels agree with an einsum, gradients too (tests/test_attention.py). cuDNN and splash attention were not run on a
+chip. On a mesh each device attends to its own rows and heads (`shard_heads` of launch/mesh.py).
 
 Dimension key: B rows, L queries, S keys, H query heads, G key/value heads, R = H / G queries a group, K head size.
 """
@@ -44,7 +44,8 @@ def attend(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
 def dense(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
     """Attention as it is defined, on any platform: every query against every key, o_BLHK.
 
-    It takes a block of queries at a time, which the backward pass computes again, so memory grows with S, not with L x S.
+    It takes a block of queries at a time, which the backward pass computes again, so
+    memory grows with S, not with L x S.
     """
     B, L, H, K = q_BLHK.shape
     G, n = k_BSGK.shape[2], -(-L // QUERIES)

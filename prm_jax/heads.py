@@ -1,4 +1,5 @@
-"""Step heads: what reads the hidden state at a step's end, and how its outputs become the log-odds that the step is good.
+"""Step heads: what reads the hidden state at a step's end, and how its outputs become the
+log-odds that the step is good.
 
 Dimension key: B rows, T step ends, D model, C head outputs.
 """

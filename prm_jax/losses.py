@@ -1,12 +1,13 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
-A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is good and
-`cfg` is the section `loss` of the config. `batch` holds the arrays of data/packing.py and, under "logits", all outputs of the
-head, logit_BTC. label and rating are NaN where there is none; weight is 0 where there is no label; steps of a row with equal
-`solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled steps and divides by their
-number; a loss may be anything where the weight is 0.
+A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is
+good and `cfg` is the section `loss` of the config. `batch` holds the arrays of data/packing.py and, under "logits", all
+outputs of the head, logit_BTC. label and rating are NaN where there is none; weight is 0 where there is no label; steps
+of a row with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled
+steps and divides by their number; a loss may be anything where the weight is 0.
 
-Dimension key: B rows, L tokens, T step ends (TT: a step and one that it is compared with), C head outputs, V vocabulary.
+Dimension key: B rows, L tokens, T step ends (TT: a step and one that it is compared
+with), C head outputs, V vocabulary.
 """
 
 import dataclasses
@@ -20,7 +21,8 @@ import optax
 def bce(logit, label, pos_weight=1.0):
     """Binary cross-entropy in nats from a logit, for a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 - p)).
 
-    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy that TRL's PRMTrainer minimises.
+    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy
+    that TRL's PRMTrainer minimises.
     """
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
 
@@ -48,9 +50,10 @@ def mse_loss(z_BT, batch, cfg):
 def pairwise_loss(z_BT, batch, cfg):
     """-log sigmoid(z_good - z_bad) (Bradley and Terry): a step's mean over its partners, 0 if it has none.
 
-    Partners are a good and a bad step (label below 1/2) at the same depth in two solutions of one problem, as rStar-Math's
-    siblings (arXiv 2501.04519), so that a step's depth predicts nothing; of outcomes, a right and a wrong solution of one
-    problem. Solutions of a problem share a row. The loss teaches differences within a problem, and no probability.
+    Partners are a good and a bad step (label below 1/2) at the same depth in two solutions of one problem, as
+    rStar-Math's siblings (arXiv 2501.04519), so that a step's depth predicts nothing; of outcomes, a right
+    and a wrong solution of one problem. Solutions of a problem share a row. The loss teaches differences
+    within a problem, and no probability.
     """
 
     def pairs(f, x_BT):
@@ -65,11 +68,12 @@ def pairwise_loss(z_BT, batch, cfg):
 
 
 def pqm_loss(z_BT, batch, cfg):
-    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): Q rises over good steps from 0; Q of bad steps < -zeta.
+    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): Q rises over good steps
+    from 0; Q of bad steps < -zeta.
 
-    The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where there is a bad
-    step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at the bad steps. So the losses of
-    a solution sum to the terms that the authors average: one a step up to the first error.
+    The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where there is
+    a bad step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at the bad steps. So
+    the losses of a solution sum to the terms that the authors average: one a step up to the first error.
     """
     is_labelled_BT = batch["weight"] > 0
     good_BT, bad_BT = is_labelled_BT & (batch["label"] >= 0.5), is_labelled_BT & (batch["label"] < 0.5)
@@ -110,8 +114,9 @@ STEP_LOSSES = {
 
 
 def implicit_logit(logit_BLV, batch, beta: float):
-    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference) summed over its tokens
-    up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its CE form, pairwise its DPO form.
+    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference)
+    summed over its tokens up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its
+    CE form, pairwise its DPO form.
 
     logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows must not share prefixes.
     """

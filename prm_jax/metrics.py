@@ -1,8 +1,8 @@
 """How good are step scores? Step metrics, calibration, first errors, within-problem ranking. Intervals: stats.py.
 
-These are pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they carry no
-shape suffix); ragged step scores are lists of such arrays. A score is P(step good); a NaN score raises ValueError. A number that
-the data do not define is nan.
+These are pure functions of numpy arrays, float64. Arrays are one-dimensional, one entry a step or a solution (so they
+carry no shape suffix); ragged step scores are lists of such arrays. A score is P(step good); a NaN score raises
+ValueError. A number that the data do not define is nan.
 """
 
 import functools
@@ -56,10 +56,11 @@ def auroc(score, is_positive) -> float:
 
 
 def soft_auroc(score, p) -> float:
-    """AUROC of scores against probabilities: P(a prefix whose completion is right scores above one whose completion is wrong).
+    """AUROC of scores against probabilities: P(a prefix whose completion is right scores above
+    one whose completion is wrong).
 
-    p is each prefix's chance of a right completion: it counts p times as a positive and 1 - p times as a negative. With p in
-    {0, 1} this is `auroc`; otherwise even score = p stays below 1. Ties count 1/2.
+    p is each prefix's chance of a right completion: it counts p times as a positive and 1 - p times as a negative. With
+    p in {0, 1} this is `auroc`; otherwise even score = p stays below 1. Ties count 1/2.
     """
     score, p = _checked(score, np.asarray(p, np.float64))
     _, block = np.unique(score, return_inverse=True)
@@ -79,9 +80,9 @@ def average_precision(score, is_positive) -> float:
         return math.nan
     order = np.argsort(-score, kind="stable")
     is_block_end = np.append(score[order][1:] != score[order][:-1], True)  # equal scores enter together
-    n_found = np.cumsum(is_positive[order])[is_block_end]
+    n_hits = np.cumsum(is_positive[order])[is_block_end]
     n_taken = np.flatnonzero(is_block_end) + 1
-    return float(np.sum(np.diff(n_found, prepend=0) * n_found / n_taken) / is_positive.sum())
+    return float(np.sum(np.diff(n_hits, prepend=0) * n_hits / n_taken) / is_positive.sum())
 
 
 def f1(is_positive, predicted_positive) -> float:
@@ -137,8 +138,8 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def ece(p, y, bins: int = 15) -> float:
     """Expected calibration error of P(good), in [0, 1]; nan if empty.
 
-    sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the probability of class 1 and not on top-label confidence); y may
-    be soft. It is biased upwards when bins hold few steps.
+    sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the probability of class 1 and not on top-label confidence);
+    y may be soft. It is biased upwards when bins hold few steps.
     """
     mean_p, mean_y, count = reliability(p, y, bins)
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
@@ -158,8 +159,9 @@ def first_error_accuracy(predicted, label) -> float:
 def first_error_f1(predicted, label) -> dict[str, float]:
     """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean, f1.
 
-    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. In a split without erroneous (or without
-    clean) solutions that accuracy and f1 are nan, because a number would reward a verifier that always says the same.
+    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. In a split without
+    erroneous (or without clean) solutions that accuracy and f1 are nan, because a number would reward a
+    verifier that always says the same.
     """
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
@@ -170,9 +172,9 @@ def first_error_f1(predicted, label) -> dict[str, float]:
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
     """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems).
 
-    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the pooled AUROC, is
-    what best-of-N uses. If all problems have equally many solutions the pair-weighted version equals
-    1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
+    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the pooled
+    AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted version equals 1/2 +
+    (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
     """
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
     problem, _ = _checked(problem_numbers(problem_ids), score)
@@ -186,9 +188,9 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
 def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "correctness") -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
-    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out, because correctness
-    labels are not defined there and each data set fills them in its own way. Value labels (a solver's chances of success) and
-    advantages ((1 + their change) / 2) have no first error, so all of them count.
+    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out, because
+    correctness labels are not defined there and each data set fills them in its own way. Value labels (a solver's
+    chances of success) and advantages ((1 + their change) / 2) have no first error, so all of them count.
     """
     indices = []
     for index, label in enumerate(() if labels is None else labels):
@@ -211,13 +213,13 @@ def step_metrics(
 ) -> dict:
     """Every number about step scores in [0, 1], from one list of scores and one of labels for each solution.
 
-    Step numbers are over each solution's labelled steps up to and including its first error: step_auroc takes good steps
-    (label >= 0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and tail_miss_rate is the
-    share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the first step below
-    `threshold` among *all* steps, so a prediction at an unlabelled step of a solution without labelled error is wrong.
-    Within-problem AUROC ranks solutions by their lowest step score; a solution is sound if no labelled step is bad. Solutions
-    without a labelled step count in n_unlabelled_solutions only. With value and advantage labels all steps count, and numbers
-    about first errors and sound solutions are nan.
+    Step numbers are over each solution's labelled steps up to and including its first error: step_auroc takes good
+    steps (label >= 0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and
+    tail_miss_rate is the share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction
+    is the first step below `threshold` among *all* steps, so a prediction at an unlabelled step of a solution without
+    labelled error is wrong. Within-problem AUROC ranks solutions by their lowest step score; a solution is sound if no
+    labelled step is bad. Solutions without a labelled step count in n_unlabelled_solutions only. With value and
+    advantage labels all steps count, and numbers about first errors and sound solutions are nan.
     """
     if not len(scores) == len(labels) == len(problem_ids):
         sizes = len(scores), len(labels), len(problem_ids)

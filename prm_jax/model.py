@@ -1,8 +1,8 @@
 """A decoder-only transformer of FAMILIES, its step head and its KV cache.
 
-Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V vocabulary,
-T step ends, C head outputs, E experts; I layers, the leading axis of all parameters of the blocks; S keys that a query may
-see (the row's own L tokens, or the slots of a cache); n tokens of all rows together.
+Dimension key: B rows, L tokens, D model, F ffn, H query heads, G key/value heads, K head size (k = K / 2), V
+vocabulary, T step ends, C head outputs, E experts; I layers, the leading axis of all parameters of the blocks; S keys
+that a query may see (the row's own L tokens, or the slots of a cache); n tokens of all rows together.
 """
 
 import dataclasses
@@ -131,12 +131,12 @@ def at_step_ends(x_BLD, step_end_BT):
 class Cache(NamedTuple):
     """Keys and values of the tokens so far, for the calls that continue them.
 
-    All rows fill the same slots one after another, so a token is written to one place of memory in all rows; a shorter row
-    has its padding before its first token.
+    All rows fill the same slots one after another, so a token is written to one place of memory in all rows; a shorter
+    row has its padding before its first token.
     """
 
-    # (k_BGKS, v_BGSK) of each layer. Separate arrays are written in place, where slices of one array would be copied; in
-    # these layouts the products of one query with many keys are twice as fast on CPU.
+    # (k_BGKS, v_BGSK) of each layer. Separate arrays are written in place, where slices of one array would be copied;
+    # in these layouts the products of one query with many keys are twice as fast on CPU.
     layers: tuple
     visible_until_BS: jax.Array  # last slot that sees each slot's token; -1 where there is none yet
     length: jax.Array  # number of filled slots
@@ -173,9 +173,9 @@ def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
 def matrix(rngs, shape, scale, mesh_axes=(), **metadata):
     """A matrix drawn from a normal distribution of standard deviation `scale`, with what other modules must know of it.
 
-    `mesh_axes`: how a mesh splits its last two axes, OUT_SPLIT or IN_SPLIT (launch/mesh.py); such a matrix is stored in the
-    compute dtype where it does not train. Weight decay applies to matrices alone (`decays`). `in_head=True` marks what trains
-    with optimizer.trainable=head or lora.
+    `mesh_axes`: how a mesh splits its last two axes, OUT_SPLIT or IN_SPLIT (launch/mesh.py); such a matrix is stored in
+    the compute dtype where it does not train. Weight decay applies to matrices alone (`decays`). `in_head=True` marks
+    what trains with optimizer.trainable=head or lora.
     """
     return nnx.Param(rngs.params.normal(shape) * scale, decays=True, mesh_axes=mesh_axes, **metadata)
 
@@ -270,9 +270,10 @@ class PRM(nnx.Module):
     def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None):
         """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
 
-        `visible_until_BL`: the last place of its row that sees each token (attention.py). With a `cache`, whose rows these
-        tokens continue, places are slots: a token with ALWAYS is seen by all that follow, padding before a row's first token
-        only by itself. The result is then (x, cache); tokens beyond the last slot, and all after them, are NaN.
+        `visible_until_BL`: the last place of its row that sees each token (attention.py). With a `cache`,
+        whose rows these tokens continue, places are slots: a token with ALWAYS is seen by all that follow,
+        padding before a row's first token only by itself. The result is then (x, cache); tokens beyond the
+        last slot, and all after them, are NaN.
         """
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
@@ -291,7 +292,8 @@ class PRM(nnx.Module):
 
         def layer(x_BLD, xs):
             block, is_sliding, past = xs
-            # Arrays that both kinds of layers share are not selected: the backward pass would keep a selection of each layer.
+            # Arrays that both kinds of layers share are not selected: the backward pass would
+            # keep a selection of each layer.
             layer_rope, layer_visible_BS = jax.tree.map(
                 lambda x, y: x if x is y else jnp.where(is_sliding, x, y), sees_window, sees_all
             )
@@ -336,8 +338,8 @@ class PRM(nnx.Module):
     def next_logprobs(self, x_BLD, ids_BL):
         """log p of each token's successor in nats, logp_BL; the last entry of a row means nothing.
 
-        It takes a few places at a time, because a batch's logits over a large vocabulary do not fit in memory, and all rows of
-        them, so that every device of a mesh has work.
+        It takes a few places at a time, because a batch's logits over a large vocabulary do not fit in memory, and all
+        rows of them, so that every device of a mesh has work.
         """
         B, L = ids_BL.shape
 
@@ -351,8 +353,8 @@ class PRM(nnx.Module):
 
 
 def choose_dtype(name: str) -> str:
-    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU and float32 on CPU, where bfloat16 is faster only with
-    long rows on processors that have instructions for it (AVX512-BF16, AMX)."""
+    """The compute dtype of a config: `auto` is bfloat16 on GPU and TPU and float32 on CPU, where bfloat16 is faster
+    only with long rows on processors that have instructions for it (AVX512-BF16, AMX)."""
     if name == "auto":
         return "float32" if jax.devices()[0].platform == "cpu" else "bfloat16"
     if name not in ("float32", "bfloat16"):
@@ -361,7 +363,8 @@ def choose_dtype(name: str) -> str:
 
 
 def cast_backbone(model: PRM) -> PRM:
-    """The model with the backbone's matrices stored in the compute dtype. Every use casts them to it, so no score changes.
+    """The model with the backbone's matrices stored in the compute dtype. Every use casts
+    them to it, so no score changes.
 
     A backbone that trains stays float32, where small updates add up; low-rank factors always do.
     """
@@ -374,8 +377,8 @@ def cast_backbone(model: PRM) -> PRM:
 
 
 def for_decoding(model: PRM) -> PRM:
-    """The model for a loop of calls with a cache, under jit: matrices cast, and each layer's parameters apart. Otherwise every
-    step of the loop would copy them again, to cast them and to slice them out of their stacks."""
+    """The model for a loop of calls with a cache, under jit: matrices cast, and each layer's parameters apart.
+    Otherwise every step of the loop would copy them again, to cast them and to slice them out of their stacks."""
     model = cast_backbone(jax.tree.map(lambda x: x, model))
     model.blocks = nnx.List(model.layers())
     return model

@@ -1,19 +1,19 @@
-"""Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n. Votes: votes.py, intervals: stats.py.
+"""Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n. See votes.py for votes.
 
 Pure functions of arrays: no I/O, no text. Every public function is jitted and works inside a caller's jit or vmap;
 randomness enters as a key.
 
 Dimension key
   P problems, N candidates of a problem, T steps of a candidate, S random draws
-  n subset sizes asked for
+  n requested subset sizes
 
 Conventions
-  score     A *log score* in nats: the log of a number in [0, 1], 0 the best, or for some aggregators log-odds, unbounded.
+  score     A *log score* in nats: the log of a number in [0, 1], 0 the best; some aggregators give unbounded log-odds.
             -inf (a step of probability 0) is the worst score, no loss: where all eligible candidates have it they tie.
   mask      True where a candidate, or a step, exists; default: all do. What does not exist changes no bit of a result:
             a problem with N_p candidates has its own C(N_p, n) subsets, and all N_p are taken where n is larger.
-  eligible  False for a candidate that exists but cannot win: it was cut, or has no answer. It fills a place in a subset,
-            worse than every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are eligible.
+  eligible  False for a candidate that exists but cannot win: it was cut, or has no answer. It fills a place in a
+            subset, below every eligible one, and its gold is 0 (OpenAI's protocol). Default: all are eligible.
   p_PN      A distribution: weights over the N candidates; they sum to 1 where a problem has a candidate.
   gold      1 right, 0 wrong; or any other value of the winner.
   ties      Scores are compared after one rounding to 17 significant bits (`round_score`): scores equal up to float32's
@@ -111,7 +111,7 @@ AGGREGATORS = {
     "last": Aggregator(_last),
     # log max_t p_t
     "max": Aggregator(lambda x: jnp.max(x.logp_PTN, -2, where=x.mask_PTN, initial=-jnp.inf)),
-    # sum_t logit p_t, each clipped as if p_t were in [clip, 1 - clip]: p_t = 1 has no finite logit. clip=0: the plain sum
+    # sum_t logit p_t with p_t clipped to [clip, 1 - clip], as p_t = 1 has no finite logit; clip=0: the plain sum
     "sum_logit": Aggregator(_sum_logit, is_log_probability=False),
     # log sum_t w_t p_t, w_t ∝ decay^t, t = 0.. the place of the step, 0 < decay <= 1
     "weighted": Aggregator(lambda x: _log_average(x, x.place_T1 * jnp.log(x.decay))),
@@ -121,15 +121,16 @@ AGGREGATORS = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("how", "unit"))
-def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, temperature=0.1):
+@functools.partial(jax.jit, static_argnames=("aggregator", "unit"))
+def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, decay=0.9, temperature=0.1):
     """One log score per solution, score_PN, from one number per step; p_t is the probability that step t is good.
 
-    how: a name in AGGREGATORS. unit "logit": step_PNT are log-odds of p_t. "logp": natural logs of stored p_t; log 1 = 0
-    and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without steps gets -inf.
+    `aggregator` is a name in AGGREGATORS. With unit="logit" step_PNT are log-odds of p_t; with "logp" natural logs of
+    stored p_t, where log 1 = 0 and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without
+    steps gets -inf.
     """
-    if how not in AGGREGATORS:
-        raise ValueError(f"unknown aggregator {how!r}, expected one of {', '.join(AGGREGATORS)}")
+    if aggregator not in AGGREGATORS:
+        raise ValueError(f"unknown aggregator {aggregator!r}, expected one of {', '.join(AGGREGATORS)}")
     expect_name("unit", unit, ("logit", "logp"))
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
@@ -137,15 +138,18 @@ def aggregate(step_PNT, mask_PNT, how: str, *, unit: str, clip=1e-6, decay=0.9, 
         logp_PTN, logit_PTN = jax.nn.log_sigmoid(step_PTN), step_PTN
     else:
         logp_PTN, logit_PTN = step_PTN, step_PTN - jnp.log(-jnp.expm1(step_PTN))
-    score_PN = AGGREGATORS[how].score(StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
+    score_PN = AGGREGATORS[aggregator].score(StepScores(logp_PTN, logit_PTN, mask_PTN, clip, decay, temperature))
     return jnp.where(mask_PTN.any(-2), score_PN, -jnp.inf)
 
 
-@functools.partial(jax.jit, static_argnames=("hows", "unit"))
-def aggregate_all(step_PNT, mask_PNT, hows=tuple(AGGREGATORS), *, unit: str, **options) -> dict[str, jax.Array]:
-    """{how: score_PN} of several aggregators, a few problems at a time: they stay in cache, twice as fast on CPU."""
-    some = lambda pair: {how: aggregate(*pair, how, unit=unit, **options) for how in hows}
-    return jax.lax.map(some, (step_PNT, mask_PNT), batch_size=8)
+@functools.partial(jax.jit, static_argnames=("names", "unit"))
+def aggregate_all(step_PNT, mask_PNT, names=tuple(AGGREGATORS), *, unit: str, **options) -> dict[str, jax.Array]:
+    """{aggregator: score_PN}, a few problems at a time: they stay in cache, twice as fast on CPU."""
+
+    def one(problem):
+        return {name: aggregate(*problem, name, unit=unit, **options) for name in names}
+
+    return jax.lax.map(one, (step_PNT, mask_PNT), batch_size=8)
 
 
 # Laws over a finite set of candidates, and their KL
@@ -173,13 +177,13 @@ def mean_score(p_PN, score_PN, eligible_PN=None):
 
 @jax.jit
 def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Reweighted:
-    """pi*_i = ref_i exp(score_i / beta) / Z: the distribution that maximises E[score] - beta KL(pi || ref), per problem.
+    """pi*_i = ref_i exp(score_i / beta) / Z, the distribution that maximises E[score] - beta KL(pi || ref).
 
     beta is one number; vmap over a grid, or jax.lax.map, which is faster on CPU. inf gives ref itself; 0 gives the arg
     max, tied candidates sharing in proportion to ref. ref_PN: any weights >= 0, default uniform, normalised over the
     candidates that exist. Scores of -inf and ineligible candidates have weight only at beta = inf, or where no other
-    candidate is in ref. KL = reward / beta - log Z where all scores are finite. At beta = 0 log Z is its limit: ±inf, or
-    log ref(arg max) where the maximum is 0. A nan score makes its problem nan.
+    candidate is in ref. KL = reward / beta - log Z where all scores are finite. At beta = 0 log Z is its limit: ±inf,
+    or log ref(arg max) where the maximum is 0. A nan score makes its problem nan.
     """
     given_PN, exists_PN = as_float(score_PN), all_or(mask_PN, score_PN)
     score_PN = rank_scores(given_PN, eligible_PN, mask_PN, rounded=False)
@@ -219,8 +223,12 @@ def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *,
     N, dtype = gold_PN.shape[-1], gold_PN.dtype
     if mask_PN is None:
         return jnp.einsum("nN,PN->Pn", rank_weights(size_n, N, dtype), gold_PN, precision=HIGHEST)
-    of = lambda pair: jnp.dot(rank_weights(size_n, N, dtype, pair[1]), pair[0], precision=HIGHEST)
-    return jax.lax.map(of, (gold_PN, mask_PN.sum(-1)))
+
+    def one(problem):
+        gold_N, count = problem
+        return jnp.dot(rank_weights(size_n, N, dtype, count), gold_N, precision=HIGHEST)
+
+    return jax.lax.map(one, (gold_PN, mask_PN.sum(-1)))
 
 
 @functools.partial(jax.jit, static_argnames=("ties",))
@@ -246,14 +254,14 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
 def rank_weights(size_n, N: int, dtype=jnp.float32, count=None):
     """weight_nN: chance that the best of a random n-subset has rank 0..N-1, 0 the best of all.
 
-    count: only the first so many of the N ranks exist, and sizes beyond it take all of them; default N.
+    count: how many of the N ranks exist (default N); a larger size takes all of them.
     If none of the r better ones was drawn, rank r is drawn with chance n / (N - r). That none was has chance
     prod_{k<r} (N - n - k) / (N - k), symmetric in n and r; of the two products the shorter is taken. Rows are right
     to 2e-7 in float32 at N = 1,860, where binomials by `gammaln` are off by 8e-3.
     """
     size_n = subset_sizes(size_n, N)
     count = jnp.asarray(N if count is None else count)
-    # all_N: n in rows, r or k in columns. Not a numpy constant: XLA would fold the product while compiling, for minutes.
+    # all_N: n in rows, r or k in columns. As a numpy constant XLA would fold the product while compiling, for minutes.
     all_N, left_N = jnp.arange(N + 1), count - jnp.arange(N)
     miss_NN = (jnp.maximum(left_N - all_N[:, None], 0) / jnp.maximum(left_N, 1)).astype(dtype)
     none_drawn_NN = jnp.pad(jnp.cumprod(miss_NN, -1), ((0, 0), (1, 0)), constant_values=1)
@@ -299,10 +307,10 @@ def rank_scores(score_PN, eligible_PN=None, mask_PN=None, rounded=True):
     return score_PN if mask_PN is None else jnp.where(mask_PN, score_PN, MISSING)
 
 
-def expect_name(what: str, found: str, names):
-    if found not in names:
+def expect_name(what: str, name: str, names):
+    if name not in names:
         expected = " or ".join(f'"{name}"' for name in names)
-        raise ValueError(f"{what} is {found!r}, expected {expected}")
+        raise ValueError(f"{what} is {name!r}, expected {expected}")
 
 
 def _shares(ties: str) -> bool:
@@ -319,7 +327,7 @@ def _share(gold_N, score_N):
 
 
 def as_float(x):
-    """As floats of at least 32 bits: half precision would lose the small differences near p = 1."""
+    """x as floats of at least 32 bits; half precision would lose the small differences near p = 1."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(jnp.result_type(x, float), jnp.float32))
 
@@ -329,23 +337,23 @@ def all_or(mask_PN, like_PN):
 
 
 def subset_sizes(size_n, N):
-    """The sizes asked for, or all: 1..N."""
+    """size_n as an array; None stands for all sizes 1..N."""
     return jnp.arange(1, N + 1) if size_n is None else jnp.asarray(size_n)
 
 
-def solution_scores(logits: Sequence[np.ndarray], how: str, rounded: bool = False) -> np.ndarray:
-    """Log score of each solution from the log-odds of its steps, score_N, -inf of no steps; few shapes, since each is compiled.
+def solution_scores(logits: Sequence[np.ndarray], aggregator: str, rounded: bool = False) -> np.ndarray:
+    """Log score of each solution from the log-odds of its steps, score_N; -inf without steps.
 
-    rounded: so that equal ones tie (rerank.py).
+    `rounded` scores tie where they are equal. Arrays are padded to powers of two, because each shape is compiled.
     """
     N, T = (max(8, 1 << (n - 1).bit_length()) for n in (len(logits), max(map(len, logits), default=1)))
     logit_NT, mask_NT = np.zeros((N, T), np.float32), np.zeros((N, T), bool)
     for i, logit_T in enumerate(logits):
         logit_NT[i, : len(logit_T)], mask_NT[i, : len(logit_T)] = logit_T, True
-    score_N = aggregate(logit_NT, mask_NT, how, unit="logit")
+    score_N = aggregate(logit_NT, mask_NT, aggregator, unit="logit")
     return np.asarray(round_score(score_N) if rounded else score_N)[: len(logits)]
 
 
 def default_aggregator(scorer) -> str:
-    """The aggregator where none is asked for: an outcome model judges the answer after the last step, others each."""
+    """The aggregator for a scorer where the config names none: an outcome model judges after the last step."""
     return "last" if scorer.objective == "orm" else "min"

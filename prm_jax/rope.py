@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al. 2021), and how it is stretched for rows longer than a model was first trained at.
+"""Rotary position embedding (Su et al. 2021), and how it is stretched for rows longer
+than a model was first trained at.
 
 Dimension key: B rows, L tokens, H heads, K head size, k = K / 2 pairs of features.
 """
@@ -27,8 +28,8 @@ class RopeScaling:
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None):
     """Radians a position for each pair of features, freq_k.
 
-    Llama 3.1 blends by the number of turns a pair makes over the first length, YaRN (Peng et al. 2023, section 3.2) by the
-    number of the pair, between those that make `fast` and `slow` turns.
+    Llama 3.1 blends by the number of turns a pair makes over the first length, YaRN (Peng et al. 2023, section 3.2) by
+    the number of the pair, between those that make `fast` and `slow` turns.
     """
     freq_k = theta ** (-jnp.arange(0, head_dim, 2) / head_dim)
     if scaling is None:

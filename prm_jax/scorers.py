@@ -20,7 +20,8 @@ LIKELY = 1.8  # log-odds of a step whose equations hold: people call .86 of such
 
 @dataclasses.dataclass(frozen=True)
 class CheckerScorer:
-    """An exact checker as a verifier: log-odds of step_labels(problem, steps), each step's P(good), within +-CERTAIN."""
+    """An exact checker as a verifier: log-odds of step_labels(problem, steps), each
+    step's P(good), within +-CERTAIN."""
 
     step_labels: Callable
     name: str = "checker"
@@ -38,9 +39,10 @@ class CheckerScorer:
 class NoisyChecker:
     """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always judged alike.
 
-    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value). A share
-    `missed` of the wrong steps passes for right: blind spots, which more samples find. Correctness labels are cumulative. All
-    steps are then scored by a Gaussian observer of sensitivity d': log-odds d' x, x normal with mean +-d'/2 and variance 1.
+    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with
+    label_kind=value). A share `missed` of the wrong steps passes for right: blind spots, which more samples find.
+    Correctness labels are cumulative. All steps are then scored by a Gaussian observer of sensitivity d': log-odds d'
+    x, x normal with mean +-d'/2 and variance 1.
     """
 
     judge: Callable
@@ -83,8 +85,8 @@ class EquationScorer:
 class RandomScorer:
     """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far.
 
-    Equal texts get equal scores, so best of n picks each distinct text with equal chance. That is below the mean accuracy
-    where right solutions repeat and wrong ones differ.
+    Equal texts get equal scores, so best of n picks each distinct text with equal chance. That is below the mean
+    accuracy where right solutions repeat and wrong ones differ.
     """
 
     seed: int

@@ -77,10 +77,10 @@ class ScoringStats:
 class ModelScorer:
     """Scores steps by a model's step head or, with a reference model, by beta times the log-ratio (`log_ratio`).
 
-    A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A score
-    depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16 its neighbours in the packed
-    row move P(good) by up to .0016. `row_tokens=None` is chosen from the lengths in the first call; a longer solution
-    doubles the rows from then on.
+    A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A
+    score depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16 its neighbours in
+    the packed row move P(good) by up to .0016. `row_tokens=None` is chosen from the lengths in the first call; a longer
+    solution doubles the rows from then on.
     """
 
     model: PRM
@@ -110,7 +110,8 @@ class ModelScorer:
         return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]
 
     def may_share(self, row_tokens: int) -> bool:
-        """Whether a row may be a prefix tree; a log-ratio reads the next place as the next token, which a tree breaks."""
+        """Whether a row may be a prefix tree; a log-ratio reads the next place as the next
+        token, which a tree breaks."""
         return self.reference is None and fits_window(self.model.cfg, row_tokens)
 
     def fit_width(self, encoded: list[Encoded]):
@@ -162,7 +163,8 @@ class ModelScorer:
 def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:
     """Yields the step scores of (problem, steps) rows in order, one float32 array a row.
 
-    It reads CHUNK rows at a time, so memory does not grow with the stream. The progress bar goes from `done` to `total`.
+    It reads CHUNK rows at a time, so memory does not grow with the stream. The progress
+    bar goes from `done` to `total`.
     """
     rows = iter(rows)
     if hasattr(scorer, "stats"):
@@ -178,9 +180,9 @@ def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0
 def score_into(path: Path, scorer, rows: Iterable, total: int):
     """Appends the step scores of (id, problem, steps) rows to a file as they come, one JSON {id, unit, scores} a line.
 
-    An interrupted file is continued: rows that have a line are not scored again, and an incomplete last line is dropped.
-    Raises InputError where a line belongs to another row or has another unit. Each of several processes writes its own
-    file, and all continue that of process 0.
+    An interrupted file is continued: rows that have a line are not scored again, and an incomplete last line is
+    dropped. Raises InputError where a line belongs to another row or has another unit. Each of several processes writes
+    its own file, and all continue that of process 0.
     """
     share_file(path)
     rows, ids, done = iter(rows), collections.deque(), 0

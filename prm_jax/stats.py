@@ -48,8 +48,8 @@ def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
 
 
 def ratio_interval(sum_PX, n_PX, seed: int = 0):
-    """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems have different
-    numbers of rows.
+    """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems
+    have different numbers of rows.
 
     Resamples without any row are left out; the interval is nan where fewer than two problems have a row.
     """
@@ -65,9 +65,9 @@ def ratio_interval(sum_PX, n_PX, seed: int = 0):
 def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLES, level: float = 0.95):
     """(low, high): percentile interval of statistic(row indices), where problems[row] is the row's problem.
 
-    The rows of a problem are drawn together. For a paired difference let the statistic return it. A statistic that itself
-    groups by problem must take one row a problem, because copies of a problem would merge into one group. Resamples where
-    the statistic is nan are left out; fewer than two problems give (nan, nan).
+    The rows of a problem are drawn together. For a paired difference let the statistic return it. A statistic that
+    itself groups by problem must take one row a problem, because copies of a problem would merge into one group.
+    Resamples where the statistic is nan are left out; fewer than two problems give (nan, nan).
     """
     problem = problem_numbers(problems)
     count = np.bincount(problem)
@@ -85,9 +85,9 @@ def bootstrap_interval(statistic, problems, seed: int = 0, draws: int = RESAMPLE
 def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
     """(p, method): two-sided paired test of the hypothesis that the problems' differences are symmetric around 0.
 
-    p is the share of the 2^m sign patterns of the m nonzero differences whose sum is at least as far from 0 as the observed
-    one. "exact" counts all patterns; where all magnitudes are equal that is the sign test, binomial for any m. Otherwise
-    SIGN_FLIPS random patterns are drawn, and the observed one counts as one more.
+    p is the share of the 2^m sign patterns of the m nonzero differences whose sum is at least as far from 0 as the
+    observed one. "exact" counts all patterns; where all magnitudes are equal that is the sign test, binomial for any m.
+    Otherwise SIGN_FLIPS random patterns are drawn, and the observed one counts as one more.
     """
     difference_m = np.asarray(difference_P, np.float64)
     difference_m = difference_m[np.abs(difference_m) > ROUNDING]
@@ -110,7 +110,8 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
 
 
 def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
-    """For each X the mean of a - b over problems: difference, interval, p, p_method, and n_differ, the problems that differ.
+    """For each X the mean of a - b over problems: difference, interval, p, p_method, and
+    n_differ, the problems that differ.
 
     With n_differ below 6 no p can be small, and the interval says little.
     """

@@ -42,7 +42,8 @@ def in_head(_, x):
     return x.get_metadata("in_head", False)
 
 
-# The NNX filter of the parameters that train. Named here once, since a jitted step takes it as part of the optimiser's type.
+# The NNX filter of the parameters that train. Named here once, since a jitted step takes it as
+# part of the optimiser's type.
 TRAINABLE = {"all": nnx.Param, "head": in_head, "lora": nnx.Any(nnx.LoRAParam, in_head)}
 
 
@@ -89,8 +90,8 @@ def totals(batch):
 
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
-    """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by `totals` of the global
-    batch; with `logits` also logit_BT of its steps."""
+    """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by `totals` of the
+    global batch; with `logits` also logit_BT of its steps."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
     step_sum = lm_sum = right = jnp.zeros(())

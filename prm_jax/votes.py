@@ -1,12 +1,13 @@
 """Votes: the majority vote, weighted votes, and their curves over the number of candidates.
 
-Scores, masks, distributions, gold and ties are as rerank.py says on top; every function is jitted, and works in a jit or vmap.
-answer_PN holds group ids within 0..N-1, equal where answers are; -1 is a candidate that cannot win (no answer, or cut).
-counts says what a winning group counts: "mean", the mean of its members' gold, or "first", that of its first member.
+Scores, masks, distributions, gold and ties follow the conventions at the top of rerank.py; every function is jitted and
+works inside a jit or vmap. answer_PN holds group ids within 0..N-1: equal answers share one, and -1 is a candidate that
+cannot win (no answer, or cut). `counts` is what a winning group counts: the "mean" of its members' gold, or that of its
+"first" member.
 
 Dimension key
   P problems, N candidates of a problem
-  n subset sizes asked for, k places taken by a vote (0..N), u quadrature nodes, x what a scan carries of a vote (2)
+  n requested subset sizes, k places taken by a vote (0..N), u quadrature nodes, x what a scan carries of a vote (2)
 """
 
 import functools
@@ -34,7 +35,7 @@ COUNTS = ("mean", "first")
 
 @functools.partial(jax.jit, static_argnames=("ties", "counts"))
 def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", counts: str = "mean"):
-    """Distribution of the vote's winner over the candidates in mask, p_PN; `expectation(p_PN, gold_PN)` is its accuracy.
+    """Distribution of the vote's winner over the candidates, p_PN; `expectation(p_PN, gold_PN)` is its accuracy.
 
     A candidate votes with exp(log_weight): nothing for the majority, a score for the weighted vote (probabilities add
     up, Uesato et al. 2022). ties "share": tied groups split the win; "first": the one whose first member has the lowest
@@ -51,7 +52,10 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
         group_N = jnp.where(votes_N, answer_N, N)
         top = jnp.max(log_weight_N, where=votes_N, initial=jnp.finfo(log_weight_N.dtype).min)
         weight_N = jnp.where(votes_N, jnp.exp(log_weight_N - top), 0.0)
-        total = lambda x_N: jax.ops.segment_sum(x_N, group_N, N + 1)[group_N]
+
+        def total(x_N):
+            return jax.ops.segment_sum(x_N, group_N, N + 1)[group_N]
+
         total_N, first_N = round_score(total(weight_N)), jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
         wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
         if ties == "first":

@@ -55,14 +55,14 @@ def process_logits(error_N):
     return logit(STEP_P_NT) + jnp.asarray(error_N)[..., None] * (logit(HACKED_P_T) - logit(STEP_P_NT))
 
 
-def score(verifier: str, how: str = "sum_logit", error_N=None):
+def score(verifier: str, aggregator: str = "sum_logit", error_N=None):
     """Log scores score_N of the four traces; the outcome verifier is a verifier of one step."""
     if verifier == "outcome":
         logit_NT = jnp.asarray(logit(OUTCOME_P_N))[:, None]
     else:
         hacked_N = np.arange(len(TRACES)) == HACKED_TRACE if verifier == "hacked" else np.zeros(len(TRACES))
         logit_NT = process_logits(hacked_N if error_N is None else error_N)
-    return rerank.aggregate(logit_NT, np.ones(logit_NT.shape, bool), how, unit="logit")
+    return rerank.aggregate(logit_NT, np.ones(logit_NT.shape, bool), aggregator, unit="logit")
 
 
 def policy(score_N, beta=BETA) -> rerank.Reweighted:
@@ -70,14 +70,14 @@ def policy(score_N, beta=BETA) -> rerank.Reweighted:
     return rerank.reweight(score_N[None], beta, REF_N[None])
 
 
-def results(how: str = "sum_logit", beta=BETA) -> dict:
+def results(aggregator: str = "sum_logit", beta=BETA) -> dict:
     """Policies, winners, KL and reward by verifier as plain lists and numbers, ready for results.json."""
     with jax.enable_x64(True):  # the page checks its own double precision against these
-        tilted = {verifier: jax.device_get(policy(score(verifier, how), beta)) for verifier in VERIFIERS}
+        tilted = {verifier: jax.device_get(policy(score(verifier, aggregator), beta)) for verifier in VERIFIERS}
     return {
         "traces": list(TRACES),
         "reference": REF_N.tolist(),
-        "aggregator": how,
+        "aggregator": aggregator,
         "beta": float(beta),
         "policies": {name: x.weight_PN[0].tolist() for name, x in tilted.items()},
         "winners": {name: TRACES[int(x.weight_PN[0].argmax())] for name, x in tilted.items()},
@@ -91,8 +91,8 @@ def over_beta(score_PN, beta_b) -> rerank.Reweighted:
     return jax.vmap(lambda beta: rerank.reweight(score_PN, beta, jnp.asarray(REF_N)))(jnp.asarray(beta_b))
 
 
-@functools.partial(jax.jit, static_argnames="hows")
-def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS)) -> Plane:
+@functools.partial(jax.jit, static_argnames="aggregators")
+def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATORS)) -> Plane:
     """Every aggregator x beta x size of the error that the process verifier makes on the HACKED_TRACE.
 
     beta_b: any betas, 0 and inf included. error_e: 0 honest to 1 fully fooled (`process_logits`).
@@ -100,19 +100,19 @@ def plane(beta_b, error_e, hows: tuple[str, ...] = tuple(rerank.AGGREGATORS)) ->
     hit_N = jnp.arange(len(TRACES)) == HACKED_TRACE
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
-    score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, how, unit="logit") for how in hows])
+    score_heN = jnp.stack([rerank.aggregate(logit_eNT, mask_eNT, name, unit="logit") for name in aggregators])
     tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
-    mass = lambda traces_N: tilted.weight_PN @ jnp.asarray(traces_N, tilted.weight_PN.dtype)
-    masses = mass(FINAL_RIGHT_N), mass(STEP_RIGHT_NT.all(-1))
-    return Plane(score_heN, tilted.weight_PN, tilted.kl_P, tilted.reward_P, tilted.weight_PN.argmax(-1), *masses)
+    weight_hbeN = tilted.weight_PN
+    masses = (weight_hbeN @ is_one_N.astype(weight_hbeN.dtype) for is_one_N in (FINAL_RIGHT_N, STEP_RIGHT_NT.all(-1)))
+    return Plane(score_heN, weight_hbeN, tilted.kl_P, tilted.reward_P, weight_hbeN.argmax(-1), *masses)
 
 
-def grids(how: str, betas: int, errors: int) -> dict:
-    """Every number behind the two figures, rounded to 6 digits: `by_beta`, policies of the three verifiers by beta;
-    `plane`, of every aggregator a list by beta of lists by error size: the winner; by how many nats of
-    score + beta log ref the misjudged trace leads the best other; the mass on right answers and on valid steps."""
+def grids(aggregator: str, betas: int, errors: int) -> dict:
+    """Every number behind the two figures, rounded to 6 digits. `by_beta` has the three verifiers' policies by beta.
+    `plane` has for each aggregator lists by beta and error size: of the winner, of the misjudged trace's lead over the
+    best other in nats of score + beta log ref, and of the mass on right answers and on valid steps."""
     beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
-    score_vN = jnp.stack([score(verifier, how) for verifier in VERIFIERS])
+    score_vN = jnp.stack([score(verifier, aggregator) for verifier in VERIFIERS])
     weight_vbN = jnp.swapaxes(over_beta(score_vN, beta_b).weight_PN, 0, 1)
     whole = plane(beta_b, error_e, tuple(rerank.AGGREGATORS))
 
@@ -127,22 +127,22 @@ def grids(how: str, betas: int, errors: int) -> dict:
         "right": whole.right_hbe,
         "valid": whole.valid_hbe,
     }
-    of = lambda h: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
-    by_aggregator = {name: of(h) for h, name in enumerate(rerank.AGGREGATORS)}
+    by_aggregator = {
+        name: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()} for h, name in enumerate(rerank.AGGREGATORS)
+    }
     axes = {"trace": TRACES[HACKED_TRACE], "beta": rounded(beta_b), "error": rounded(error_e)}
     by_beta = {"beta": rounded(beta_b)} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))
     return {"by_beta": by_beta, "plane": axes | {"by_aggregator": by_aggregator}}
 
 
-def page(path: Path, found: dict) -> Path:
+def page(path: Path, expected: dict) -> Path:
     """Writes the interactive page, one file that opens offline, and returns its path.
 
-    It starts at the aggregator and beta of `found` (from `results`), and checks its own arithmetic against the
-    policies there.
+    It starts at the aggregator and beta of `expected` (from `results`) and checks its own arithmetic against it.
     """
     options = inspect.signature(rerank.aggregate).parameters
     data = {
-        "found": found,
+        "found": expected,
         "final_right": FINAL_RIGHT_N.tolist(),
         "step_right": STEP_RIGHT_NT.tolist(),
         "outcome_p": OUTCOME_P_N.tolist(),

@@ -255,9 +255,9 @@ def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, la
         write(path, solutions, label=label, **more)
         assert kept.read_bytes() == lines and path.read_bytes() == rows
     assert b'"noise": {"false_positive": 0.05, "false_negative": 0.1}' in rows
-    with pytest.raises(InputError, match="jsonl: k: got 8, expected 4, which is asked for now"):
+    with pytest.raises(InputError, match="jsonl: k: got 8, expected 4, which this command has"):
         write(path, solutions, label=label, **more | {"k": 4})
-    with pytest.raises(InputError, match="jsonl: noise: got .* which is asked for now"):
+    with pytest.raises(InputError, match="jsonl: noise: got .* which this command has"):
         write(path, solutions, label=label, **more | {"noise": EXACT})
     with pytest.raises(InputError, match="jsonl line 1: .* it was drawn from other input"):
         write(path, solutions[1:], label=label, **more)

@@ -343,7 +343,7 @@ def test_keys_that_have_other_names_now_are_named(tiny, tmp_path):
         (["name=tiny", "seed=[0"], "error: seed: got '[0', expected a value or a list of them"),
         (["name=tiny", "seed="], "error: seed: got '', expected one value at least"),
         (["name=tiny", "jobs=0"], "error: jobs: got 0, expected at least 1"),
-        (["name=tiny", "resume=x"], "error: resume: the same command goes on with a stopped figure"),
+        (["name=tiny", "resume=x"], "error: resume: the same command continues a stopped figure"),
         (["jobs=1"], "error: name: missing, expected all, tiny"),
     ],
 )

@@ -384,7 +384,7 @@ def test_a_pool_of_other_settings_or_problems_is_refused(policy, questions, tmp_
     path, all_of_it = tmp_path / "pool.jsonl", lambda: read_questions(questions)
     draw = lambda problems, n=3, policy=policy: sampling.draw_pool(path, policy, problems, n, 0, lambda p: p)
     draw(all_of_it())
-    with pytest.raises(InputError, match="pool.jsonl: n: got 3, expected 4, which is asked for now"):
+    with pytest.raises(InputError, match="pool.jsonl: n: got 3, expected 4, which this command has"):
         draw(all_of_it(), n=4)
     other = dataclasses.replace(policy, model=jax.tree.map(lambda x: x + 1, policy.model))
     with pytest.raises(InputError, match="pool.jsonl: weights: got '[0-9a-f]{64}', expected"):

@@ -133,8 +133,8 @@ class Critic:
         drafts = []
         for problem, steps in prefixes:
             for i in range(len(votes)):
-                said = [self.known[problem, steps[:t]][1][i] for t in range(1, len(steps)) if c.next is not None]
-                prompt = prompt_text(self.format, self.writer.tokenizer, problem, steps, said)
+                written = [self.known[problem, steps[:t]][1][i] for t in range(1, len(steps)) if c.next is not None]
+                prompt = prompt_text(self.format, self.writer.tokenizer, problem, steps, written)
                 drafts.append(Draft(prompt, len(steps)))
         prompts = [d.prompt for d in drafts]
         if c.max_tokens:

@@ -1,8 +1,8 @@
 """Prompts of models that write before they judge a step, and the place of the verdict in what they wrote.
 
-They are the formats with a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The verdict is one
-token, the format's `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text that is appended
-to the critique: `ask`, or `force` if the critic reached no verdict.
+They are the formats with a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The verdict is
+one token, the format's `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text that is
+appended to the critique: `ask`, or `force` if the critic reached no verdict.
 """
 
 import dataclasses

@@ -10,8 +10,8 @@ A comparison follows one of three rules, which the results name:
 Every rule compares an answer of more than LONGEST characters as a string.
 
 Math-Verify's own time limit is a Python signal handler, which works in the main thread only, and SymPy's results may
-depend on the hash and random seeds. So it runs in worker processes with fixed seeds, and the kernel ends one that spends
-more than SECONDS of processor time on a pair: this holds in compiled code and does not depend on the load.
+depend on the hash and random seeds. So it runs in worker processes with fixed seeds, and the kernel ends one that
+spends more than SECONDS of processor time on a pair: this holds in compiled code and does not depend on the load.
 """
 
 import collections

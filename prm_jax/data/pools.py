@@ -100,8 +100,8 @@ def _problem(row, names):
             keep = stored if names is None else names
             step_scores = {name: tuple(field(stored, name, list, f"{scores}.")) for name in keep}
             finished = optional(candidate, "finished", bool) is not False
-            correct, said = optional(candidate, "correct", bool), optional(candidate, answer, str)
-            candidates.append(Candidate(texts(candidate, "steps"), said, correct, finished, step_scores))
+            correct, stated = optional(candidate, "correct", bool), optional(candidate, answer, str)
+            candidates.append(Candidate(texts(candidate, "steps"), stated, correct, finished, step_scores))
         except InputError as error:
             raise InputError(f"candidates[{index}].{error}") from None
     units = optional(row, "scores_unit", dict) or {}

@@ -16,16 +16,16 @@ from prm_jax.launch.config import expect
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 
 
-def field_error(name: str, found, expected: str) -> InputError:
+def field_error(name: str, value, expected: str) -> InputError:
     """The one-line error of a field."""
-    text = "null" if found is None else repr(found)
+    text = "null" if value is None else repr(value)
     return InputError(f"{name}: found {text if len(text) <= 60 else text[:57] + '...'}, expected {expected}")
 
 
-def require(is_right: bool, name: str, found, expected: str):
+def require(is_right: bool, name: str, value, expected: str):
     """Raises `field_error` unless `is_right`."""
     if not is_right:
-        raise field_error(name, found, expected)
+        raise field_error(name, value, expected)
 
 
 def field(row: dict, name: str, kind: type, inside: str = "", *, null: bool = False):

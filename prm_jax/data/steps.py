@@ -37,7 +37,7 @@ def split_steps(text: str, way: str) -> list[str]:
     return [step for start, end in itertools.pairwise(cuts) if (step := text[start:end].strip())]
 
 
-def at(pattern: re.Pattern) -> Callable[[str], Iterator[int]]:
+def cut_before(pattern: re.Pattern) -> Callable[[str], Iterator[int]]:
     """Cuts before each match."""
     return lambda text: (match.start() for match in pattern.finditer(text))
 
@@ -89,10 +89,10 @@ def around_code(text: str) -> Iterator[int]:
 
 
 SPLITS = {
-    "line": at(re.compile("\n")),
-    "blank": at(BLANK_LINE),
+    "line": cut_before(re.compile("\n")),
+    "blank": cut_before(BLANK_LINE),
     "sentence": at_sentences,
-    "numbered": at(NUMBERED),  # what precedes the first number is a step too
+    "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
     "code": around_code,
 }
 

@@ -37,9 +37,9 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     Wrong solutions without a first error step are dropped and counted.
     """
     steps, name = texts(row, "model_output_steps"), "model_output_solution_first_error_step"
-    verdicts = [field(row, f"model_output_{of}_correctness", str).lower() for of in ("solution", "answer")]
-    for of, verdict in zip(("solution", "answer"), verdicts, strict=True):
-        require(verdict in ("correct", "wrong"), f"model_output_{of}_correctness", verdict, "correct or wrong")
+    verdicts = [field(row, f"model_output_{part}_correctness", str).lower() for part in ("solution", "answer")]
+    for part, verdict in zip(("solution", "answer"), verdicts, strict=True):
+        require(verdict in ("correct", "wrong"), f"model_output_{part}_correctness", verdict, "correct or wrong")
     error = row.get(name)
     if verdicts[0] == "correct":
         error = None

@@ -97,7 +97,7 @@ def check_there(name: str, which: str):
     if is_run(name):
         run_folder.run_config(Path(name))
         if not any((Path(name) / "checkpoints" / which).glob("[0-9]*")):
-            again = f"python train.py resume={name} goes on with it"
+            again = f"python train.py resume={name} continues it"
             raise InputError(f"{name}: stopped before its first checkpoint; {again}")
     elif not any((hf.locate(name) / file).exists() for file in ("config.json", "adapter_config.json")):
         raise InputError(f"{name}: is neither a run with checkpoints nor a Hugging Face folder with a config.json")

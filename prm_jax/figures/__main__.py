@@ -32,7 +32,7 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
             raise InputError(f"{arg}: expected key=value")
     overrides = dict(arg.split("=", 1) for arg in args)
     if "resume" in overrides:
-        raise InputError("resume: the same command goes on with a stopped figure")
+        raise InputError("resume: the same command continues a stopped figure")
     if "why" in overrides:
         raise InputError("why: is now called explain")
     keys = yaml.safe_load((CONF / "figures.yaml").read_text())

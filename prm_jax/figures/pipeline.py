@@ -89,7 +89,7 @@ class Stage:
 
     @property
     def stopped(self) -> bool:
-        """Whether a kill has left something that its command may go on with."""
+        """Whether a kill has left something that its command may continue."""
         return (self.folder / ".hydra").is_dir() and not self.done
 
     @property

@@ -29,8 +29,8 @@ active_sweeps: list[tuple[Path, TextIO | None]] = []
 
 
 class SweepFolder(Callback):
-    """Notes a sweep's folder and locks it. Only the jobs, which may run elsewhere, and this callback learn the folder. A
-    folder of numbered jobs belongs to one sweep at a time; stages of a figure share one, each under its own name."""
+    """Notes a sweep's folder and locks it. Only the jobs, which may run elsewhere, and this callback learn the folder.
+    A folder of numbered jobs belongs to one sweep at a time; stages of a figure share one, each under its own name."""
 
     def on_multirun_start(self, config: DictConfig, **more):
         folder, lock = Path(config.hydra.sweep.dir), None

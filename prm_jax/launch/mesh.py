@@ -20,8 +20,9 @@ from prm_jax.launch.config import Count, expect
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = AXES[:2]
-# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a pair of them needs one
-# sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms, biases, step heads) are not split.
+# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a
+# pair of them needs one sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms,
+# biases, step heads) are not split.
 OUT_SPLIT = ("fsdp", "tensor")
 IN_SPLIT = ("tensor", "fsdp")
 
@@ -81,8 +82,9 @@ def path_names(path) -> list[str]:
 
 
 def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
-    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Axes that the mesh does
-    not divide evenly are not split, nor those of stacked layers, of which the loop takes one at a time, and experts."""
+    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Axes
+    that the mesh does not divide evenly are not split, nor those of stacked layers, of which the loop
+    takes one at a time, and experts."""
     axes = [None] * (len(shape) - len(mesh_axes)) + list(mesh_axes)
     axes = [a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True)]
     # No trailing None, as jax itself writes it; otherwise the outputs of a step would not match its inputs.
@@ -98,7 +100,8 @@ def sharding(*axes):
 
 
 def map_layout(f, tree, sizes: dict[str, int]):
-    """f(array, PartitionSpec) of every array: a parameter, its gradient and its Adam moments are split as it declares."""
+    """f(array, PartitionSpec) of every array: a parameter, its gradient and its Adam
+    moments are split as it declares."""
 
     def map_variable(x):
         mesh_axes = x.get_metadata("mesh_axes", ()) if isinstance(x, nnx.Variable) else ()

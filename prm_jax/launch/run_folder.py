@@ -101,6 +101,10 @@ def runs_of(folder: Path) -> list[Path]:
     return finished
 
 
+# Keys of earlier versions that no longer exist -> their value where they had no effect.
+REMOVED_KEYS = {"format.critic.first_error": False}
+
+
 def run_config(folder: Path) -> DictConfig:
     """The stored configuration of a run or an evaluation."""
     path = folder / ".hydra" / "config.yaml"
@@ -112,6 +116,10 @@ def run_config(folder: Path) -> DictConfig:
         raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if not OmegaConf.is_dict(stored) or not stored:
         raise InputError(f"{path}: holds no configuration, expected that of a run")
+    for key, unused in REMOVED_KEYS.items():
+        if OmegaConf.select(stored, key, default=None) == unused:
+            section, _, name = key.rpartition(".")
+            OmegaConf.select(stored, section).pop(name, None)
     return stored
 
 
@@ -227,7 +235,7 @@ def check_about(path: Path, about: dict):
         expect(beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made")
         stored = read_json(beside)
         for name, value in json.loads(json.dumps(about)).items():
-            expected = f"{value!r}, which is asked for now; write into another folder"
+            expected = f"{value!r}, which this command has; write into another folder"
             expect(stored.get(name) == value, f"{path}: {name}", stored.get(name), expected)
     write_json(beside, about | {"finished": False})
 

@@ -203,7 +203,7 @@ class Trainer:
                 bar.update()
                 if is_stopping:
                     name = signal.Signals(received).name
-                    print(f"stopped     by {name} after step {step}; go on with: python -m prm_jax.rl resume={run}")
+                    print(f"stopped     by {name} after step {step}; continue with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
         spent, whole = self.spent, max(sum(self.spent[name] for name in PARTS), 1e-9)
         return {

@@ -50,8 +50,12 @@ class Problems(NamedTuple):
 
     def watch(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The shares of a critic's roll-outs that say good (half of them should) and that come to no verdict."""
-        said = [self.verdict(r) for r in rollouts] if self.verdict else []
-        return {"says_good": said.count(True) / len(said), "no_verdict": said.count(None) / len(said)} if said else {}
+        verdicts = [self.verdict(r) for r in rollouts] if self.verdict else []
+        return (
+            {"says_good": verdicts.count(True) / len(verdicts), "no_verdict": verdicts.count(None) / len(verdicts)}
+            if verdicts
+            else {}
+        )
 
 
 def of_task(data: TaskData, n_held_out: int, seed: int) -> Problems:

@@ -62,7 +62,8 @@ def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: in
 
 
 def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable[Problem]:
-    """n problems of one split with `each` graded solutions by solver or `draw` (cfg, draw: TaskData, Draw of splits)."""
+    """n problems of one split with `each` graded solutions by solver or `draw` (cfg,
+    draw: TaskData, Draw of splits)."""
     task = TASKS[cfg.name]
     problems = make_problems(task, cfg.task, n, split, seed)
     by_solver = cfg.samples == "solver"
