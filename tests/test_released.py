@@ -616,7 +616,7 @@ def test_implicit_scores_equal_the_authors(tmp_path, qwen):
     assert (verifier.unit, verifier.objective, verifier.label_kind) == ("log_ratio", "prm", "value")
     with pytest.raises(InputError, match="reference: format=eurus_implicit .* reference=FOLDER"):
         open_checkpoint(tmp_path / "policy", "best", fmt, "float32")
-    with pytest.raises(InputError, match="reference: format=openr_psa uses one model"):
+    with pytest.raises(InputError, match="reference: format=openr_psa uses only one model"):
         open_checkpoint(tmp_path / "policy", "best", read_format("openr_psa"), "float32", "x")
 
 
