@@ -23,7 +23,7 @@ ELSEWHERE = ("task", "data", "distributed", "cpu_devices")  # read by the comman
 
 @cli.command("evaluate")
 def main(cfg):
-    """Evaluate verifiers: step metrics, best-of-N, your solutions, ProcessBench, PRMBench, or the toy trace witness."""
+    """Evaluate verifiers by a task of conf/task: step metrics, best-of-N, search, benchmarks, your own solutions."""
     folder, cfg, resumes = start_command(cfg)
     folder = writable_folder(folder)
     check_data(cfg)

@@ -243,7 +243,7 @@ def fit(
         first, best = checkpoints.restore(model, opt) or (first, best)
     seconds_before = best.pop("seconds", 0.0)
     check_divides(model.cfg, b.rows, "batch.rows")
-    held_out = list(eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together))
+    validation_batches = list(eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together))
     batches = micro_batches(source, b, first, cfg.steps)
     schedule, k_dropout = make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
     if cfg.lengthened and first < cfg.steps:
@@ -270,7 +270,7 @@ def fit(
             record, is_best = reader.read(), False
             # Checked before every save too: the step's loss was finite before its update, not necessarily after.
             scores = require_finite(
-                step, evaluate(model, held_out if evaluates else held_out[:1], cfg.loss, label_kind)
+                step, evaluate(model, validation_batches if evaluates else validation_batches[:1], cfg.loss, label_kind)
             )
             if evaluates:
                 is_best = is_better(scores, best, cfg.eval.best_by)

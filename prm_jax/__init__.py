@@ -2,7 +2,7 @@
 
 import os
 
-# Of transformers only tokenizers are used; that PyTorch is not there for its models is no news.
+# Only tokenizers of transformers are used, so silence its notice that PyTorch is missing.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 

@@ -1,6 +1,6 @@
 """Reranking: step scores to solution scores, KL-regularised reweighting, best-of-n. See votes.py for votes.
 
-Pure functions of arrays: no I/O, no text. Every public function is jitted and works inside a caller's jit or vmap;
+Pure functions of arrays: no I/O, no text. The entry points are jitted and work inside a caller's jit or vmap;
 randomness enters as a key.
 
 Dimension key

@@ -47,7 +47,7 @@ class NoisyChecker:
 
     judge: Callable
     missed: float
-    distance: float
+    d_prime: float
     seed: int
     name: str
     label_kind: str = "correctness"
@@ -63,8 +63,8 @@ class NoisyChecker:
         seen_T = np.where(uniform_T < self.missed, 1.0, np.asarray(self.judge(problem, steps), float))
         if self.label_kind == "correctness":
             seen_T = np.minimum.accumulate(seen_T)
-        x_T = self.distance / 2 * (2 * seen_T - 1) + normal_T
-        return (self.distance * x_T).astype(np.float32)
+        x_T = self.d_prime / 2 * (2 * seen_T - 1) + normal_T
+        return (self.d_prime * x_T).astype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterable
 import numpy as np
 
 RESAMPLES = 2000
-ENUMERATED = 20  # differences of which all 2^m sign patterns are gone through
-SIGN_FLIPS = 20_000  # random ones beyond
+ENUMERATED = 20  # up to this many differences, all 2^m sign patterns are tried
+SIGN_FLIPS = 20_000  # sign patterns that are drawn where there are more
 ROUNDING = 1e-5  # differences of float32 expectations that are this close are equal
 
 

@@ -3,7 +3,7 @@
 `clean` is right throughout, `lucky_final` reaches the right answer by wrong steps, `slip` starts well and ends wrong,
 `wrong` is wrong throughout. The outcome verifier prefers lucky_final, the process verifier clean; one convincing
 error of the process verifier makes it prefer lucky_final too. Everything is `rerank.aggregate` and
-`rerank.reweight`; `plane` does it for a whole grid in one jit, `page` hands it to the reader's own hands.
+`rerank.reweight`; `plane` does it for a whole grid in one jit, `page` lets the reader vary it.
 
 Dimension key
   N traces (4), T steps (2)

@@ -27,7 +27,7 @@ from prm_jax.rl import __main__ as rl
 from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files
 from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_scored, score
-from prm_jax.rl.rollouts import cut, lay_out, roll_out
+from prm_jax.rl.rollouts import lay_out, roll_out, split_steps
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, policy_loss, surrogate, token_weights, update
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
@@ -173,8 +173,10 @@ def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
         assert r.step_L[0] == 0 and r.step_L[-1] == len(r.steps) - 1 and set(np.diff(r.step_L)) <= {0, 1}
     encode = lambda text: np.array(policy.tokenizer.encode(text, add_special_tokens=False), np.int32)
     end = np.array(policy.eos_ids, np.int32)
-    assert cut(policy, end) == (("",), pytest.approx([0]))
-    steps, step_L = cut(policy, np.concatenate([encode("3+2=5"), encode("\n"), encode("\n"), encode("5*4=6"), end]))
+    assert split_steps(policy, end) == (("",), pytest.approx([0]))
+    steps, step_L = split_steps(
+        policy, np.concatenate([encode("3+2=5"), encode("\n"), encode("\n"), encode("5*4=6"), end])
+    )
     assert steps == ("3+2=5", "5*4=6") and (np.diff(step_L) >= 0).all() and step_L[-1] == 1
 
 

@@ -98,7 +98,7 @@ def fresh_pool(setup: Setup, cfg: Config):
     first = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
     data_cfg, _ = data_of(setup, first)
     if not isinstance(data_cfg, TaskData):
-        raise InputError(f"pool: the data {data_cfg.name} has nobody to draw candidates from; name a pool, pool=FILE")
+        raise InputError(f"pool: the data {data_cfg.name} cannot draw candidates; name a pool, pool=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
     pool = tasks.sample_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(pool)]

@@ -26,7 +26,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """The mean AUROC over problems of each verifier, also by lines before a state; the first minus each other."""
+    """Each verifier's mean AUROC over problems, also by lines before a state, and the first's lead over it."""
     data = data_of(setup, setup.checkpoints[0])[0]
     if data.name != "countdown":
         raise InputError(f"data: task=moves knows the legal moves of countdown alone, got {data.name}")
@@ -78,4 +78,4 @@ def show(results: dict):
         print(f"  {number}  {r['verifier']} ({r['label_kind']}); lines before: {depths}")
         if test := r.get("first_minus_this"):
             difference = f"{test['difference']:+.4f} {plus_minus(test['interval'])}, p {test['p']:.4f}"
-            print(f"          the first less this: {difference}")
+            print(f"          first minus this: {difference}")

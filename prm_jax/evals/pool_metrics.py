@@ -31,7 +31,7 @@ from prm_jax.launch.config import Count, expect, one_of
 
 PLACES = 1 << 23  # steps laid out at a time, each solution padded to the longest of the pool
 # Tables and figures leave these aggregators out where nobody asks for them.
-RARE = ("max", "sum_logit", "weighted", "softmin")
+HIDDEN_BY_DEFAULT = ("max", "sum_logit", "weighted", "softmin")
 # From the arg max to the reference: solution scores are a few nats apart, seldom less than a thousandth.
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
@@ -57,10 +57,11 @@ class Rules:
 
 
 def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -> list[str]:
-    """The aggregators of tables and figures: the named ones, `all`, or by default all but RARE; and headlines."""
+    """The aggregators of tables and figures: the named ones or `all`, by default without
+    HIDDEN_BY_DEFAULT; and headlines."""
     every = rerank.AGGREGATORS
     if names is None or names == "all":
-        names = [name for name in every if names == "all" or name not in RARE]
+        names = [name for name in every if names == "all" or name not in HIDDEN_BY_DEFAULT]
     names = [names] if isinstance(names, str) else names
     for name in names:
         expect(name in every, "aggregators", name, f"all, null, or names of {', '.join(every)}")

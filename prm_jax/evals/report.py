@@ -20,7 +20,7 @@ def needs_checkpoint(cfg: Config) -> bool:
 def run(setup: Setup, cfg: Config) -> dict:
     results = steps.run(setup, cfg)
     if cfg.pool is None and any(run["data"]["name"] not in TASKS for run in results["runs"]):
-        print("pool        none: only embedded tasks have somebody to draw one from; pool=FILE names one")
+        print("pool        none: one can be drawn only for an embedded task; pool=FILE names one")
         return results
     return results | best_of_n.run(setup, cfg)
 

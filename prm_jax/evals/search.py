@@ -30,7 +30,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Rule, expect, one_of
 
 figures = search_figures
-EQUAL_COST = 0.1  # two searches are compared where what they spent differs by no larger share
+COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
 CHOICES = {"best": "best score", "vote": "weighted vote"}
 
 
@@ -148,7 +148,7 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
         if row["method"] == "best_of_n" or row["budget"] not in spent:
             continue
         row["tokens_to_best_of_n"] = row["policy_tokens"] / spent[row["budget"]]
-        if abs(row["tokens_to_best_of_n"] - 1) <= EQUAL_COST:
+        if abs(row["tokens_to_best_of_n"] - 1) <= COST_TOLERANCE:
             pair = (solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n"))
             row["minus_best_of_n"] = stats.paired_differences(*pair, seed)[0]
     return {

@@ -114,7 +114,7 @@ def selective(confidence_P, wrong_P) -> list[float]:
 
 def agreement(pool, scorers: Sequence[str], default_unit: str) -> dict:
     """{scorer: share of steps on which its P(step good) >= .5 agrees with `correctness` (the step's label), `outcome`
-    (the answer is right) and each other scorer}, `labels`: that of the two labels; steps up to the first wrong one."""
+    (the answer is right) and each other scorer}, `labels`: of label with outcome; steps up to the first wrong one."""
     kept_m, label_m = pool.labelled()
     has_outcome = np.repeat(pool.finished_n, pool.steps_n)[kept_m]
     kept_m, right = kept_m[has_outcome], label_m[has_outcome] >= 0.5

@@ -88,7 +88,7 @@ class Stage:
         return (self.folder / "DONE").exists()
 
     @property
-    def stopped(self) -> bool:
+    def can_resume(self) -> bool:
         """Whether a kill has left something that its command may continue."""
         return (self.folder / ".hydra").is_dir() and not self.done
 
@@ -291,7 +291,7 @@ def explain(stage: Stage) -> str:
     """Says whether a stage is done and, if not, how it differs from the nearest older folder of its name."""
     if stage.done:
         return f"done        {stage.name:<28} {stage.folder}{stage.by_other_code}"
-    state = "stopped" if stage.stopped else "to make"
+    state = "stopped" if stage.can_resume else "to make"
     return f"{state:<12}{stage.name:<28} {stage.folder}{changed_keys(stage)}"
 
 

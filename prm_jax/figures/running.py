@@ -1,4 +1,4 @@
-"""Runs the stages of a figure: processes side by side, which stop with us; the next call continues them."""
+"""Runs a figure's stages side by side; all but SIGKILL stops them too, and the next call continues them."""
 
 import contextlib
 import fcntl
@@ -23,7 +23,7 @@ def argv(stage: Stage, launcher: str | None) -> list[str]:
     name = config_name(stage.command)
     script = [str(CONF.parent / f"{name}.py")] if name in ("train", "evaluate") else ["-m", f"prm_jax.{name}"]
     overrides, folder = stage.overrides, stage.folder
-    if stage.stopped and "resume" in stage.keys:
+    if stage.can_resume and "resume" in stage.keys:
         hydra_keys = [x for x in stage.overrides if x.startswith("hydra")]
         overrides, folder = [f"resume={stage.folder}", *hydra_keys], stage.folder / "resumed"
     if launcher is None:
@@ -35,7 +35,7 @@ def argv(stage: Stage, launcher: str | None) -> list[str]:
 
 def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
     """The running stage, which writes into log.txt and keeps it locked as long as it lives."""
-    if stage.stopped and "resume" not in stage.keys:
+    if stage.can_resume and "resume" not in stage.keys:
         shutil.rmtree(stage.folder)
     stage.folder.mkdir(parents=True, exist_ok=True)
     command = argv(stage, launcher)
@@ -69,7 +69,7 @@ def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
                 print(f"read        {stage.name:<28} {seconds}  {stage.folder}{stage.by_other_code}", flush=True)
             for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][: jobs - len(running)]:
                 waiting.remove(stage)
-                resumed = stage.stopped and "resume" in stage.keys
+                resumed = stage.can_resume and "resume" in stage.keys
                 running[start(stage, launcher)] = stage, time.time(), resumed
             time.sleep(0.05)
             for process in list(running):

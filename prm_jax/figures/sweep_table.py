@@ -156,7 +156,7 @@ def curve_rows(runs: list[Record], y: str, group: dict, kind: str, left_out: dic
 
 
 def interval_kind(kind: str, groups: list) -> str:
-    """`auto` as t if every setting with several seeds has at least three: of two it is thirteen times as wide."""
+    """`auto` is t if every setting with several seeds has three: of two, t is 13 times the range."""
     sizes = [len(group) for group in groups if len(group) > 1]
     return kind if kind != "auto" else "t" if sizes and min(sizes) > 2 else "range"
 

@@ -49,7 +49,7 @@ def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
 
 
 def advantage(mc: Sequence[MC], cfg: "Labels") -> list[float]:
-    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q that of the best of `prover` completions."""
+    """(1 + A_t) / 2 by PAV (Setlur et al. 2024): A_t = Q_t - Q_(t-1), Q = P(any of `prover` completions right)."""
     q = [x.best_of(cfg.prover) for x in mc]
     return [(1 + after - before) / 2 for before, after in itertools.pairwise(q)]
 

@@ -265,7 +265,7 @@ class Trainer:
         return {name: float(x) for name, x in numbers.items()}
 
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
-        """Estimates advantages and makes `passes` updates on the roll-outs whose advantage is not 0."""
+        """Makes `passes` updates on the roll-outs with a nonzero advantage; with a KL loss, on all."""
         cfg, model = self.cfg.update, self.policy.model
         step_NL, mask_NL, group_N = arrays(rollouts)
         most, width = self.cfg.problems * self.cfg.n, mask_NL.shape[1]
@@ -302,7 +302,7 @@ class Trainer:
         return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)), width)
 
     def evaluate(self) -> dict[str, float]:
-        """The same numbers on held-out problems with fixed draws, and the KL divergence from the first policy."""
+        """Diagnoses held-out problems with fixed draws; adds pass@1 and the KL from the first policy."""
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, self.cfg.eval.n, key)
         step_reward_NT, outcome_N, scores, _ = self.rewards(rollouts)

@@ -36,13 +36,13 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key, first: int = 
     rollouts = []
     for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, responses, strict=True)):
         for sample in samples:
-            steps, step_L = cut(policy, sample.ids_L)
+            steps, step_L = split_steps(policy, sample.ids_L)
             finished = sample.finish_reason == "eos" and bool(steps[0].strip())
             rollouts.append(Rollout(problem, group, steps, finished, prompt_L, sample.ids_L, sample.logp_L, step_L))
     return rollouts
 
 
-def cut(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     """(steps, step_L): a token whose text contains the separator ends a step; blank pieces join the step before."""
     separator, steps, step_L = policy.format.separator, [], np.zeros(len(ids_L), int)
     ends = np.flatnonzero(policy.stop_masks["step"][ids_L]) + 1

@@ -80,7 +80,7 @@ def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str
     # Number of rows -> the token of each.
     places = {len(encoded.ids_L): np.arange(len(encoded.ids_L)), len(tags_n): tags_n}
     if len(class_nC) not in places or class_nC.shape[1] > 3:
-        expected = f"rows of 1 to 3 classes: {' or '.join(map(str, sorted(places)))} of them"
+        expected = f"{' or '.join(map(str, sorted(places)))} rows of 1 to 3 classes"
         hint = "is the step tag the server's? (docs/vllm.md)"
         raise InputError(f"{where}: the server gave an array of shape {class_nC.shape}, expected {expected}; {hint}")
     if not ((class_nC >= 0) & (class_nC <= 1)).all():
