@@ -41,7 +41,7 @@ def tokens_of_steps(step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
 
 
 def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
-    """The number of each token's step, x_NL; 0 where the mask is off."""
+    """x_NT at each token's step, x_NL; 0 where the mask is off."""
     step_NL = np.minimum(step_of_token_NL, x_NT.shape[1] - 1)
     return np.where(mask_NL, np.take_along_axis(x_NT, step_NL, 1), 0.0)
 
