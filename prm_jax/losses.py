@@ -1,8 +1,9 @@
 """What a model is trained to do: losses at step ends, and of the next token.
 
 A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is
-good and `cfg` is the section `loss` of the config. `batch` holds the arrays of data/packing.py and, under "logits", all
-outputs of the head, logit_BTC. label and rating are NaN where there is none; weight is 0 where there is no label; steps
+good and `cfg` is the section `loss` of the config. `batch` holds the arrays of data/packing.py; "logits",
+all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads; `problem` and `depth` if it compares
+solutions (`together`). label and rating are NaN where there is none; weight is 0 where there is no label; steps
 of a row with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled
 steps and divides by their number; a loss may be anything where the weight is 0.
 
@@ -93,12 +94,18 @@ def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
     return loss_BT * jnp.where(class_BT > 0, pos_weight, 1.0)
 
 
+# Arrays of a batch that compare solutions, which only a loss that is `together` gets:
+# elsewhere a row has few of a problem.
+ACROSS_SOLUTIONS = ("problem", "depth")
+
+
 @dataclasses.dataclass(frozen=True)
 class Loss:
     """A step loss and what training has to know of it."""
 
     f: Callable  # f(z_BT, batch, cfg) -> loss_BT
-    together: bool = False  # it compares solutions of a problem, so these share a row
+    together: bool = False  # it compares solutions of a problem: these share a row, and it sees ACROSS_SOLUTIONS
+    outputs: int | None = None  # it reads this many outputs of the head, batch["logits"]
     ranks: bool = False  # it learns differences, no probability: no class weight, and one target for an outcome
     # f(logit_BTC, rating_BT, pos_weight) -> loss_BT of human ratings, under a head that has a class for each
     ratings: Callable | None = None

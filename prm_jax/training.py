@@ -19,7 +19,7 @@ from prm_jax.data.packing import layout_batch, plan_rows
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect, one_of
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch
-from prm_jax.losses import STEP_LOSSES, implicit_logit, next_token_loss
+from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends
 
 
@@ -120,18 +120,22 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
 def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
     """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good.
 
-    Raises InputError where the loss reads an output that the head lacks.
+    Raises InputError where the loss reads what its entry of STEP_LOSSES does not declare,
+    or more outputs than there are.
     """
-    loss, logit_BT = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC)
-    outputs = np.zeros(logit_BTC.shape, np.float32)  # NumPy refuses an index that JAX would clamp
+    loss, logit_BT, C = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC), logit_BTC.shape[-1]
+    if loss.outputs not in (None, C):
+        raise InputError(f"loss.step: got {cfg.step!r}, which needs {loss.outputs} outputs; model.head={head} has {C}")
+    declared = {name: x for name, x in batch.items() if loss.together or name not in ACROSS_SOLUTIONS}
+    declared |= {"logits": logit_BTC} if loss.outputs else {}
     try:
-        jax.eval_shape(lambda batch: loss.f(logit_BT, batch | {"logits": outputs}, cfg), batch)
-    except IndexError as error:
-        expected = f"a loss of what model.head={head} gives, {outputs.shape[-1]} outputs a step ({error})"
-        raise InputError(f"loss.step: got {cfg.step!r}, expected {expected}") from None
-    except AttributeError:  # NumPy's arrays have no `at`; any other mistake shows in the call below
-        pass
-    loss_BT = loss.f(logit_BT, batch | {"logits": logit_BTC}, cfg)
+        loss_BT = loss.f(logit_BT, declared, cfg)
+    except KeyError as error:
+        needs = {"logits": "outputs=N"} | dict.fromkeys(ACROSS_SOLUTIONS, "together=True")
+        if error.args[0] not in needs:
+            raise
+        missing = f"{needs[error.args[0]]} in its entry of STEP_LOSSES, as it reads {error.args[0]!r}"
+        raise InputError(f"loss.step: got {cfg.step!r}, expected {missing}") from None
     if loss.ratings and HEADS[head].rates:  # a human rating replaces the label
         is_rated_BT = ~jnp.isnan(batch["rating"])
         rating_BT = jnp.where(is_rated_BT, batch["rating"], -1.0)

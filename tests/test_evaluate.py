@@ -201,7 +201,8 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
 def test_an_evaluation_that_declares_no_figures_draws_none():
     tasks = {path.stem for path in CONF.glob("task/*.yaml")}
     modules = {task: importlib.import_module(f"prm_jax.evals.{task}") for task in tasks}
-    assert {task for task, module in modules.items() if hasattr(module, "figures")} == set(DRAWN)
+    drawn = {task for task, module in modules.items() if hasattr(module, "figures")}
+    assert drawn >= set(DRAWN) and not drawn & {"mining", "moves", "solutions"}
 
 
 def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):

@@ -337,22 +337,43 @@ def test_a_step_loss_is_chosen_by_name(monkeypatch, tiny_model, rng):
     monkeypatch.setitem(STEP_LOSSES, "one", Loss(lambda z_BT, batch, cfg: jnp.ones(batch["label"].shape)))
     sums = eval_step(tiny_model, batch, LossConfig("prm", "one", 1.0, 0.0))
     assert float(sums["step"]) == float(sums["n_steps"]) == 10
-    with pytest.raises(InputError, match="loss.step: got 'two', expected bce, focal, mse, pairwise, pqm or one"):
+    with pytest.raises(InputError, match="loss.step: got 'two', expected bce, focal, mse, .*pqm.* or one"):
         parse({"objective": "prm", "step": "two", "pos_weight": 1, "lm_weight": 0}, LossConfig, "loss")
 
 
-def test_a_step_loss_that_the_head_has_no_output_for_is_refused(monkeypatch, tiny_model, rng):
+@pytest.mark.parametrize("read", [
+    lambda logits: logits[..., 1], lambda logits: jax.nn.log_softmax(logits)[..., 1], lambda logits: jnp.take(logits, 1, -1),
+    lambda logits: jnp.moveaxis(logits, -1, 0)[1],
+])  # fmt: skip
+def test_a_step_loss_that_the_head_has_no_output_for_is_refused(read, monkeypatch, tiny_model, rng):
     """A loss of two logits trained on a head of one: JAX clamps the index, so both of its terms read the one logit."""
-    two = lambda z_BT, batch, cfg: bce(batch["logits"][..., 0], 1.0) + bce(batch["logits"][..., 1], 0.0)
-    monkeypatch.setitem(STEP_LOSSES, "with_value", Loss(two))
+    two = lambda z_BT, batch, cfg: bce(batch["logits"][..., 0], 1.0) + bce(read(batch["logits"]), 0.0)
     batch = batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2)
-    losses = LossConfig("prm", "with_value", 1.0, 0.0)
-    with pytest.raises(InputError) as caught:
-        eval_step(tiny_model, batch, losses)
-    told = "loss.step: got 'with_value', expected a loss of what model.head=scalar gives, 1 outputs a step (index 1 is"
-    assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
+    for loss, expected in (
+        (Loss(two, outputs=2), "which needs 2 outputs; model.head=scalar has 1"),
+        (Loss(two), "expected outputs=N in its entry of STEP_LOSSES, as it reads 'logits'"),
+    ):
+        monkeypatch.setitem(STEP_LOSSES, "with_value", loss)
+        losses = LossConfig("prm", "with_value", 1.0, 0.0)
+        with pytest.raises(InputError) as caught:
+            eval_step(tiny_model, batch, losses)
+        assert str(caught.value).endswith(expected) and "\n" not in str(caught.value)
+    monkeypatch.setitem(STEP_LOSSES, "with_value", Loss(two, outputs=2))
     binary = PRM(dataclasses.replace(TINY, head="binary"), rngs=nnx.Rngs(0))
     assert np.isfinite(eval_step(binary, batch, losses)["step"])
+
+
+def test_a_loss_that_compares_solutions_has_to_say_so(monkeypatch, tiny_model, rng):
+    """Else it would train on rows that have few solutions of a problem, without a word."""
+    listwise = lambda z_BT, batch, cfg: z_BT * (batch["problem"] == 0)
+    batch = batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2)
+    monkeypatch.setitem(STEP_LOSSES, "listwise", Loss(listwise))
+    with pytest.raises(
+        InputError, match="'listwise', expected together=True in its entry of STEP_LOSSES, as it reads 'prob"
+    ):
+        eval_step(tiny_model, batch, LossConfig("prm", "listwise", 1.0, 0.0))
+    monkeypatch.setitem(STEP_LOSSES, "listwise_too", Loss(listwise, together=True))
+    assert np.isfinite(eval_step(tiny_model, batch, LossConfig("prm", "listwise_too", 1.0, 0.0))["step"])
 
 
 def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):

@@ -360,6 +360,8 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     monkeypatch.setattr(rl.Trainer, "learn", stopped)
     call(rl.main, monkeypatch, "rl", *SMALL, *KEYS, f"hydra.run.dir={tmp_path}/cut")
     monkeypatch.setattr(rl.Trainer, "learn", learn)
+    longer = call(rl.main, monkeypatch, "rl", f"resume={tmp_path}/cut", "steps=99")
+    assert longer.startswith("error: resume: steps (was 4, asked 99): would change the result")
     printed(rl.main, monkeypatch, f"resume={tmp_path}/cut", cwd=tmp_path)
     assert told == [1, 2, 3]
     cut_run = tmp_path / "cut"

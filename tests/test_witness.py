@@ -177,6 +177,14 @@ def test_bad_witness_options_give_one_clear_line(override, message, monkeypatch,
 
 # The interactive page, in a browser
 
+TEMPLATE = (ROOT / "prm_jax" / "assets" / "witness.html").read_text()
+FORMULAS = [name for name in rerank.AGGREGATORS if re.search(rf"^  {name}: {{", TEMPLATE, re.MULTILINE)]
+
+
+def test_the_page_has_a_formula_of_every_aggregator_that_comes_with_it():
+    names = ["min", "prod", "mean", "gmean", "last", "max", "sum_logit", "weighted", "softmin"]
+    assert [name for name in FORMULAS if name in names] == names
+
 
 @pytest.fixture(scope="module")
 def page_path(tmp_path_factory):
@@ -246,7 +254,7 @@ def test_page_leaves_out_an_aggregator_without_a_formula(start, monkeypatch, tmp
     run = subprocess.run([node, tmp_path / "page.js"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     offered, how, check = json.loads(run.stdout)
-    assert offered == [name for name in rerank.AGGREGATORS if name != "no_formula"]
+    assert offered == FORMULAS
     assert (how, check.split(" (")[0]) == {
         "prod": ("prod", "Its three presets agree with Python's"),
         "no_formula": (
@@ -300,7 +308,7 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
     ]  # all fooled: equal up to rounding, so a tie
     states = [
         {"verifier": verifier, "how": how, "beta": beta, "errors": error_N}
-        for how in rerank.AGGREGATORS
+        for how in FORMULAS
         for beta in (0, 0.05, 0.7, 20, math.inf)
         for verifier, error_N in [("outcome", errors[1]), *(("process", error_N) for error_N in errors)]
     ]
@@ -316,7 +324,7 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
             expected = {"scores": score_N, "law": law.weight_PN[0], "kl": law.kl_P[0], "reward": law.reward_P[0]}
             for name, x in expected.items():
                 np.testing.assert_allclose(answer[name], x, rtol=1e-7, atol=1e-9, err_msg=f"{name} of {state}")
-    assert page.execute_script("return Object.keys(aggregators)") == list(rerank.AGGREGATORS)
+    assert page.execute_script("return Object.keys(aggregators)") == FORMULAS
 
 
 def test_page_by_mouse_and_keyboard(page):

@@ -82,7 +82,7 @@ def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions
         judge = functools.partial(tasks.are_right if faults else tasks.step_labels, task)
         return NoisyChecker(judge, *faults, options.seed, name) if faults else CheckerScorer(judge)
     if options.data is None or options.data.name not in tasks.TASKS:
-        expected = "data=chain or data=countdown"
+        expected = " or ".join(f"data={name}" for name in tasks.TASKS)
         raise InputError(f"checkpoint: {name} needs the embedded task that it knows the values of: {expected}")
     data = data_config(options.data)
     values = functools.partial(tasks.TASKS[data.name].values, data.task)

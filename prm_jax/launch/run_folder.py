@@ -172,7 +172,7 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
         raise InputError("resume: uses the run's own configuration, expected no experiment= beside it")
     differing = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     changed = [key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)]
-    if "steps" in changed:
+    if "steps" in changed and "lengthened" in cfg:  # training alone has the key
         more = f"more than the {old['steps']} that the run has: a resumed run can only be made longer"
         expect(type(new["steps"]) is int and new["steps"] > old["steps"], "steps", new["steps"], more)
         changed.remove("steps")

@@ -17,7 +17,7 @@ rloo_sources and pure's sum form: it writes fewer steps than R asks for where th
 where it is negative. grpo, rloo and reinforce have no such price.
 
 To add an estimator, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig
-with its line in conf/rl.yaml.
+with a default, which lets earlier runs resume, and its line in conf/rl.yaml.
 
 Dimension key: N responses, T steps, L tokens, G groups.
 """
