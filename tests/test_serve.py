@@ -560,7 +560,7 @@ def test_a_servers_scores_are_found_at_the_steps():
     assert compare.at_steps(np.array([[0.9, 0, 0.1], [0.25, 0.5, 0.25]]), encoded, 7, "it") == 0.75
     assert compare.at_steps(np.array([0.625]), encoded, None, "it") == 0.625  # an outcome model's
     with pytest.raises(
-        InputError, match=r"it: the server gave an array of shape \(3, 1\), expected rows of .* 2 or 5 of them"
+        InputError, match=r"it: the server gave an array of shape \(3, 1\), expected 2 or 5 rows of 1 to 3 classes"
     ):
         compare.at_steps(of_all[:3], encoded, 7, "it")
     with pytest.raises(InputError, match="expected probabilities: use_activation is off there"):
