@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax.kernels import accelerator, cpu
-from prm_jax.kernels.mask import MASKED, soft_cap, visible
+from prm_jax.kernels.cpu import MASKED, soft_cap, visible
 from prm_jax.launch.mesh import platform
 
 SHORT = 128  # rows up to here are one product of all scores: a loop over tiles has nothing to skip
@@ -27,7 +27,7 @@ def attend(q_BLHK, k_BSGK, v_BSGK, visible_until_BS, slot_BL=None, cap=None):
     """Softmax attention, o_BLHK. `slot_BL` is each query's place among the keys of a cache.
 
     Without it the keys are the queries' own tokens (S = L), and every token must see at least itself. `cap` bounds the
-    scores (`soft_cap` of kernels/mask.py); cuDNN has no such bound.
+    scores (`soft_cap` of kernels/cpu.py); cuDNN has no such bound.
     """
     arrays, is_short = (q_BLHK, k_BSGK, v_BSGK, visible_until_BS), q_BLHK.shape[1] <= SHORT
     if slot_BL is None:

@@ -17,10 +17,8 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.attention import attend
 from prm_jax.heads import HEADS
-from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul
+from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul, save_for_backward, soft_cap
 from prm_jax.kernels.experts import mixture
-from prm_jax.kernels.mask import soft_cap
-from prm_jax.kernels.remat import remat, save_for_backward
 from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, shard_heads
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
@@ -28,6 +26,10 @@ from prm_jax.rope import RopeScaling, rotate, rotations
 # model_type of a config.json
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "granite", "gemma2", "gemma3_text")
 ALWAYS = 1 << 30  # visible_until of a cached token that all later ones see
+# Rematerialisation (Chen et al. 2016, 1604.06174): a block saves its input and its named values, and its backward pass
+# computes the rest again. `dots` names the outputs of linear layers, and attention's inputs and outputs (on GPU not the
+# outputs, since cuDNN's kernel names nothing and runs again); `full` names nothing.
+REMAT = {"dots": jax.checkpoint_policies.save_only_these_names("linear", "attention"), "full": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +71,7 @@ class ModelConfig:
     head: str = "none"  # step head: none, or a key of HEADS
     head_dropout: float = 0.0  # probability of dropping a feature before the step head, in training only
     dtype: str = "float32"  # compute dtype; norms, softmax, heads and losses stay float32
-    remat: str = (
-        "none"  # the backward pass recomputes: none, dots (all but linear layers and attention), full (each block)
-    )
+    remat: str = "none"  # what the backward pass recomputes: none, or dots or full (REMAT)
 
     def __post_init__(self):
         assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
@@ -302,7 +302,9 @@ class PRM(nnx.Module):
 
         slides_I = np.array(cfg.sliding or [cfg.window is not None] * cfg.layers)
         if cache is None:
-            x_BLD, _ = jax.lax.scan(remat(layer, cfg.remat), x_BLD, (self.blocks, slides_I, None))
+            if cfg.remat != "none":
+                layer = jax.checkpoint(layer, policy=REMAT[cfg.remat])
+            x_BLD, _ = jax.lax.scan(layer, x_BLD, (self.blocks, slides_I, None))
         else:
             layers = []
             for xs in zip(self.layers(), slides_I, cache.layers, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from prm_jax import attention
 from prm_jax.attention import QUERIES, SHORT, attend, dense
 from prm_jax.kernels import accelerator, cpu
-from prm_jax.kernels.mask import visible
+from prm_jax.kernels.cpu import visible
 
 
 def test_visible_is_causal_within_each_solution():

@@ -2,22 +2,15 @@
 
 import dataclasses
 import itertools
-import json
 import re
-import types
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from conftest import printed
 from omegaconf import OmegaConf
 
-import evaluate
 from prm_jax import InputError, tasks
-from prm_jax.checkpoints.verifiers import BUILT_IN
 from prm_jax.data.splits import data_config
-from prm_jax.evals import moves as moves_eval
-from prm_jax.evals.common import Setup
 from prm_jax.launch.config import CONF, parse
 from prm_jax.tasks import countdown
 from prm_jax.tasks.countdown import Config, moves, reaches, solve, solved, values, verdicts
@@ -194,45 +187,3 @@ def test_bad_input_is_one_line():
     impossible = dataclasses.replace(CFG, max_number=1, min_target=40)
     with pytest.raises(InputError, match="data.task: none of 10000"):
         countdown.make_problem(impossible, np.random.default_rng(0))
-
-
-class Exact:
-    """A verifier that knows V*."""
-
-    name, unit, label_kind, objective = "exact", "logit", "value", "prm"
-
-    def score(self, rows):
-        return [np.array(values(CFG, *row), np.float32) for row in rows]
-
-
-def test_moves_are_ranked_by_what_a_verifier_knows_of_the_future(tmp_path, monkeypatch):
-    opened = moves_eval.open_scorer
-    monkeypatch.setattr(
-        moves_eval, "open_scorer", lambda setup, name: opened(setup, name) if BUILT_IN.fullmatch(name) else Exact()
-    )
-    printed(
-        evaluate.main,
-        monkeypatch,
-        "task=moves",
-        "data=countdown",
-        "problems=30",
-        "checkpoint=[checker,random]",
-        f"hydra.run.dir={tmp_path}",
-        cwd=tmp_path,
-    )
-    found = json.loads((tmp_path / "results.json").read_text())["runs"]
-    assert [r["verifier"] for r in found] == ["checker", "random"]
-    assert found[0]["auroc"] == 0.5 and found[0]["by_lines"] == [0.5] * 3  # every move is a right line
-    assert found[1]["auroc"] == pytest.approx(0.5, abs=0.1)
-    low, high = found[1]["first_minus_this"]["interval"]
-    assert low < 0 < high
-    batch = types.SimpleNamespace(rows=4, tokens=None)
-    cfg = types.SimpleNamespace(which="best", format=None, dtype="float32", batch=batch, reference=None, seed=0)
-    setup = Setup(cfg, ["exact", "checker"], DEFAULT, tmp_path / "exact")
-    setup.folder.mkdir()
-    results = moves_eval.run(setup, moves_eval.Config(30))
-    assert results["runs"][0]["auroc"] == 1 and results["runs"][1]["first_minus_this"]["difference"] == 0.5
-    with pytest.raises(InputError, match="task=moves knows the legal moves of countdown alone, got chain"):
-        moves_eval.run(
-            dataclasses.replace(setup, data=OmegaConf.load(CONF / "data" / "chain.yaml")), moves_eval.Config(30)
-        )

@@ -78,7 +78,7 @@ def test_remat_and_jit_change_nothing(rng, how, dtype, L):
 
 
 def test_dots_keeps_bfloat16_in_half_the_memory_of_float32(rng):
-    """Temporary bytes of a gradient. XLA's CPU backend would convert what all layers have kept to float32 (kernels/remat.py)."""
+    """Temporary bytes of a gradient. XLA's CPU backend would convert what all layers have kept to float32 (kernels/cpu.py)."""
     batch, peak = causal(rng, 1, 16 * SHORT), {}
     for dtype in ("float32", "bfloat16"):
         model = PRM(dataclasses.replace(TINY, layers=12, remat="dots", dtype=dtype), rngs=nnx.Rngs(0))

@@ -10,9 +10,8 @@ from typing import Annotated
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of
 from prm_jax.heads import HEADS
-from prm_jax.kernels.remat import REMAT
 from prm_jax.launch.config import Count, Rule, expect, one_of
-from prm_jax.model import FAMILIES, ModelConfig, RopeScaling, choose_dtype
+from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype
 
 # Field of ModelConfig -> key of a config.json.
 SIZES = {"vocab": "vocab_size", "dim": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}

@@ -1,6 +1,6 @@
 """Attention by library kernels: cuDNN's on GPU, through jax.nn, and JAX's splash attention on TPU.
 
-Both take the mask of mask.py as an array of one byte per pair; splash attention skips tiles without a visible pair. It
+Both take the mask (`visible`) as an array of one byte per pair; splash attention skips tiles without a visible pair. It
 agrees with an einsum in interpret mode and lowers for a TPU (tests/test_attention.py). Neither has run on a chip.
 
 Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value heads, K head size.
@@ -9,7 +9,7 @@ Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value h
 import jax
 import jax.numpy as jnp
 
-from prm_jax.kernels.mask import visible
+from prm_jax.kernels.cpu import visible
 from prm_jax.launch.mesh import platform
 
 TILE = 512  # tokens of a tile at most

@@ -1,6 +1,7 @@
 """Linear layers, attention and functions of single tokens, written so that XLA's CPU backend runs them fast.
 
-`flatten_tokens`, `matmul` and `add_bias` are plain operations on other backends; `one_product` and `tiled` are for CPU.
+`flatten_tokens`, `matmul`, `add_bias` and `save_for_backward` are plain operations on other backends, whose kernels use
+`visible` and `soft_cap` too; `one_product` and `tiled` are for CPU.
 
 Dimension key: n rows x tokens, D in, F out; attention: B rows, L tokens, H query heads, G key/value heads, R = H / G
 queries per group, K head size; b = B G, N tiles of all rows, t tokens of a tile, m = R times a row's or tile's tokens.
@@ -10,13 +11,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from prm_jax.kernels.mask import MASKED, cap_slope, soft_cap, visible
-from prm_jax.kernels.remat import save_inside
 from prm_jax.launch.mesh import features_are_split, platform, sum_over_rows
 
 TILE = 64  # tokens; a tile's scores fit in a core's cache (measured with gradient: 128 takes 1.2 x as long)
+MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and not NaN
 
 
 def flatten_tokens(f):
@@ -31,6 +32,33 @@ def flatten_tokens(f):
         return y_nF.reshape(*x.shape[:-1], y_nF.shape[-1])
 
     return call
+
+
+# What the backward pass keeps (`model.remat`)
+
+
+def save_inside(x, name: str):
+    """`save_for_backward` inside a hand-written forward pass.
+
+    On CPU bfloat16 is saved as its bits. XLA's CPU backend would convert what a loop over layers has saved to float32,
+    all layers at once, before the backward pass reads it (a tenth of a training step, and twice the memory). It still
+    does so with the blocks' inputs, which jax.lax.scan saves.
+    """
+    if x.dtype != jnp.bfloat16 or platform() != "cpu":
+        return checkpoint_name(x, name)
+    bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def save_for_backward(x, name: str):
+    """x, which is saved for the backward pass under a policy with its name."""
+    return save_inside(x, name)
+
+
+@save_for_backward.defjvp
+def _keep_derivative(name, x, dx):
+    return save_inside(*x, name), *dx
 
 
 # Linear layers
@@ -94,6 +122,26 @@ def _add_bias_backward(_, dy_nF):
 
 
 add_bias.defvjp(lambda y_nF, b_F: (y_nF + b_F, None), _add_bias_backward)
+
+
+# Attention: the mask of every kernel, from one integer a key (attention.py), and the cap of scores
+
+
+def visible(visible_until_BS, slot_BL=None):
+    """Boolean mask_BLS: whether the query sees the key. `slot_BL` is a query's position among the keys; None: S = L."""
+    key_S = jnp.arange(visible_until_BS.shape[1])
+    query_BL1 = key_S[None, :, None] if slot_BL is None else slot_BL[:, :, None]
+    return (key_S <= query_BL1) & (query_BL1 <= visible_until_BS[:, None, :])
+
+
+def soft_cap(score, cap: float | None):
+    """cap tanh(score / cap), which is between -cap and cap (Gemma 2); the score itself without a cap."""
+    return score if cap is None else cap * jnp.tanh(score / cap)
+
+
+def cap_slope(capped, cap: float | None):
+    """The derivative of `soft_cap` where its value is `capped`; 0 where that is MASKED."""
+    return 1.0 if cap is None else jnp.maximum(1 - (capped / cap) ** 2, 0)
 
 
 # Attention: all scores of a row at once

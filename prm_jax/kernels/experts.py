@@ -10,7 +10,7 @@ Dimension key: n tokens, E experts, j experts per token, m = n j pairs, D model,
 import jax
 import jax.numpy as jnp
 
-from prm_jax.kernels.remat import save_for_backward
+from prm_jax.kernels.cpu import save_for_backward
 
 
 def mixture(x_BLD, logit_BLE, taken: int, to_one: bool, layer):

@@ -195,18 +195,6 @@ def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
     return value_T
 
 
-def ranked_moves(cfg: Config, problem: str, rng):
-    """Yields (lines before, {line: does it keep the target in reach?}) of the states on a random path to the target."""
-    hand, target = parse_problem(problem)
-    before = ()
-    while len(hand) > 1:
-        good = good_moves(hand, target)
-        lines = {move: write(move, move.result, move.left, cfg.restate) for move in moves(hand)}
-        yield before, {line: move in good for move, line in lines.items()}
-        move = good[rng.integers(len(good))]
-        before, hand = (*before, lines[move]), move.left
-
-
 def gold_answer(problem: str) -> str:
     return str(parse_problem(problem)[1])
 
