@@ -2,12 +2,10 @@
 
 Scores, masks, distributions, gold and ties follow the conventions at the top of rerank.py; every function is jitted and
 works inside a jit or vmap. answer_PN holds group ids within 0..N-1: equal answers share one, and -1 is a candidate that
-cannot win (no answer, or cut). `counts` is what a winning group counts: the "mean" of its members' gold, or that of its
-"first" member.
+cannot win (no answer, or cut). `counts` is what a winning group counts: its members' "mean" gold, or its "first" one's.
 
-Dimension key
-  P problems, N candidates of a problem
-  n requested subset sizes, k places taken by a vote (0..N), u quadrature nodes, x what a scan carries of a vote (2)
+Dimension key: P problems, N candidates of a problem, n requested subset sizes, k places taken by a vote (0..N), u
+quadrature nodes, x what a scan carries of a vote (2)
 """
 
 import functools
@@ -17,17 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.rerank import (
-    HIGHEST,
-    TIES,
-    all_or,
-    as_float,
-    expect_name,
-    expectation,
-    rank_scores,
-    round_score,
-    subset_sizes,
-)
+from prm_jax.rerank import TIES, all_or, as_float, expect_name, expectation, rank_scores, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
 COUNTS = ("mean", "first")
@@ -120,7 +108,7 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
             below_kk = jnp.where(lag_kk < c, ways_kkk[m], 0.0)
             tied_xuk = jnp.where(np.arange(N + 1) >= c, jnp.roll(both_xuk, c, -1), 0.0)
             tied_xuk *= jnp.where(c <= m, choose_kk[m, jnp.minimum(c, N)], 0.0)
-            both_xuk = jnp.einsum("xuk,kl->xul", both_xuk, below_kk, precision=HIGHEST) + u_u1 * tied_xuk
+            both_xuk = jnp.einsum("xuk,kl->xul", both_xuk, below_kk, precision="highest") + u_u1 * tied_xuk
             return (both_xuk.at[1].add(gold * tied_xuk[0]), total_k, c), None
 
         zero_xuk = jnp.zeros((2, len(node_u), N + 1), dtype)
