@@ -157,8 +157,8 @@ def first_error_f1(predicted, label) -> dict[str, float]:
 
 
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
-    """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems): those with sound and
-    unsound solutions. Without one both AUROCs are nan.
+    """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems); nan without any. A
+    problem is mixed if it has sound and unsound solutions.
 
     This, not the pooled AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted
     version equals 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.

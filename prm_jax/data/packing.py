@@ -109,10 +109,8 @@ def fits_window(cfg, row_tokens: int) -> bool:
 
 
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int, open_packs=64) -> list[list[int]]:
-    """First-fit packing in the given order: lists of example indices that share a row.
-
-    It tries only the last `open_packs` rows, so that planning stays linear in the number of examples.
-    """
+    """First-fit packing in the given order: lists of example indices that share a row. It tries only the last
+    `open_packs` rows, so that planning stays linear in the number of examples."""
     packs, n = [], len(order)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
@@ -183,9 +181,8 @@ class Group(NamedTuple):
 
 
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
-    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, whose common
-    beginning counts once; with `together` those of one problem in their order (neighbours are alike and make few
-    pairs); else single."""
+    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, a common start
+    once; with `together` those of one problem in their order (neighbours, alike, make few pairs); else single."""
     together = together or share
     groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
     starts = [e.ids_L if share else e.ids_L[: e.start] for e in examples] if together else []
@@ -243,9 +240,7 @@ class TrainingRows:
     mixture: {source: (number of its examples, its weight)} in the examples' order; it takes no shared prefixes.
     """
 
-    def __init__(
-        self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict[str, tuple[int, float]] | None = None
-    ):
+    def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
         self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
@@ -298,10 +293,9 @@ class TrainingRows:
 def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows, first: int = 0):
     """Grain iterator of the batches from step `first` on, with only this process's `local_rows` of each. Its whole
     state is the step, whatever the number of processes."""
-    plan = source.plan
 
     def make_batch(step):
-        rows = [source[step * batch_rows + i] for i in local_rows]
+        rows, plan = [source[step * batch_rows + i] for i in local_rows], source.plan
         return pack_batch(rows, plan.row_tokens, plan.step_slots, plan.share)
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
