@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from prm_jax.critics.execution import run_code
-from prm_jax.data.critiques import CODE, cut_at, fill, opening, prompt_text
+from prm_jax.data.critiques import CODE, cut_at, fill, prompt_text
 from prm_jax.data.formats import Format
 from prm_jax.data.units import UNITS
 from prm_jax.protocols import Rows
@@ -157,7 +157,7 @@ class Critic:
         self.stats.forced += int(lost_n.sum()) * (c.force is not None)
         for k, prefix in enumerate(prefixes):
             part = slice(k * len(votes), (k + 1) * len(votes))
-            texts = [opening(self.format, len(prefix[1])) + d.text for d in drafts[part] if c.next is not None]
+            texts = [fill(c.opening, n=d.step) + d.text for d in drafts[part] if c.next is not None]
             self.known[prefix] = logit_n[part].tolist(), texts
 
     def has_ended(self, draft: Draft) -> bool:

@@ -157,7 +157,7 @@ class Reader:
                 self.doubt |= self.tokens[self.place - 1].end != token.start
             value, share = self.factor()
             is_share &= share
-            total = bounded(divide(total, value) if sign == "/" else total * value)
+            total = bounded(Fraction(total) / value if sign == "/" else total * value)
 
     def factor(self):
         if sign := self.take("+-"):
@@ -185,13 +185,13 @@ class Reader:
             value, share = self.group()
         elif token.kind in "nf":
             self.place += 1
-            value = token.value if token.kind == "n" else bounded(divide(self.group()[0], self.group()[0]))
+            value = token.value if token.kind == "n" else bounded(Fraction(self.group()[0]) / self.group()[0])
         else:
             raise Unreadable
         if self.peek().kind != "p":
             return value, share
         self.place += 1
-        return divide(value, 100), True
+        return Fraction(value) / 100, True
 
     def group(self):
         opening = self.peek()
@@ -213,12 +213,6 @@ class Reader:
             self.doubt |= " " in words or RISKY.fullmatch(words) is not None
             self.units.add(words.rstrip("s"))
             self.place += n
-
-
-def divide(top, low) -> Fraction:
-    if not low:
-        raise Unreadable
-    return Fraction(top) / low
 
 
 def bounded(value):
