@@ -109,8 +109,7 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
 
 @functools.lru_cache(1 << 16)
 def verdict(text: str, problem: str = "") -> bool | None:
-    """True if all equations hold, False if one is wrong (unless the problem is modular),
-    None if there is no verdict."""
+    """True if all equations hold, False if one is wrong (unless the problem is modular), None without a verdict."""
     verdicts = {holds for _, holds in equations(text)}
     if False in verdicts:
         return None if MODULAR.search(problem) else False
