@@ -145,11 +145,9 @@ def first_error_accuracy(predicted, label) -> float:
 
 
 def first_error_f1(predicted, label) -> dict[str, float]:
-    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean, f1.
-
-    f1 is the `harmonic_mean` of the two (arXiv 2412.06559). In a split without erroneous (or without clean) solutions
-    that accuracy and f1 are nan, because a number would reward a verifier that always says the same.
-    """
+    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean and f1, their `harmonic_mean`
+    (arXiv 2412.06559). In a split without erroneous (or without clean) solutions that accuracy and f1 are nan, because
+    a number would reward a verifier that always says the same."""
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
     a, b = _mean(is_hit[label != -1]), _mean(is_hit[label == -1])
@@ -157,11 +155,11 @@ def first_error_f1(predicted, label) -> dict[str, float]:
 
 
 def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, float, int]:
-    """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems); nan without any. A
-    problem is mixed if it has sound and unsound solutions.
+    """(mean over mixed problems of the AUROC, the same weighted by pairs, number of mixed problems).
 
-    This, not the pooled AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted
-    version equals 1/2 + (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
+    A problem is mixed if it has sound and unsound solutions; without one both AUROCs are nan. This, not the pooled
+    AUROC, is what best-of-N uses. If all problems have equally many solutions the pair-weighted version equals 1/2 +
+    (BoN@2 - pass@1) / (2 (pass@2 - pass@1)), with the unbiased estimators.
     """
     score, is_sound = _checked(solution_score, np.asarray(is_sound, bool))
     problem, _ = _checked(problem_numbers(problem_ids), score)

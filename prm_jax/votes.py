@@ -126,11 +126,9 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
 def vote_curve(
     key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws=400, ties="share", counts="mean"
 ):
-    """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets.
-
-    A subset keeps the candidates' order, on which ties="first" rests. The standard error of the curve's mean over
-    problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
-    """
+    """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets, in the
+    candidates' order, on which ties="first" rests. The standard error of the curve's mean over problems is at most
+    `subset_band(curve_Pn) / sqrt(draws)`."""
     gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
     P, N = gold_PN.shape
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)

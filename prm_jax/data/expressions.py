@@ -102,11 +102,9 @@ def tokenize(clause: str) -> list[Token]:
 
 
 class Reader:
-    """Reads one sum of numbers from the start of `tokens`; `place` is then the first token that does not belong to it.
-
-    `units` are the words behind its numbers; `doubt` says that the text may mean another value than the one read. Each
-    method returns (value, whether it is a percentage), so that 50 - 20% is in doubt.
-    """
+    """Reads one sum of numbers from the start of `tokens`; `place` is then the first token that does not belong to it,
+    `units` are the words behind its numbers, and `doubt` says that the text may mean another value than the one read.
+    Each method returns (value, whether it is a percentage), so that 50 - 20% is in doubt."""
 
     def __init__(self, tokens):
         self.tokens, self.place, self.depth, self.units, self.doubt = tokens, 0, 0, set(), False

@@ -54,12 +54,11 @@ AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
 
 
 def extract(text: str) -> str | None:
-    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space; None if
-    there is none (the last number of a text is not a stated answer).
+    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space, or None.
 
     The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with
     x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
-    Answer" above x, x up to the end of its sentence, formula or line. Takes linear time.
+    Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time.
     """
     answers = (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))
     return next(filter(None, answers), None)

@@ -155,10 +155,8 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:
-    """Yields the problems with new step scores `name`, given for all candidates in order.
-
-    Raises InputError if the name is taken or a candidate's count is wrong, ValueError if there are too many or too few.
-    """
+    """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the name is
+    taken or a candidate's count is wrong, ValueError if there are too many or too few."""
     scores = iter(scores)
     for problem in problems:
         candidates = []

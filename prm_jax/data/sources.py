@@ -54,11 +54,9 @@ def _own_id(row, row_id):
 
 
 def prm800k(row, row_id, counts, *, neutral, after_first_error, alternatives, quality_control) -> list[Solution]:
-    """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Options: see `load`.
-
-    Steps keep their tail "# Answer", whose content also becomes `answer`. Each alternative step ends a solution of its
-    own; the steps before it have labels in the row's main solution and none in its own.
-    """
+    """Raw PRM800K rows of both phases, or flat rows problem, steps, ratings. Steps keep their tail "# Answer", whose
+    content also becomes `answer`. Each alternative step ends a solution of its own; the steps before it have labels in
+    the row's main solution and none in its own."""
     if "ratings" in row:
         problem, ratings = field(row, "problem", str), tuple(field(row, "ratings", list))
         branches = [(_own_id(row, row_id), texts(row, "steps"), ratings)]

@@ -84,11 +84,9 @@ def _revealed(name: str, value, canary: str):
 
 def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solution]:
     """AgentProcessBench (Fan et al. 2026, arXiv 2603.14465; RUCBM/AgentProcessBench at 0a42606): messages, tools,
-    final_label and step_labels {index of an assistant's message: -1, 0, 1}, which become ratings.
-
-    A step is an assistant's message after all messages since the last one, so that its score sees what it saw and
-    nothing later. The text of a message is ours: the authors give JSON to critics. Steps after an error may be good.
-    """
+    final_label and step_labels {index of an assistant's message: -1, 0, 1}, which become ratings. A step is an
+    assistant's message after all messages since the last one, so that its score sees what it saw and nothing later. The
+    text of a message is ours: the authors give JSON to critics. Steps after an error may be good."""
     messages, ratings = field(row, "messages", list), field(row, "step_labels", dict)
     steps, rating_T, problem = [], [], None
     since = [json.dumps(tools, ensure_ascii=False)] if (tools := row.get("tools")) else []
