@@ -103,7 +103,7 @@ def grids(aggregator: str, betas: int, errors: int) -> dict:
     beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
     score_vN = jnp.stack([score(verifier, aggregator) for verifier in VERIFIERS])
     weight_vbN = jnp.swapaxes(over_beta(score_vN, beta_b).weight_PN, 0, 1)
-    whole = plane(beta_b, error_e)
+    whole = plane(beta_b, error_e, tuple(rerank.AGGREGATORS))
 
     def rounded(x):
         return np.round(np.asarray(x).astype(float if x.dtype.kind == "f" else int), 6).tolist()
