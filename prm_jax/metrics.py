@@ -7,7 +7,7 @@ ValueError. A number that the data do not define is nan.
 
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -46,18 +46,14 @@ def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
 
 
 def auroc(score, is_positive) -> float:
-    """P(a random positive scores above a random negative), in [0, 1]; nan if a class is missing.
-
-    Ties count 1/2. Any real score will do, infinite ones too.
-    """
+    """P(a random positive scores above a random negative), in [0, 1], ties counting 1/2; nan if a class is missing."""
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     wins, n_pairs = _pair_wins(score, is_positive)
     return wins / n_pairs if n_pairs else math.nan
 
 
 def soft_auroc(score, p) -> float:
-    """AUROC of scores against probabilities: P(a prefix whose completion is right scores above
-    one whose completion is wrong).
+    """AUROC of scores against probabilities: P(a prefix with a right completion scores above one with a wrong one).
 
     p is each prefix's chance of a right completion: it counts p times as a positive and 1 - p times as a negative. With
     p in {0, 1} this is `auroc`; otherwise even score = p stays below 1. Ties count 1/2.
@@ -71,10 +67,8 @@ def soft_auroc(score, p) -> float:
 
 
 def average_precision(score, is_positive) -> float:
-    """Area under the precision-recall staircase, in [0, 1]; nan without a positive.
-
-    AP = sum_n (R_n - R_{n-1}) P_n over the distinct scores from the top. No trapezoids: they are optimistic.
-    """
+    """Area under the precision-recall staircase, in [0, 1]; nan without a positive: AP = sum_n (R_n - R_{n-1}) P_n over
+    the distinct scores from the top. No trapezoids: they are optimistic."""
     score, is_positive = _checked(score, np.asarray(is_positive, bool))
     if not is_positive.any():
         return math.nan
@@ -95,11 +89,8 @@ def f1(is_positive, predicted_positive) -> float:
 
 
 def prm_score(is_good, predicted_good) -> float:
-    """PRMBench's PRMScore, in [0, 1]: the mean of F1 on good steps and F1 on bad steps.
-
-    arXiv 2501.03124. Without a bad step it is the F1 on good steps, as in PRMBench's multi_solutions class;
-    0/0 = 0 here, where PRMBench's code has -1.
-    """
+    """PRMBench's PRMScore (arXiv 2501.03124), in [0, 1]: the mean of F1 on good and on bad steps. Without a bad step it
+    is the F1 on good ones, as in PRMBench's multi_solutions class; 0/0 = 0, where PRMBench's code has -1."""
     is_good, predicted_good = np.asarray(is_good, bool), np.asarray(predicted_good, bool)
     f1_good = f1(is_good, predicted_good)
     return f1_good if is_good.all() else (f1_good + f1(~is_good, ~predicted_good)) / 2
@@ -136,11 +127,8 @@ def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def ece(p, y, bins: int = 15) -> float:
-    """Expected calibration error of P(good), in [0, 1]; nan if empty.
-
-    sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the probability of class 1 and not on top-label confidence);
-    y may be soft. It is biased upwards when bins hold few steps.
-    """
+    """Expected calibration error of P(good), in [0, 1], sum_b (n_b / n) |mean p - mean y| (Guo et al. 2017, on the
+    probability of class 1, not top-label confidence); nan if empty. It is biased upwards when bins hold few steps."""
     mean_p, mean_y, count = reliability(p, y, bins)
     return float(np.nansum(count * np.abs(mean_p - mean_y)) / count.sum()) if count.any() else math.nan
 
@@ -157,12 +145,9 @@ def first_error_accuracy(predicted, label) -> float:
 
 
 def first_error_f1(predicted, label) -> dict[str, float]:
-    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean, f1.
-
-    f1 is the harmonic mean 2 ab / (a + b) of the two (arXiv 2412.06559), with 0/0 = 0. In a split without
-    erroneous (or without clean) solutions that accuracy and f1 are nan, because a number would reward a
-    verifier that always says the same.
-    """
+    """ProcessBench's numbers of one split, in [0, 1]: accuracy_error, accuracy_clean and f1, their `harmonic_mean`
+    (arXiv 2412.06559). In a split without erroneous (or without clean) solutions that accuracy and f1 are nan, because
+    a number would reward a verifier that always says the same."""
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
     a, b = _mean(is_hit[label != -1]), _mean(is_hit[label == -1])
@@ -188,9 +173,9 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
 def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "correctness") -> tuple[list[int], int]:
     """(indices of labelled steps up to and including the first error, index of the first error or -1).
 
-    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out, because
-    correctness labels are not defined there and each data set fills them in its own way. Value labels (a solver's
-    chances of success) and advantages ((1 + their change) / 2) have no first error, so all of them count.
+    A step is bad if its label, P(step good), is below 0.5. Steps after the first error are left out: correctness labels
+    are not defined there, and each data set fills them in its own way. Values and advantages ((1 + their change) / 2)
+    have no first error, so all of them count.
     """
     indices = []
     for index, label in enumerate(() if labels is None else labels):
@@ -205,21 +190,17 @@ def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "cor
 
 
 def step_metrics(
-    scores: Sequence[np.ndarray],
-    labels: Sequence[Sequence[float | None] | None],
-    problem_ids: Sequence[Hashable],
-    threshold: float = 0.5,
-    label_kind: str = "correctness",
+    scores: Sequence[np.ndarray], labels: Sequence, problem_ids: Sequence, threshold=0.5, label_kind="correctness"
 ) -> dict:
-    """Every number about step scores in [0, 1], from one list of scores and one of labels for each solution.
+    """Every number about step scores in [0, 1], from a list of scores and one of labels (or None) for each solution.
 
-    Step numbers are over each solution's labelled steps up to and including its first error: step_auroc takes good
-    steps (label >= 0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and
-    tail_miss_rate is the share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction
-    is the first step below `threshold` among *all* steps, so a prediction at an unlabelled step of a solution without
-    labelled error is wrong. Within-problem AUROC ranks solutions by their lowest step score; a solution is sound if no
-    labelled step is bad. Solutions without a labelled step count in n_unlabelled_solutions only. With value and
-    advantage labels all steps count, and numbers about first errors and sound solutions are nan.
+    Step numbers are over each solution's labelled steps up to its first error: step_auroc takes good steps (label >=
+    0.5) as positives, average_precision_bad the bad ones, Brier and ECE use soft labels, and tail_miss_rate is the
+    share of wrong steps scored above 0.9. First-error numbers follow ProcessBench: the prediction is the first step
+    below `threshold` among *all* steps, so one at an unlabelled step of a solution without labelled error is wrong.
+    Within-problem AUROC ranks solutions by their lowest step score; one is sound if no labelled step is bad. Solutions
+    without a labelled step count in n_unlabelled_solutions only. With value and advantage labels all steps count, and
+    numbers about first errors and sound solutions are nan.
     """
     if not len(scores) == len(labels) == len(problem_ids):
         sizes = len(scores), len(labels), len(problem_ids)
@@ -247,32 +228,18 @@ def step_metrics(
     is_hit = predicted_good == is_good
     within, pair_weighted, n_mixed = within_problem_auroc(lowest, first_error == -1, ids)
     processbench = first_error_f1(predicted, first_error)
-    by_position = {
-        str(t + 1): {
-            "n": int(is_at.sum()),
-            "base_rate_bad": _mean(~is_good[is_at]),
-            "auroc": auroc(p[is_at], is_good[is_at]),
-            "accuracy": _mean(is_hit[is_at]),
-        }
-        for t in np.unique(position)
-        for is_at in [position == t]
-    }
+    by_position = {}
+    for t in np.unique(position):
+        good, score, hit = (x[position == t] for x in (is_good, p, is_hit))
+        rates = {"base_rate_bad": _mean(~good), "auroc": auroc(score, good), "accuracy": _mean(hit)}
+        by_position[str(t + 1)] = {"n": len(good), **rates}
     return {
-        "step_auroc": auroc(p, is_good),
-        "step_accuracy": _mean(is_hit),
-        "bad_step_f1": f1(~is_good, ~predicted_good),
-        "average_precision_bad": average_precision(-p, ~is_good),
-        "base_rate_bad": _mean(~is_good),
-        "tail_miss_rate": _mean(p[~is_good] > TAIL_SCORE),
-        "brier": brier(p, y),
-        "ece": ece(p, y),
+        "step_auroc": auroc(p, is_good), "step_accuracy": _mean(is_hit), "bad_step_f1": f1(~is_good, ~predicted_good),
+        "average_precision_bad": average_precision(-p, ~is_good), "base_rate_bad": _mean(~is_good),
+        "tail_miss_rate": _mean(p[~is_good] > TAIL_SCORE), "brier": brier(p, y), "ece": ece(p, y),
         "first_error_accuracy": first_error_accuracy(predicted, first_error),
         **{f"first_error_{name}": x for name, x in processbench.items()},
-        "within_problem_auroc": within,
-        "within_problem_auroc_pair_weighted": pair_weighted,
-        "n_mixed_problems": n_mixed,
-        "n_steps": len(p),
-        "n_solutions": n_solutions,
-        "n_unlabelled_solutions": len(scores) - n_solutions,
-        "by_position": by_position,
-    }
+        "within_problem_auroc": within, "within_problem_auroc_pair_weighted": pair_weighted,
+        "n_mixed_problems": n_mixed, "n_steps": len(p), "n_solutions": n_solutions,
+        "n_unlabelled_solutions": len(scores) - n_solutions, "by_position": by_position,
+    }  # fmt: skip

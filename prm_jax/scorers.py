@@ -20,8 +20,7 @@ LIKELY = 1.8  # log-odds of a step whose equations hold: people call .86 of such
 
 @dataclasses.dataclass(frozen=True)
 class CheckerScorer:
-    """An exact checker as a verifier: log-odds of step_labels(problem, steps), each
-    step's P(good), within +-CERTAIN."""
+    """An exact checker as a verifier: log-odds of step_labels(problem, steps), P(good) of steps, within +-CERTAIN."""
 
     step_labels: Callable
     name: str = "checker"
@@ -39,10 +38,9 @@ class CheckerScorer:
 class NoisyChecker:
     """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always judged alike.
 
-    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with
-    label_kind=value). A share `missed` of the wrong steps passes for right: blind spots, which more samples find.
-    Correctness labels are cumulative. All steps are then scored by a Gaussian observer of sensitivity d': log-odds d'
-    x, x normal with mean +-d'/2 and variance 1.
+    `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value).
+    A share `missed` of the wrong steps passes for right: blind spots, which more samples find. Correctness labels are
+    cumulative. A Gaussian observer of sensitivity d' then scores: log-odds d' x, x normal, mean +-d'/2, variance 1.
     """
 
     judge: Callable
@@ -55,16 +53,16 @@ class NoisyChecker:
     objective: str = "prm"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
-        return [self.score_one(problem, steps) for problem, steps in rows]
-
-    def score_one(self, problem: str, steps: Sequence[str]) -> np.ndarray:
-        draws = [(rng.random(), rng.standard_normal()) for rng in prefix_rngs(self.seed, problem, steps)]
-        uniform_T, normal_T = np.array(draws).reshape(-1, 2).T
-        seen_T = np.where(uniform_T < self.missed, 1.0, np.asarray(self.judge(problem, steps), float))
-        if self.label_kind == "correctness":
-            seen_T = np.minimum.accumulate(seen_T)
-        x_T = self.d_prime / 2 * (2 * seen_T - 1) + normal_T
-        return (self.d_prime * x_T).astype(np.float32)
+        scores = []
+        for row in rows:
+            draws = [(rng.random(), rng.standard_normal()) for rng in prefix_rngs(self.seed, *row)]
+            uniform_T, normal_T = np.array(draws).reshape(-1, 2).T
+            seen_T = np.where(uniform_T < self.missed, 1.0, np.asarray(self.judge(*row), float))
+            if self.label_kind == "correctness":
+                seen_T = np.minimum.accumulate(seen_T)
+            x_T = self.d_prime / 2 * (2 * seen_T - 1) + normal_T
+            scores.append((self.d_prime * x_T).astype(np.float32))
+        return scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +81,9 @@ class EquationScorer:
 
 @dataclasses.dataclass(frozen=True)
 class RandomScorer:
-    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far.
-
-    Equal texts get equal scores, so best of n picks each distinct text with equal chance. That is below the mean
-    accuracy where right solutions repeat and wrong ones differ.
-    """
+    """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far. Equal
+    texts get equal scores, so best of n picks each distinct text with equal chance, which is below the mean accuracy
+    where right solutions repeat and wrong ones differ."""
 
     seed: int
     name: str = "random"

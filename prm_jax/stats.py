@@ -37,10 +37,8 @@ def _percentiles(value_SX, level) -> np.ndarray:
 
 
 def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
-    """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan with fewer than two problems.
-
-    All X share the resamples, so their differences are paired.
-    """
+    """(low_X, high_X): percentile interval of the mean of value_PX over problems; nan with fewer than two problems. All
+    X share the resamples, so their differences are paired."""
     value_PX = np.asarray(value_PX, np.float64)
     if (P := len(value_PX)) < 2:
         return np.full((2, *value_PX.shape[1:]), np.nan)
@@ -48,11 +46,8 @@ def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
 
 
 def ratio_interval(sum_PX, n_PX, seed: int = 0):
-    """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems
-    have different numbers of rows.
-
-    Resamples without any row are left out; the interval is nan where fewer than two problems have a row.
-    """
+    """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems have
+    different numbers of them. Resamples without a row are left out; nan where fewer than two problems have a row."""
     sum_PX, n_PX = np.asarray(sum_PX, np.float64), np.asarray(n_PX, np.float64)
     count_SP = _counts(len(n_PX), seed)
     total_SX, n_SX = (np.tensordot(count_SP, x_PX, 1) for x_PX in (sum_PX, n_PX))
@@ -86,8 +81,8 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
     """(p, method): two-sided paired test of the hypothesis that the problems' differences are symmetric around 0.
 
     p is the share of the 2^m sign patterns of the m nonzero differences whose sum is at least as far from 0 as the
-    observed one. "exact" counts all patterns; where all magnitudes are equal that is the sign test, binomial for any m.
-    Otherwise SIGN_FLIPS random patterns are drawn, and the observed one counts as one more.
+    observed one: of all patterns ("exact"; with equal magnitudes the binomial sign test, for any m), or of SIGN_FLIPS
+    random ones, beside which the observed one counts as one more.
     """
     difference_m = np.asarray(difference_P, np.float64)
     difference_m = difference_m[np.abs(difference_m) > ROUNDING]
@@ -110,23 +105,13 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
 
 
 def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
-    """For each X the mean of a - b over problems: difference, interval, p, p_method, and
-    n_differ, the problems that differ.
-
-    With n_differ below 6 no p can be small, and the interval says little.
-    """
+    """For each X the mean of a - b over problems: difference, interval, p, p_method, and n_differ, the problems that
+    differ; with fewer than 6 no p can be small, and the interval says little."""
     difference_PX = np.asarray(a_PX, np.float64) - np.asarray(b_PX, np.float64)
     difference_PX = np.where(np.abs(difference_PX) <= ROUNDING, 0.0, difference_PX)
     rows = []
     for column_P, low, high in zip(difference_PX.T, *mean_interval(difference_PX, seed), strict=True):
         p, method = sign_flip_test(column_P, seed)
-        rows.append(
-            {
-                "difference": float(column_P.mean()),
-                "interval": [float(low), float(high)],
-                "p": p,
-                "p_method": method,
-                "n_differ": int(np.count_nonzero(column_P)),
-            }
-        )
+        row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)], "p": p, "p_method": method}
+        rows.append(row | {"n_differ": int(np.count_nonzero(column_P))})
     return rows

@@ -2,12 +2,10 @@
 
 Scores, masks, distributions, gold and ties follow the conventions at the top of rerank.py; every function is jitted and
 works inside a jit or vmap. answer_PN holds group ids within 0..N-1: equal answers share one, and -1 is a candidate that
-cannot win (no answer, or cut). `counts` is what a winning group counts: the "mean" of its members' gold, or that of its
-"first" member.
+cannot win (no answer, or cut). `counts` is what a winning group counts: its members' "mean" gold, or its "first" one's.
 
-Dimension key
-  P problems, N candidates of a problem
-  n requested subset sizes, k places taken by a vote (0..N), u quadrature nodes, x what a scan carries of a vote (2)
+Dimension key: P problems, N candidates of a problem, n requested subset sizes, k places taken by a vote (0..N), u
+quadrature nodes, x what a scan carries of a vote (2)
 """
 
 import functools
@@ -17,17 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.rerank import (
-    HIGHEST,
-    TIES,
-    all_or,
-    as_float,
-    expect_name,
-    expectation,
-    rank_scores,
-    round_score,
-    subset_sizes,
-)
+from prm_jax.rerank import TIES, all_or, as_float, expect_name, expectation, rank_scores, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
 COUNTS = ("mean", "first")
@@ -120,7 +108,7 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
             below_kk = jnp.where(lag_kk < c, ways_kkk[m], 0.0)
             tied_xuk = jnp.where(np.arange(N + 1) >= c, jnp.roll(both_xuk, c, -1), 0.0)
             tied_xuk *= jnp.where(c <= m, choose_kk[m, jnp.minimum(c, N)], 0.0)
-            both_xuk = jnp.einsum("xuk,kl->xul", both_xuk, below_kk, precision=HIGHEST) + u_u1 * tied_xuk
+            both_xuk = jnp.einsum("xuk,kl->xul", both_xuk, below_kk, precision="highest") + u_u1 * tied_xuk
             return (both_xuk.at[1].add(gold * tied_xuk[0]), total_k, c), None
 
         zero_xuk = jnp.zeros((2, len(node_u), N + 1), dtype)
@@ -138,11 +126,9 @@ def majority_curve(answer_PN, gold_PN, mask_PN=None, size_n=None, *, counts: str
 def vote_curve(
     key, answer_PN, gold_PN, log_weight_PN=None, mask_PN=None, size_n=None, *, draws=400, ties="share", counts="mean"
 ):
-    """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets.
-
-    A subset keeps the candidates' order, on which ties="first" rests. The standard error of the curve's mean over
-    problems is at most `subset_band(curve_Pn) / sqrt(draws)`.
-    """
+    """Expected gold of a (weighted) `vote` among n candidates, curve_Pn: the mean of `draws` random n-subsets, in the
+    candidates' order, on which ties="first" rests. The standard error of the curve's mean over problems is at most
+    `subset_band(curve_Pn) / sqrt(draws)`."""
     gold_PN, exists_PN = as_float(gold_PN), all_or(mask_PN, answer_PN)
     P, N = gold_PN.shape
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)

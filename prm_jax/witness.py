@@ -1,13 +1,10 @@
 """The toy trace witness: four fixed solutions of one equation, scored by an outcome and by a process verifier.
 
 `clean` is right throughout, `lucky_final` reaches the right answer by wrong steps, `slip` starts well and ends wrong,
-`wrong` is wrong throughout. The outcome verifier prefers lucky_final, the process verifier clean; one convincing
-error of the process verifier makes it prefer lucky_final too. Everything is `rerank.aggregate` and
-`rerank.reweight`; `plane` does it for a whole grid in one jit, `page` lets the reader vary it.
+`wrong` is wrong throughout. The outcome verifier prefers lucky_final, the process verifier clean; one convincing error
+of the process verifier makes it prefer lucky_final too. `plane` is a grid of this in one jit, `page` lets you vary it.
 
-Dimension key
-  N traces (4), T steps (2)
-  h aggregators, b betas, e sizes of the injected error, v verifiers
+Dimension key: N traces (4), T steps (2), h aggregators, b betas, e sizes of the injected error, v verifiers
 """
 
 import functools
@@ -41,17 +38,14 @@ class Plane(NamedTuple):
     score_heN: jax.Array  # log scores
     weight_hbeN: jax.Array  # policies
     kl_hbe: jax.Array  # nats from REF_N
-    reward_hbe: jax.Array  # mean score
     winner_hbe: jax.Array  # mode of the policy, an index into TRACES
     right_hbe: jax.Array  # mass on right final answers
     valid_hbe: jax.Array  # mass on traces without a wrong step
 
 
 def process_logits(error_N):
-    """Step logits logit_NT of the process verifier with an injected error per trace.
-
-    error_N: 0 honest, 1 the trace's steps look like HACKED_P_T; in between, and beyond, logits move in proportion.
-    """
+    """Step logits logit_NT of the process verifier with an injected error per trace: 0 honest, 1 its steps look like
+    HACKED_P_T; in between, and beyond, logits move in proportion."""
     return logit(STEP_P_NT) + jnp.asarray(error_N)[..., None] * (logit(HACKED_P_T) - logit(STEP_P_NT))
 
 
@@ -75,15 +69,12 @@ def results(aggregator: str = "sum_logit", beta=BETA) -> dict:
     with jax.enable_x64(True):  # the page checks its own double precision against these
         tilted = {verifier: jax.device_get(policy(score(verifier, aggregator), beta)) for verifier in VERIFIERS}
     return {
-        "traces": list(TRACES),
-        "reference": REF_N.tolist(),
-        "aggregator": aggregator,
-        "beta": float(beta),
+        "traces": list(TRACES), "reference": REF_N.tolist(), "aggregator": aggregator, "beta": float(beta),
         "policies": {name: x.weight_PN[0].tolist() for name, x in tilted.items()},
         "winners": {name: TRACES[int(x.weight_PN[0].argmax())] for name, x in tilted.items()},
         "kl": {name: float(x.kl_P[0]) for name, x in tilted.items()},
         "reward": {name: float(x.reward_P[0]) for name, x in tilted.items()},
-    }
+    }  # fmt: skip
 
 
 def over_beta(score_PN, beta_b) -> rerank.Reweighted:
@@ -93,10 +84,8 @@ def over_beta(score_PN, beta_b) -> rerank.Reweighted:
 
 @functools.partial(jax.jit, static_argnames="aggregators")
 def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATORS)) -> Plane:
-    """Every aggregator x beta x size of the error that the process verifier makes on the HACKED_TRACE.
-
-    beta_b: any betas, 0 and inf included. error_e: 0 honest to 1 fully fooled (`process_logits`).
-    """
+    """Every aggregator x beta (0 and inf too) x size of the process verifier's error on the HACKED_TRACE
+    (`process_logits`)."""
     hit_N = jnp.arange(len(TRACES)) == HACKED_TRACE
     logit_eNT = jax.vmap(lambda error: process_logits(error * hit_N))(jnp.asarray(error_e))
     mask_eNT = jnp.ones(logit_eNT.shape, bool)
@@ -104,13 +93,13 @@ def plane(beta_b, error_e, aggregators: tuple[str, ...] = tuple(rerank.AGGREGATO
     tilted = jax.vmap(over_beta, in_axes=(0, None))(score_heN, jnp.asarray(beta_b))
     weight_hbeN = tilted.weight_PN
     masses = (weight_hbeN @ is_one_N.astype(weight_hbeN.dtype) for is_one_N in (FINAL_RIGHT_N, STEP_RIGHT_NT.all(-1)))
-    return Plane(score_heN, weight_hbeN, tilted.kl_P, tilted.reward_P, weight_hbeN.argmax(-1), *masses)
+    return Plane(score_heN, weight_hbeN, tilted.kl_P, weight_hbeN.argmax(-1), *masses)
 
 
 def grids(aggregator: str, betas: int, errors: int) -> dict:
-    """Every number behind the two figures, rounded to 6 digits. `by_beta` has the three verifiers' policies by beta.
-    `plane` has for each aggregator lists by beta and error size: of the winner, of the misjudged trace's lead over the
-    best other in nats of score + beta log ref, and of the mass on right answers and on valid steps."""
+    """Every number behind the two figures, rounded to 6 digits: `by_beta`, the verifiers' policies, and `plane`, for
+    each aggregator lists by beta and error size: the winner, the misjudged trace's lead over the best other in nats of
+    score + beta log ref, and the mass on right answers and on valid steps."""
     beta_b, error_e = np.geomspace(*BETA_RANGE, betas), np.linspace(0, 1, errors)
     score_vN = jnp.stack([score(verifier, aggregator) for verifier in VERIFIERS])
     weight_vbN = jnp.swapaxes(over_beta(score_vN, beta_b).weight_PN, 0, 1)
@@ -120,38 +109,24 @@ def grids(aggregator: str, betas: int, errors: int) -> dict:
         return np.round(np.asarray(x).astype(float if x.dtype.kind == "f" else int), 6).tolist()
 
     worth_hbeN = np.asarray(whole.score_heN)[:, None] + (beta_b[:, None] * np.log(REF_N))[:, None]
-    rivals_hbe = np.delete(worth_hbeN, HACKED_TRACE, -1).max(-1)
-    parts = {
-        "winner": whole.winner_hbe,
-        "lead": worth_hbeN[..., HACKED_TRACE] - rivals_hbe,
-        "right": whole.right_hbe,
-        "valid": whole.valid_hbe,
-    }
-    by_aggregator = {
-        name: {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()} for h, name in enumerate(rerank.AGGREGATORS)
-    }
-    axes = {"trace": TRACES[HACKED_TRACE], "beta": rounded(beta_b), "error": rounded(error_e)}
-    by_beta = {"beta": rounded(beta_b)} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True))
-    return {"by_beta": by_beta, "plane": axes | {"by_aggregator": by_aggregator}}
+    lead_hbe = worth_hbeN[..., HACKED_TRACE] - np.delete(worth_hbeN, HACKED_TRACE, -1).max(-1)
+    parts = {"winner": whole.winner_hbe, "lead": lead_hbe, "right": whole.right_hbe, "valid": whole.valid_hbe}
+    grid = {"trace": TRACES[HACKED_TRACE], "beta": rounded(beta_b), "error": rounded(error_e), "by_aggregator": {}}
+    for h, name in enumerate(rerank.AGGREGATORS):
+        grid["by_aggregator"][name] = {part: rounded(x_hbe[h]) for part, x_hbe in parts.items()}
+    return {"by_beta": {"beta": grid["beta"]} | dict(zip(VERIFIERS, rounded(weight_vbN), strict=True)), "plane": grid}
 
 
 def page(path: Path, expected: dict) -> Path:
-    """Writes the interactive page, one file that opens offline, and returns its path.
-
-    It starts at the aggregator and beta of `expected` (from `results`) and checks its own arithmetic against it.
-    """
+    """Writes the interactive page, one file that opens offline, and returns its path. It starts at the aggregator and
+    beta of `expected` (from `results`) and checks its own arithmetic against it."""
     options = inspect.signature(rerank.aggregate).parameters
     data = {
-        "found": expected,
-        "final_right": FINAL_RIGHT_N.tolist(),
-        "step_right": STEP_RIGHT_NT.tolist(),
-        "outcome_p": OUTCOME_P_N.tolist(),
-        "step_p": STEP_P_NT.tolist(),
-        "hacked_p": HACKED_P_T.tolist(),
-        "hacked_trace": HACKED_TRACE,
-        "aggregators": list(rerank.AGGREGATORS),
+        "found": expected, "final_right": FINAL_RIGHT_N.tolist(), "step_right": STEP_RIGHT_NT.tolist(),
+        "outcome_p": OUTCOME_P_N.tolist(), "step_p": STEP_P_NT.tolist(), "hacked_p": HACKED_P_T.tolist(),
+        "hacked_trace": HACKED_TRACE, "aggregators": list(rerank.AGGREGATORS),
         "options": {name: options[name].default for name in ("clip", "decay", "temperature")},
-    }
+    }  # fmt: skip
     template = Path(__file__).parent / "assets" / "witness.html"
     path.write_text(template.read_text("utf-8").replace("{{data}}", json.dumps(data)), "utf-8")
     return path

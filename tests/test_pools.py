@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.data.pools import Candidate, Problem, as_arrays, read_pool, scores_unit, with_scores, write_pool
+from prm_jax.data.pools import Candidate, Problem, as_arrays, read_pool, scores_in_unit, with_scores, write_pool
 from prm_jax.evals.pool_metrics import log_scores, pool_arrays
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -154,16 +154,16 @@ def test_a_pool_says_the_unit_of_its_scores(tmp_path):
     old = candidate_row(step_scores={"m": [0.5, 1]})
     old["candidates"][0]["step_scores"] = {"m": [0.25]}
     [problem] = read_pool(jsonl(tmp_path, old))
-    assert problem.scores_unit == {} and scores_unit([problem], "m", "probability") == "probability"
+    assert problem.scores_unit == {} and scores_in_unit([problem], "m", "probability")[1] == "probability"
     [scored] = with_scores([problem], "new", [[3.5], [-1, 20]])
     write_pool(tmp_path / "scored.jsonl", [scored])
     assert json.loads((tmp_path / "scored.jsonl").read_text())["scores_unit"] == {"new": "logit"}
     [again] = read_pool(tmp_path / "scored.jsonl")
-    assert again == scored and scores_unit([again], "new", "probability") == "logit"
+    assert again == scored and scores_in_unit([again], "new", "probability")[1] == "logit"
     assert read_pool(tmp_path / "scored.jsonl", ["m"])[0].scores_unit == {}
     [other] = with_scores([problem], "new", [[3.5], [-1, 20]], "log_ratio")
     with pytest.raises(InputError, match="scores_unit.new: found 'log_ratio and logit', expected one unit in all"):
-        scores_unit([again, other], "new", "probability")
+        scores_in_unit([again, other], "new", "probability")
     for unit in ("percent", ["logit"]):
         path = jsonl(tmp_path, old | {"scores_unit": {"m": unit}})
         with pytest.raises(InputError, match="pool.jsonl line 1: scores_unit.m: found .*, expected logit, probability"):

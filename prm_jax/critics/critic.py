@@ -3,8 +3,7 @@
 A step's score depends only on the step and those before it. n votes are n critiques, rows of one batch. Vote j of a
 prompt is a function of seed, j and the prompt, so n votes are n single runs (`first_vote`), whatever is scored beside
 them. A critique without a verdict within its tokens is counted and printed. The format's text `force` then asks for the
-verdict; a format without it leaves the critique out, and gives a step without any vote P(good) = `unscored`. Formats
-that write have one of the two.
+verdict; a format without it leaves the critique out, and gives a step without any vote P(good) = `unscored`.
 
 Dimension key: N votes, n prompts.
 """
@@ -19,7 +18,7 @@ import jax
 import numpy as np
 
 from prm_jax.critics.execution import run_code
-from prm_jax.data.critiques import CODE, cut_at, fill, opening, prompt_text
+from prm_jax.data.critiques import CODE, cut_at, fill, prompt_text
 from prm_jax.data.formats import Format
 from prm_jax.data.units import UNITS
 from prm_jax.protocols import Rows
@@ -76,18 +75,10 @@ class Critic:
     # (problem, steps) -> (logit_N, NaN where there is no verdict; the critiques of a conversation)
     known: dict = dataclasses.field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        c = self.format.critic
-        return f"{self.writer.name}, {self.format.name}, {c.votes} vote{'s' * (c.votes > 1)}"
-
-    @property
-    def label_kind(self) -> str:
-        return self.format.label_kind
-
-    @property
-    def model(self):
-        return self.writer.model
+    def __post_init__(self):
+        n = self.format.critic.votes
+        self.name = f"{self.writer.name}, {self.format.name}, {n} vote{'s' * (n > 1)}"
+        self.label_kind, self.model = self.format.label_kind, self.writer.model
 
     @property
     def about(self) -> dict:
@@ -157,7 +148,7 @@ class Critic:
         self.stats.forced += int(lost_n.sum()) * (c.force is not None)
         for k, prefix in enumerate(prefixes):
             part = slice(k * len(votes), (k + 1) * len(votes))
-            texts = [opening(self.format, len(prefix[1])) + d.text for d in drafts[part] if c.next is not None]
+            texts = [fill(c.opening, n=d.step) + d.text for d in drafts[part] if c.next is not None]
             self.known[prefix] = logit_n[part].tolist(), texts
 
     def has_ended(self, draft: Draft) -> bool:

@@ -1,8 +1,7 @@
 """Runs the code of a critique in a process of its own, where format.critic.execute=true.
 
-The process has limits on CPU time, memory and output. It writes no file, reads only Python's own, starts no process,
-and has neither network nor environment. The limits stop mistakes and simple attacks; a critic that you do not trust
-needs a container.
+It has limits on CPU time, memory and output, writes no file, reads only Python's own, starts no process and has neither
+network nor environment. This stops mistakes and simple attacks; a critic that you do not trust needs a container.
 """
 
 import subprocess

@@ -128,9 +128,8 @@ class RemoteWriter:
                 expected = "the prompt's log-probabilities (echo)"
                 raise ValueError(f"answered {str(answer)[:200]!r}, expected {expected}") from None
             if token != verdict or not isinstance(logp, float | int):
-                raise ValueError(
-                    f"its last token is {token!r} with the log-probability {logp!r}, not {verdict!r} alone"
-                )
+                last = f"{token!r} with the log-probability {logp!r}"
+                raise ValueError(f"its last token is {last}, not {verdict!r} alone")
             return float(logp)
 
         body |= {"model": self.model.name, "prompt": text + verdict}

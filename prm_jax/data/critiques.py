@@ -1,8 +1,8 @@
 """Prompts of models that write before they judge a step, and the place of the verdict in what they wrote.
 
-They are the formats with a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The verdict is
-one token, the format's `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text that is
-appended to the critique: `ask`, or `force` if the critic reached no verdict.
+Their formats have a section `critic` (conf/format: genprm, thinkprm, r_prm, judge, lab_critic). The verdict is one
+token, `good` or `bad`. It follows the text `verdict` if the critic writes it, else a text that is appended to the
+critique: `ask`, or `force` if the critic reached no verdict.
 """
 
 import dataclasses
@@ -19,10 +19,8 @@ CODE = re.compile(r"```python\n(.*?)```\n?", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class CriticFormat:
-    """A critic's templates, and how its verdict is read.
-
-    {step} is the step to judge, {before} those before it, {steps} all up to it, {n} its number from 1, {next} n + 1.
-    """
+    """A critic's templates, and how its verdict is read. {step} is the step to judge, {before} those before it, {steps}
+    all up to it, {n} its number from 1, {next} n + 1."""
 
     prompt: str  # the user's message; without the format's `chat` the whole text
     next: str | None = None  # the user's message for later steps of a conversation; null: each step has its own prompt
@@ -81,17 +79,13 @@ def messages(fmt, problem: str, steps: Sequence[str], critiques: Sequence[str] =
     return turns
 
 
-def opening(fmt, n: int) -> str:
-    return fill(fmt.critic.opening, n=n)
-
-
 def prompt_text(fmt, tokenizer, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
     """The text before the critique of the last step, with its opening."""
-    turns = messages(fmt, problem, steps, critiques)
+    turns, opening = messages(fmt, problem, steps, critiques), fill(fmt.critic.opening, n=len(steps))
     if not fmt.chat:
-        return "".join(turn["content"] for turn in turns) + opening(fmt, len(steps))
+        return "".join(turn["content"] for turn in turns) + opening
     expect(tokenizer is not None, "format.critic.tokenizer", None, "the tokenizer whose chat template writes the turns")
-    return conversation(fmt, tokenizer, turns, asks=True) + opening(fmt, len(steps))
+    return conversation(fmt, tokenizer, turns, asks=True) + opening
 
 
 def conversation(fmt, tokenizer, turns: list[dict], asks: bool) -> str:

@@ -11,7 +11,7 @@ import functools
 import re
 from fractions import Fraction
 
-from prm_jax.data.expressions import CHARACTERS, END, LONGEST, RISKY, Reader, Token, Unreadable, divide, tokenize
+from prm_jax.data.expressions import CHARACTERS, END, LONGEST, RISKY, Reader, Token, Unreadable, tokenize
 
 EQUALITY = re.compile(r"[=≈]|\\approx")
 ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
@@ -79,7 +79,7 @@ def read_side(tokens: list[Token]) -> Side | None:
     reader = Reader(tokens)
     try:
         value, is_share = reader.sum()
-    except Unreadable:
+    except (Unreadable, ZeroDivisionError):
         return None
     return Side(value, tokens[: reader.place], reader.units, reader.doubt, is_share)
 
@@ -109,8 +109,7 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
 
 @functools.lru_cache(1 << 16)
 def verdict(text: str, problem: str = "") -> bool | None:
-    """True if all equations hold, False if one is wrong (unless the problem is modular),
-    None if there is no verdict."""
+    """True if all equations hold, False if one is wrong (unless the problem is modular), None without a verdict."""
     verdicts = {holds for _, holds in equations(text)}
     if False in verdicts:
         return None if MODULAR.search(problem) else False
@@ -196,8 +195,8 @@ def judge(left: Side, right: Side, is_rough: bool) -> bool | None:
     if any(agrees) or None in agrees:
         return True if any(agrees) else None
     numbers, units = [token for token in right.tokens if token.kind in "nf"], left.units | right.units
-    gap, ratio = abs(left.value - right.value), divide(left.value, right.value) if left.value and right.value else 0
-    ratio = ratio if abs(ratio) > 1 else ratio and 1 / ratio
+    small, large = sorted((left.value, right.value), key=abs)
+    gap, ratio = abs(large - small), Fraction(large) / small if small else 0
     reasons = (
         left.doubt or right.doubt,
         left.literal and right.literal,

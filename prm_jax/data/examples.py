@@ -40,10 +40,8 @@ def step_weights(n: int, scheme: str) -> np.ndarray:
 
 def make_example(encoded: Encoded, solution: Solution, objective: str, weights: str, outcome_at="last") -> Example:
     """Adds the objective's targets: step labels (prm), the outcome (orm, implicit) or none (lm), and next-token targets
-    for the solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has.
-
-    The outcome stands at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021).
-    """
+    for the solution's tokens. A truncated solution keeps the targets of the steps that `encoded` has. The outcome
+    stands at the last step, or with outcome_at=tokens at every token of the solution (Cobbe et al. 2021)."""
     if objective == "orm" and outcome_at == "tokens":
         encoded = dataclasses.replace(encoded, step_end_T=np.arange(encoded.start, len(encoded.ids_L), dtype=np.int32))
     n = len(encoded.step_end_T)
@@ -64,11 +62,9 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
 def make_examples(
     solutions, fmt: Format, tokenizer, objective, limit=None, too_long="error", weights="uniform", outcome_at="last"
 ):
-    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut).
-
-    A solution of more than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its
-    last steps (`cut`). A solution without a target is dropped.
-    """
+    """Tokenises solutions for an objective; returns (examples, counts of what was dropped or cut). A solution of more
+    than `limit` tokens (None: no limit) raises (`too_long=error`), is dropped (`drop`), or loses its last steps
+    (`cut`); one without a target is dropped."""
     if fmt.outcome and objective != "lm":
         why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"
         raise InputError(f"format: {fmt.name!r} {why}; expected a format with step marks, such as plain")
@@ -79,10 +75,9 @@ def make_examples(
     for solution, encoded in zip(solutions, rows, strict=True):
         if limit is not None and len(encoded.ids_L) > limit:
             if too_long == "error":
-                raise InputError(
-                    f"{solution.id}: has {len(encoded.ids_L)} tokens, more than batch.tokens={limit}; "
-                    "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"
-                )
+                hint = "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"
+                n = len(encoded.ids_L)
+                raise InputError(f"{solution.id}: has {n} tokens, more than batch.tokens={limit}; {hint}")
             encoded = truncate(encoded, limit) if too_long == "cut" else None
             if encoded is None:
                 counts["too_long_dropped"] += 1

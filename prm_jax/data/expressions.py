@@ -102,11 +102,9 @@ def tokenize(clause: str) -> list[Token]:
 
 
 class Reader:
-    """Reads one sum of numbers from the start of `tokens`; `place` is then the first token that does not belong to it.
-
-    `units` are the words behind its numbers; `doubt` says that the text may mean another value than the one read. Each
-    method returns (value, whether it is a percentage), so that 50 - 20% is in doubt.
-    """
+    """Reads one sum of numbers from the start of `tokens`; `place` is then the first token that does not belong to it,
+    `units` are the words behind its numbers, and `doubt` says that the text may mean another value than the one read.
+    Each method returns (value, whether it is a percentage), so that 50 - 20% is in doubt."""
 
     def __init__(self, tokens):
         self.tokens, self.place, self.depth, self.units, self.doubt = tokens, 0, 0, set(), False
@@ -157,7 +155,7 @@ class Reader:
                 self.doubt |= self.tokens[self.place - 1].end != token.start
             value, share = self.factor()
             is_share &= share
-            total = bounded(divide(total, value) if sign == "/" else total * value)
+            total = bounded(Fraction(total) / value if sign == "/" else total * value)
 
     def factor(self):
         if sign := self.take("+-"):
@@ -185,13 +183,13 @@ class Reader:
             value, share = self.group()
         elif token.kind in "nf":
             self.place += 1
-            value = token.value if token.kind == "n" else bounded(divide(self.group()[0], self.group()[0]))
+            value = token.value if token.kind == "n" else bounded(Fraction(self.group()[0]) / self.group()[0])
         else:
             raise Unreadable
         if self.peek().kind != "p":
             return value, share
         self.place += 1
-        return divide(value, 100), True
+        return Fraction(value) / 100, True
 
     def group(self):
         opening = self.peek()
@@ -213,12 +211,6 @@ class Reader:
             self.doubt |= " " in words or RISKY.fullmatch(words) is not None
             self.units.add(words.rstrip("s"))
             self.place += n
-
-
-def divide(top, low) -> Fraction:
-    if not low:
-        raise Unreadable
-    return Fraction(top) / low
 
 
 def bounded(value):

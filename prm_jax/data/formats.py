@@ -26,11 +26,9 @@ from prm_jax.launch.config import CONF, expect, one_of, parse
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix.
-
-    {problem} stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the padding
-    token in `prefix` and `separator`. With `chat`, `prefix` is the user's message.
-    """
+    """A convention. The text of a solution is prefix, step, separator, between, step, separator, ..., suffix. {problem}
+    stands for the problem in `prefix`, {n} for the step's number from 1 in `number`, {pad} for the padding token in
+    `prefix` and `separator`. With `chat`, `prefix` is the user's message."""
 
     name: str
     separator: str = ""  # text after each step; the last of its tokens is the mark
@@ -109,19 +107,17 @@ def verdicts(fmt: Format, tokenizer) -> tuple[int, ...] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Token ids of one solution, the index of each step's mark in them, and that of the solution's first token."""
+    """One tokenised solution."""
 
     ids_L: np.ndarray
-    step_end_T: np.ndarray
-    start: int
+    step_end_T: np.ndarray  # the index of each step's mark in ids_L
+    start: int  # that of the solution's first token
 
 
 def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
-    """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training.
-
-    Raises InputError if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a
-    text tokenised together, a problem or step contains the separator.
-    """
+    """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training. InputError
+    if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised
+    together, a problem or step contains the separator."""
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
     if "{pad}" in fmt.prefix + fmt.separator:
@@ -240,10 +236,9 @@ def _mark(fmt: Format, mark_id: list[int], ids: list[int], spans, end: int, wher
     i, mark = int(np.searchsorted(spans[:, 1], end, side="right")) - 1, fmt.mark or fmt.separator
     is_whole = ids[i : i + 1] == mark_id and tuple(spans[i]) == (end - len(mark), end)
     if not is_whole or (i + 1 < len(spans) and spans[i + 1, 0] < end):
-        raise InputError(
-            f"{where}: its mark {mark!r} is no token of its own, so format={fmt.name} has no score for it: it fused "
-            "with the text beside it, or this tokenizer does not know it"
-        )
+        why = "it fused with the text beside it, or this tokenizer does not know it"
+        what = f"its mark {mark!r} is no token of its own, so format={fmt.name} has no score for it"
+        raise InputError(f"{where}: {what}: {why}")
     return i
 
 
@@ -255,12 +250,9 @@ def check_marks(encoded: Encoded, n_steps: int, where: str):
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int):
-    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a token.
-
-    Of Qwen2's class, with which transformers reads the tokenizer of every `qwen2` folder, whatever its files say.
-    """
+    """Trains a byte-level BPE tokenizer for models without a checkpoint: any text encodes, each digit is a token. It is
+    of the class with which transformers reads the tokenizer of every `qwen2` folder, whatever its files say."""
     from transformers import Qwen2Tokenizer
 
-    end = "<|endoftext|>"
-    untrained = Qwen2Tokenizer(eos_token=end, pad_token=end, unk_token=None)
+    untrained = Qwen2Tokenizer(eos_token="<|endoftext|>", pad_token="<|endoftext|>", unk_token=None)
     return untrained.train_new_from_iterator(texts, vocab, show_progress=False)

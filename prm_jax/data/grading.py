@@ -54,12 +54,11 @@ AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
 
 
 def extract(text: str) -> str | None:
-    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space; None if
-    there is none (the last number of a text is not a stated answer).
+    r"""The final answer that a solution states, without `$`, bold marks, final periods and outer white space, or None.
 
     The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with
     x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
-    Answer" above x, x up to the end of its sentence, formula or line. Takes linear time.
+    Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time.
     """
     answers = (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))
     return next(filter(None, answers), None)
@@ -165,10 +164,8 @@ def is_blank(answer: str | None) -> bool:
 
 
 def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
-    """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers.
-
-    An answer joins the first group whose first member, as gold, equals it: `number` and `math` are not transitive.
-    """
+    """Group ids 0, 1, ... in order of first occurrence, -1 for blank answers. An answer joins the first group whose
+    first member, as gold, equals it: `number` and `math` are not transitive."""
     firsts, group_of = [], {"": -1}
     keys = ["" if answer is None else normal(answer) for answer in answers]
     for key, answer in zip(keys, answers, strict=True):
@@ -181,38 +178,33 @@ def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
 
 
 def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, workers: int | None = None):
-    """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts.
-
-    Counts: checker; candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold,
-    answer); checked: those that Math-Verify saw now, not in an earlier call (`cache`).
-    """
+    """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the checker;
+    candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
+    those that Math-Verify saw now, not in an earlier call (`cache`)."""
     for problem in problems:
         if is_blank(problem.answer):
             raise InputError(f"problem {problem.id}: {field_error('answer', problem.answer, 'the right answer')}")
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
     with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache)) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
-    verdict_of = dict(zip(n_of, verdicts, strict=True))
-    counts = {
-        "candidates": n_of.total(),
-        **{name: sum(n for pair, n in n_of.items() if verdict_of[pair] == name) for name in VERDICTS},
-        "pairs": len(verdicts) - verdicts.count("no_answer"),
-        "checked": checker.checked,
-    }
+        graded = list(map(grader(checker), problems))
+    counts = {"candidates": n_of.total()} | dict.fromkeys(VERDICTS, 0)
+    for n, verdict in zip(n_of.values(), verdicts, strict=True):
+        counts[verdict] += n
+    counts |= {"pairs": len(verdicts) - verdicts.count("no_answer"), "checked": checker.checked}
     print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
-    graded = [_with_grades(problem, lambda *pair: verdict_of[pair]) for problem in problems]
     return graded, {"checker": checker.name} | counts
 
 
 def grader(checker: "Checker") -> Callable:
     """A function that grades a pools.Problem's candidates against its answer; one without an answer stays as it is."""
-    return lambda problem: problem if problem.answer is None else _with_grades(problem, checker.verdict)
 
+    def grade(problem):
+        gold = problem.answer
+        graded = (dataclasses.replace(c, correct=checker.verdict(gold, c.answer) == "same") for c in problem.candidates)
+        return problem if gold is None else dataclasses.replace(problem, candidates=tuple(graded))
 
-def _with_grades(problem, verdict: Callable):
-    gold = problem.answer
-    candidates = (dataclasses.replace(c, correct=verdict(gold, c.answer) == "same") for c in problem.candidates)
-    return dataclasses.replace(problem, candidates=tuple(candidates))
+    return grade
 
 
 def group_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, workers: int | None = None):
@@ -232,10 +224,8 @@ def with_answers(problems: Sequence) -> list:
 
 
 class Checker:
-    """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time.
-
-    `cache`: a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored.
-    """
+    """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time. `cache`:
+    a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored."""
 
     def __init__(self, rule: str, workers: int = 1, cache: Path | str | None = None):
         require(rule in RULES, "how", rule, "string, number or math")
@@ -330,15 +320,10 @@ def _start():
     # A fresh interpreter: a fork of a process with JAX's threads may hang, a spawn would run the caller's script. Its
     # own session: Ctrl-C then reaches the caller alone, and no half-done pair counts as a crash.
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    worker = subprocess.Popen(
-        [sys.executable, "-c", f"from prm_jax.data.grading import _serve; _serve({SECONDS}, {MEMORY})"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(paths)},
-        start_new_session=True,
-    )
+    env = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-c", f"from prm_jax.data.grading import _serve; _serve({SECONDS}, {MEMORY})"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    worker = subprocess.Popen(command, **pipes, env=env, start_new_session=True)
     if not worker.stdout.readline():
         raise RuntimeError("the worker that runs Math-Verify does not start; its message is above")
     return worker

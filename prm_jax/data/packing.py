@@ -33,11 +33,9 @@ def depth_first(sequences: list[np.ndarray]) -> list[int]:
 
 
 def layout_row(sequences: list[np.ndarray], share: bool):
-    """(ids_n, pos_n, visible_until_n, places): a row's tokens, and the places of each sequence's tokens in it.
-
-    A prefix tree (`share`) is laid out depth first. pos counts from the start of each sequence; visible_until is the
-    last place that may see the token: the end of the last sequence through it.
-    """
+    """(ids_n, pos_n, visible_until_n, places): a row's tokens, and the places of each sequence's tokens in it. A prefix
+    tree (`share`) is laid out depth first. pos counts from the start of each sequence; visible_until is the last place
+    that may see the token: the end of the last sequence through it."""
     row_3n, places = np.zeros((3, sum(map(len, sequences))), np.int32), [None] * len(sequences)
     start, path_L, last_L = 0, np.zeros(0, int), np.zeros(0, np.int32)
     for i in depth_first(sequences) if share else range(len(sequences)):
@@ -109,10 +107,8 @@ def fits_window(cfg, row_tokens: int) -> bool:
 
 
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int, open_packs=64) -> list[list[int]]:
-    """First-fit packing in the given order: lists of example indices that share a row.
-
-    It tries only the last `open_packs` rows, so that planning stays linear in the number of examples.
-    """
+    """First-fit packing in the given order: lists of example indices that share a row. It tries only the last
+    `open_packs` rows, so that planning stays linear in the number of examples."""
     packs, n = [], len(order)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
@@ -128,11 +124,9 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 
 
 def plan_tree(sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64) -> tuple[list[list[int]], int]:
-    """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out).
-
-    Depth first, each sequence goes to that one of the newest `open_rows` where it adds the fewest tokens, of several to
-    the fullest (best fit); so a row holds few problems, and small ones fill the gaps of large ones.
-    """
+    """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out). Depth first, each
+    sequence goes to that one of the newest `open_rows` where it adds the fewest tokens, of several to the fullest (best
+    fit); so a row holds few problems, and small ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
     free, common = np.full(n, row_tokens), np.zeros(n, int)  # common: of each row's last sequence with this one
     for i in depth_first(sequences):
@@ -162,10 +156,8 @@ def plan_rows(sequences: list[np.ndarray], row_tokens: int, share: bool) -> tupl
 
 def choose_width(longest: int, plan: Callable[[int], list[list[int]]]) -> int:
     """Tokens per row: of six widths from `longest` up, the narrowest that needs at most 3% more places than the best.
-
-    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention. Widths are 2^k and 3
-    * 2^k, so that similar data compile to the same program.
-    """
+    plan: width -> rows. Wide rows are padded less and share more, narrow ones cost less attention. Widths are 2^k and
+    3 * 2^k, so that similar data compile to the same program."""
     places = {}
     for width in [w for k in range(5, 32) for w in (1 << k, 3 << (k - 1)) if w >= longest][:6]:
         places[width] = len(plan(width)) * width
@@ -183,9 +175,8 @@ class Group(NamedTuple):
 
 
 def make_groups(examples: Sequence[Encoded], row_tokens: int, share: bool, together=False) -> list[Group]:
-    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, whose common
-    beginning counts once; with `together` those of one problem in their order (neighbours are alike and make few
-    pairs); else single."""
+    """Groups examples that share a row, as many as fit: with `share` neighbours in their prefix tree, a common start
+    once; with `together` those of one problem in their order (neighbours, alike, make few pairs); else single."""
     together = together or share
     groups, last_L = [Group([], 0, 0)], np.zeros(0, np.int32)
     starts = [e.ids_L if share else e.ids_L[: e.start] for e in examples] if together else []
@@ -237,15 +228,11 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
 
 
 class TrainingRows:
-    """An endless shuffled stream of rows; row i's examples are a pure function of the seed.
+    """An endless shuffled stream of rows; row i's examples are a pure function of the seed. An epoch is planned from
+    (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a mixture: {source: (number of
+    its examples, its weight)} in the examples' order; it takes no shared prefixes."""
 
-    An epoch is planned from (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a
-    mixture: {source: (number of its examples, its weight)} in the examples' order; it takes no shared prefixes.
-    """
-
-    def __init__(
-        self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict[str, tuple[int, float]] | None = None
-    ):
+    def __init__(self, examples: Sequence[Example], plan: Plan, seed: int, parts: dict | None = None):
         self.examples, self.plan, self.seed, self.parts = examples, plan, seed, parts or {}
         self.ends: list[int] = []  # number of rows up to and including each planned epoch
         self.packs: list[list[int]] = []
@@ -298,10 +285,9 @@ class TrainingRows:
 def train_batches(source: TrainingRows, steps: int, batch_rows: int, local_rows, first: int = 0):
     """Grain iterator of the batches from step `first` on, with only this process's `local_rows` of each. Its whole
     state is the step, whatever the number of processes."""
-    plan = source.plan
 
     def make_batch(step):
-        rows = [source[step * batch_rows + i] for i in local_rows]
+        rows, plan = [source[step * batch_rows + i] for i in local_rows], source.plan
         return pack_batch(rows, plan.row_tokens, plan.step_slots, plan.share)
 
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)

@@ -47,8 +47,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its gold answer if known, its candidates, the units of step scores if stated, its embedded task if
-    any."""
+    """A problem, its gold answer if known, candidates, units of step scores if stated, and embedded task if any."""
 
     id: str
     problem: str
@@ -74,16 +73,15 @@ def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
 
     A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task; answer,
     correct, finished (then true), step_scores, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows
-    are read too, but not source_is_correct, which was graded against wrong answers. InputError names the line and
-    field.
+    are read too, but not source_is_correct, graded against wrong answers. InputError names the line and field.
     """
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
         try:
             problem = _problem(row, names)
-            if problem.id in place_of:
-                raise field_error("id", problem.id, f"an id not seen before, {place_of[problem.id]} has it")
+            other = place_of.get(problem.id)
+            require(not other, "id", problem.id, f"an id not seen before, {other} has it")
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
         place_of[problem.id] = place
@@ -122,29 +120,17 @@ def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tupl
             yield f"{problem.id}/{n}", problem.problem, candidate.steps
 
 
-def scores_names(problems: Sequence[Problem]) -> list[str]:
-    """The sorted names of the step scores that every candidate has."""
-    names = [set(candidate.step_scores) for problem in problems for candidate in problem.candidates]
-    return sorted(set.intersection(*names)) if names else []
-
-
-def scores_unit(problems: Sequence[Problem], name: str, default: str) -> str:
-    """The unit of the step scores `name` by the file, or `default`."""
-    units = sorted({problem.scores_unit.get(name, default) for problem in problems})
-    require(len(units) <= 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
-    return units[0] if units else default
-
-
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:
-    """(score_T of every candidate in order, their `scores_unit`); InputError if one is outside the unit's range."""
-    unit, scores = scores_unit(problems, name, default), []
-    low, high = UNITS[unit].low, UNITS[unit].high
+    """(score_T of every candidate in order, their unit by the file, or `default`); InputError if the file names two
+    units, or a score is outside the range."""
+    units, scores = sorted({problem.scores_unit.get(name, default) for problem in problems}), []
+    require(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
     for p in problems:
         for n, c in enumerate(p.candidates):
             scores.append(score_T := np.array(c.step_scores[name], np.float64))
-            for t in np.flatnonzero((score_T < low) | (score_T > high))[:1]:
-                raise outside(p.id, n, name, t, score_T[t], unit)
-    return scores, unit
+            for t in np.flatnonzero((score_T < UNITS[units[0]].low) | (score_T > UNITS[units[0]].high))[:1]:
+                raise outside(p.id, n, name, t, score_T[t], units[0])
+    return scores, units[0]
 
 
 def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> InputError:
@@ -155,9 +141,9 @@ def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> Input
 
 def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:
     """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
-    names = scores_names(problems)
-    require(name in names, "scores", name, f"step scores that every candidate has ({', '.join(names) or 'none'})")
     candidates = [candidate for problem in problems for candidate in problem.candidates]
+    names = sorted(set.intersection(*(set(c.step_scores) for c in candidates)))
+    require(name in names, "scores", name, f"step scores that every candidate has ({', '.join(names) or 'none'})")
     widest, longest = max(len(p.candidates) for p in problems), max(len(c.steps) for c in candidates)
     score_PNT = np.zeros((len(problems), widest, longest))
     mask_PNT = np.zeros(score_PNT.shape, bool)
@@ -169,10 +155,8 @@ def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.nd
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:
-    """Yields the problems with new step scores `name`, given for all candidates in order.
-
-    Raises InputError if the name is taken or a candidate's count is wrong, ValueError if there are too many or too few.
-    """
+    """Yields the problems with new step scores `name`, given for all candidates in order. InputError if the name is
+    taken or a candidate's count is wrong, ValueError if there are too many or too few."""
     scores = iter(scores)
     for problem in problems:
         candidates = []

@@ -59,11 +59,9 @@ def row_place(path, number: int) -> str:
 
 
 def read_rows(path) -> Iterator[tuple[int, dict]]:
-    """Yields (number as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file.
-
-    A .json file is a list of objects, or objects one after another; blank lines do not count. Raises InputError if the
-    file is missing, empty or broken, or a row is not an object.
-    """
+    """Yields (number as in `row_place`, row) of a .jsonl, .json (either with .gz) or .parquet file. A .json file is a
+    list of objects, or objects one after another; blank lines do not count. Raises InputError if the file is missing,
+    empty or broken, or a row is not an object."""
     path, number = Path(path), 0
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -167,9 +165,7 @@ def write_rows(path, rows: Iterable[dict]):
         temporary.unlink(missing_ok=True)
 
 
-def append_rows(
-    path, items: Iterable, size: int | None, fields: Callable, make: Callable
-) -> Iterator[tuple[list[dict], int]]:
+def append_rows(path, items: Iterable, size: int | None, fields: Callable, make: Callable) -> Iterator[tuple]:
     """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them it had).
 
     make(items, number of the first) makes the missing rows in fixed chunks. A chunk that was cut off is made again as a

@@ -11,20 +11,17 @@ PROBABILITY = "a number in [0, 1] or null"
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """One chain of reasoning and what is known of its steps; None in `labels` or `ratings` masks a step.
-
-    `labels`: P(step is good); `ratings`: PRM800K's human -1, 0, 1 (for the ternary head); `outcome`: P(final answer is
-    right); `task`: the embedded task of the problem. Raises InputError if lengths differ or a value is out of range.
-    """
+    """One chain of reasoning; InputError if lengths differ or a value is out of range."""
 
     problem: str
     steps: tuple[str, ...]
-    labels: tuple[float | None, ...] | None = None
-    ratings: tuple[int | None, ...] | None = None
-    outcome: float | None = None
+    labels: tuple[float | None, ...] | None = None  # P(step is good); None masks a step
+    ratings: tuple[int | None, ...] | None = None  # PRM800K's human -1, 0, 1 (for the ternary head); None masks a step
+    outcome: float | None = None  # P(final answer is right)
     answer: str | None = None
     id: str | None = None
-    task: str | None = dataclasses.field(default=None, repr=False)  # not in the repr, which fingerprints hub data
+    # The embedded task of the problem, not in the repr, which fingerprints hub data.
+    task: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self):
         if not self.steps:

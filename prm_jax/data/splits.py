@@ -122,12 +122,10 @@ def _mixture(node) -> Mixture:
 
 
 def load_splits(cfg: DataConfig, seed: int, draw: Draw | None = None, labels_required: bool = False) -> Data:
-    """Returns the train, validation and test splits.
-
-    An embedded task's solutions come from its solver, or from its policy by `draw`. Of files, the test split is
-    `test_path` or fold `fold` of the problems, the validation split is `validation_path` or the next fold, and the rest
-    trains. With `labels_required` a native row without labels raises: a misspelt column would train on nothing.
-    """
+    """Returns the train, validation and test splits. An embedded task's solutions come from its solver, or from its
+    policy by `draw`. Of files, the test split is `test_path` or fold `fold` of the problems, the validation split is
+    `validation_path` or the next fold, and the rest trains. With `labels_required` a native row without labels raises:
+    a misspelt column would train on nothing."""
     if isinstance(cfg, TaskData):
         from prm_jax import tasks
 
@@ -162,26 +160,21 @@ def _load(cfg: FileData, labels_required: bool, **extra_paths):
     paths = {"train": cfg.path or cfg.hub} | {side: path for side, path in extra_paths.items() if path is not None}
     for side, path in paths.items():
         split = cfg.hub_split if side == "train" and cfg.hub else None
+        files = [] if split else [path] if isinstance(path, str) else path
         name = (cfg.validation_name if side == "validation" else None) or cfg.name
-        if split is None and name == "native":
-            check_label_kind(path, cfg.label_kind)
+        for file in files if name == "native" else ():
+            kind = next(iter(read_rows(file)))[1].get("label_kind")
+            is_right = kind in (None, "unknown", cfg.label_kind)
+            expect(is_right, "data.label_kind", cfg.label_kind, f"{kind}, as {file} states")
         splits[side], events = sources.load(path, name, split=split, labels_required=labels_required, **options)
         counts |= events if side == "train" else {f"{side}_{k}": n for k, n in events.items() if k not in totals}
-        if split is None:
-            fingerprints |= {str(file): file_fingerprint(file) for file in ([path] if isinstance(path, str) else path)}
-        else:
+        fingerprints |= {str(file): file_fingerprint(file) for file in files}
+        if split:
             rows = hashlib.sha256()
             for solution in splits[side]:
                 rows.update(repr(solution).encode())
             fingerprints[f"{path} split {split}"] = rows.hexdigest()
     return splits, counts, fingerprints
-
-
-def check_label_kind(paths: str | list, label_kind: str):
-    """Raises InputError if a native file states another kind of labels than the config."""
-    for path in [paths] if isinstance(paths, str) else paths:
-        kind = next(iter(read_rows(path)))[1].get("label_kind")
-        expect(kind in (None, "unknown", label_kind), "data.label_kind", label_kind, f"{kind}, as {path} states")
 
 
 def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:
@@ -194,9 +187,7 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
             raise InputError(str(error).replace("data.", f"data.sources.{name}.", 1)) from None
     splits = {}
     for side in ("train", "validation", "test"):
-        rows = [
-            [dataclasses.replace(s, id=f"{name}/{s.id}") for s in data.splits[side]] for name, data in parts.items()
-        ]
+        rows = [[dataclasses.replace(s, id=f"{name}/{s.id}") for s in x.splits[side]] for name, x in parts.items()]
         turns = rows if side == "train" else itertools.zip_longest(*rows)
         splits[side] = [s for turn in turns for s in turn if s is not None]
     counts = {f"{name}_{key}": n for name, data in parts.items() for key, n in data.counts.items()}

@@ -62,8 +62,7 @@ def solver_pool(task: ModuleType, cfg, problems: Iterable[str], n: int, seed: in
 
 
 def sample_pool(cfg, n: int, each: int, split: str, seed: int, draw) -> Iterable[Problem]:
-    """n problems of one split with `each` graded solutions by solver or `draw` (cfg,
-    draw: TaskData, Draw of splits)."""
+    """n problems of one split with `each` graded solutions by solver or draw (cfg: TaskData, draw: Draw of splits)."""
     task = TASKS[cfg.name]
     problems = make_problems(task, cfg.task, n, split, seed)
     by_solver = cfg.samples == "solver"
@@ -95,14 +94,9 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
     return splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}
 
 
-def labelled(
-    task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind: str, id: str, finished: bool = True
-) -> Solution:
-    """The solution with the exact checker's labels of one kind, ratings, outcome and answer.
-
-    correctness: 1 while this step and all before it are right, 0 from the first wrong one on; value: `values`. A
-    solution that was cut off (not `finished`) has no outcome.
-    """
+def labelled(task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind, id, finished=True) -> Solution:
+    """The solution with the exact checker's labels of one kind (correctness, or value: `values`), ratings, outcome and
+    answer. One that was cut off (not `finished`) has no outcome."""
     if label_kind == "value":
         labels, ratings = task.values(cfg, problem, steps), None
     else:
@@ -113,7 +107,7 @@ def labelled(
 
 
 def correctness(verdicts: Sequence[str]) -> list[float]:
-    """1 up to the first error, 0 from there on."""
+    """1 while this step and all before it are right, 0 from the first wrong one on."""
     return np.cumprod([float(verdict in RATINGS) for verdict in verdicts]).tolist()
 
 
@@ -146,12 +140,12 @@ def are_right(task: ModuleType, problem: str, steps: Sequence[str]) -> list[floa
 
 def grade(task: ModuleType, problem: Problem) -> Problem:
     """A pool's problem with its task, gold answer, and each candidate's answer and whether it is right."""
-    text = problem.problem
-    grades = [
-        {"answer": task.stated_answer(c.steps), "correct": task.solved(text, c.steps)} for c in problem.candidates
-    ]
-    candidates = tuple(dataclasses.replace(c, **grade) for c, grade in zip(problem.candidates, grades, strict=True))
-    return dataclasses.replace(problem, answer=task.gold_answer(text), candidates=candidates, task=name_of(task))
+    text, candidates = problem.problem, []
+    for c in problem.candidates:
+        answer, correct = task.stated_answer(c.steps), task.solved(text, c.steps)
+        candidates.append(dataclasses.replace(c, answer=answer, correct=correct))
+    gold = task.gold_answer(text)
+    return dataclasses.replace(problem, answer=gold, candidates=tuple(candidates), task=name_of(task))
 
 
 def lucky_share(task: ModuleType, solutions: Iterable[Solution]) -> float:

@@ -1,8 +1,7 @@
 """The default task: chains of arithmetic modulo a prime, by a solver with wrong beliefs.
 
 A problem is a start value and operations to do from left to right, `4 +5 *3 max2 -2 mod7?`. A solution has a line for
-each operation, `4+5=2`, or one for two, `2*3max2=6`, which hides the value in between. A line starts from the value
-written before.
+each operation, `4+5=2`, or for two, `2*3max2=6`, which hides the value in between. It starts from the value before.
 
 The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and often
 writes the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes beliefs for right,
@@ -57,6 +56,9 @@ class Config:
             expect(set(table) == set(kinds), f"data.task.{name}", table, f"a number for each of {', '.join(kinds)}")
         expect(sum(self.operations.values()) > 0, "data.task.operations", self.operations, "not all 0")
 
+    def __hash__(self):  # the caches below take a Config, and its tables have no hash
+        return hash((self.modulus, self.hard_right, self.belief, self.slip, self.seed))
+
 
 def operands(name: str, modulus: int) -> range:
     """The operands that problems use; only min with modulus - 1 has no effect."""
@@ -104,11 +106,9 @@ def compute(value: int, operations: Operations, modulus: int) -> int:
 
 
 def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
-    """Judges each line by itself.
-
-    "right": it does the next operations on the value written before, with the right result; "neutral": it repeats that
-    value. Errors: "merged", a wrong result of several operations; the operation with a wrong result; "form", the rest.
-    """
+    """Judges each line by itself. "right": it does the next operations on the value written before, with the right
+    result; "neutral": it repeats that value. Errors: "merged", a wrong result of several operations; the operation with
+    a wrong result; "form", the rest."""
     value, operations, modulus = parse_problem(problem)
     done, verdict_T = 0, []
     for step in steps:
@@ -153,44 +153,36 @@ def solved(problem: str, steps: Sequence[str]) -> bool:
     return stated_answer(steps) == gold_answer(problem)
 
 
+@functools.cache
 def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
     """P(result | value) of the noisy solver, [p, p], for each (operation, operand)."""
-    return _fact_distributions(*_solver_keys(cfg))
-
-
-def _solver_keys(cfg: Config) -> tuple:
-    return cfg.modulus, tuple(cfg.hard.items()), cfg.hard_right, cfg.belief, cfg.slip, cfg.seed
-
-
-@functools.cache
-def _fact_distributions(p: int, hard: tuple, hard_right: float, belief: float, slip: float, seed: int):
-    rng, distributions, hard = np.random.default_rng(seed), {}, dict(hard)
+    rng, distributions, p = np.random.default_rng(cfg.seed), {}, cfg.modulus
     for name, apply in APPLY.items():
         facts = list(itertools.product(operands(name, p), range(p)))
-        chosen = rng.permutation(len(facts))[: round(hard.get(name, 0) * len(facts))]  # the same number for every seed
-        hard_facts = {facts[i] for i in chosen}
+        n_hard = round(cfg.hard.get(name, 0) * len(facts))  # the same number for every seed
+        hard_facts = {facts[i] for i in rng.permutation(len(facts))[:n_hard]}
         for operand in range(p):
             p_vw = distributions[name, operand] = np.zeros((p, p))
             for value, p_w in enumerate(p_vw):
                 right = apply(value, operand) % p
                 if (operand, value) not in hard_facts:
-                    p_w[right] += 1 - slip
-                    p_w[[(right + 1) % p, (right - 1) % p]] += slip / 2
+                    p_w[right] += 1 - cfg.slip
+                    p_w[[(right + 1) % p, (right - 1) % p]] += cfg.slip / 2
                     continue
                 # The belief is off by one either way, the result of the confused operation, or any wrong value.
                 any_wrong = int(right + rng.integers(1, p)) % p
                 other = APPLY[CONFUSED[name]](value, operand) % p
                 wrong = (right + 1) % p, (right - 1) % p, other if other != right else any_wrong, any_wrong
-                p_w += (1 - hard_right - belief) / p
-                p_w[right] += hard_right
-                p_w[wrong[rng.integers(4)]] += belief
+                p_w += (1 - cfg.hard_right - cfg.belief) / p
+                p_w[right] += cfg.hard_right
+                p_w[wrong[rng.integers(4)]] += cfg.belief
     return distributions
 
 
 def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
     """The lines of one solution by the noisy solver. A merged line makes the errors of both of its operations."""
     value, operations, _ = parse_problem(problem)
-    cumulative, done, steps = _cumulative(*_solver_keys(cfg)), 0, []
+    cumulative, done, steps = _cumulative(cfg), 0, []
     while done < len(operations):
         line = operations[done : done + 1 + (done + 1 < len(operations) and rng.random() < cfg.merge)]
         first, done = value, done + len(line)
@@ -203,16 +195,14 @@ def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
 
 
 @functools.cache
-def _cumulative(*keys) -> dict[tuple[str, int], list[list[float]]]:
+def _cumulative(cfg: Config) -> dict[tuple[str, int], list[list[float]]]:
     """Cumulative distributions without their last bound, so that rounding gives no result beyond it."""
-    return {fact: np.cumsum(p_vw, 1)[:, :-1].tolist() for fact, p_vw in _fact_distributions(*keys).items()}
+    return {fact: np.cumsum(p_vw, 1)[:, :-1].tolist() for fact, p_vw in fact_distributions(cfg).items()}
 
 
 def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
-    """P(final answer right) after each step if the noisy solver of `cfg` continues; 0 after a step that is not a line.
-
-    Exact, as products of matrices: what follows depends only on the value written and the operations left.
-    """
+    """P(final answer right) after each step if the noisy solver of `cfg` continues, 0 after a step that is not a line:
+    exact, as products of matrices, since what follows depends only on the value written and the operations left."""
     _, operations, modulus = parse_problem(problem)
     expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
     distributions = fact_distributions(cfg)

@@ -177,11 +177,9 @@ def judge_all(problem: str, steps: Sequence[str]) -> Iterator[tuple[str, Hand]]:
 
 
 def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
-    """Judges each line by itself, given what the lines before wrote: "right" or its first error.
-
-    form: not a line; operand: a number is not at hand; arithmetic; cheat: a last line that claims the target by false
-    arithmetic; range: a value outside 1 to 99; rest: the numbers it restates are not those left.
-    """
+    """Judges each line by itself, given what the lines before wrote: "right" or its first error. form: not a line;
+    operand: a number is not at hand; arithmetic; cheat: a last line that claims the target by false arithmetic; range:
+    a value outside 1 to 99; rest: the numbers it restates are not those left."""
     return [verdict for verdict, _ in judge_all(problem, steps)]
 
 
