@@ -57,9 +57,8 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             try:
                 main(cfg)
             except Exception as error:
-                is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-                if is_sweep:
-                    hydra_cfg = HydraConfig.get()
+                hydra_cfg = HydraConfig.get()
+                if is_sweep := hydra_cfg.mode == RunMode.MULTIRUN:
                     why = one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
                     path = Path(hydra_cfg.runtime.output_dir) / "error.txt"
                     path.write_text(f"{why} ({' '.join(hydra_cfg.overrides.task)})\n")
@@ -87,20 +86,17 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 argparse.ArgumentParser._check_help = lambda self, action: None
             run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
-            failed = None
             try:
                 run()
             except (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 if full_error:
                     raise
-                failed = 1 if getattr(error, "is_printed", False) else one_line(error, config_name)
+                sys.exit(1 if getattr(error, "is_printed", False) else one_line(error, config_name))
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
                 if active_sweeps and (sweep := active_sweeps.pop()) and end_of_sweep:
                     end_of_sweep(sweep[0])
-            if failed:
-                sys.exit(failed)
 
         return start
 
