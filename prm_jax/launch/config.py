@@ -36,8 +36,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
         raise InputError(f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else ""))
     for field in dataclasses.fields(cls):
         if field.name not in {*values, *done} and field.default is field.default_factory is dataclasses.MISSING:
-            expected = type_name(hints[field.name])
-            raise InputError(f"{dot}{field.name}: missing key, expected {expected}")
+            raise InputError(f"{dot}{field.name}: missing key, expected {type_name(hints[field.name])}")
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 

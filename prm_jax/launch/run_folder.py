@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import platform
 import shutil
@@ -93,16 +92,11 @@ def runs_of(folder: Path) -> list[Path]:
     if (folder / "checkpoints").is_dir() or not numbered:
         return [folder]
     finished = [p for p in numbered if (p / "summary.json").exists()]
-    missing = [p.name for p in numbered if p not in finished]
     if not finished:
         raise InputError(f"checkpoint: {folder} holds {len(numbered)} runs of a sweep, none of them finished")
-    if missing:
+    if missing := [p.name for p in numbered if p not in finished]:
         print(f"left out    {len(missing)} of {len(numbered)} runs of the sweep: not finished: {', '.join(missing)}")
     return finished
-
-
-# Keys of earlier versions that no longer exist -> their value where they had no effect.
-REMOVED_KEYS = {"format.critic.first_error": False}
 
 
 def run_config(folder: Path) -> DictConfig:
@@ -116,10 +110,8 @@ def run_config(folder: Path) -> DictConfig:
         raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if not OmegaConf.is_dict(stored) or not stored:
         raise InputError(f"{path}: holds no configuration, expected that of a run")
-    for key, unused in REMOVED_KEYS.items():
-        if OmegaConf.select(stored, key, default=None) == unused:
-            section, _, name = key.rpartition(".")
-            OmegaConf.select(stored, section).pop(name, None)
+    if OmegaConf.select(stored, "format.critic.first_error", default=None) is False:  # an old key, without effect
+        del stored.format.critic.first_error
     return stored
 
 
@@ -215,16 +207,9 @@ def overridden_keys() -> list[str]:
 
 def write_json(path: Path, value):
     """Writes a JSON file in one step, with null for NaN and infinities."""
-
-    def finite(x):
-        if isinstance(x, dict):
-            return {name: finite(y) for name, y in x.items()}
-        if isinstance(x, list | tuple):
-            return [finite(y) for y in x]
-        return None if isinstance(x, float) and not math.isfinite(x) else x
-
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(finite, indent=2) + "\n")
     temporary.replace(path)
 
 
@@ -249,14 +234,10 @@ def code_fingerprint(files: Iterable[Path]) -> str:
 def versions() -> dict[str, str]:
     """Versions of Python and packages, and the commit of this repository (`+` = with uncommitted changes)."""
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
-
-    def git(*args):  # "" in an archive without .git, and on a machine without git
-        try:
-            return subprocess.run(["git", *args], cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
-        except FileNotFoundError:
-            return ""
-
-    commit = git("rev-parse", "HEAD")
-    dirty = "+" if commit and git("status", "--porcelain", "--untracked-files=no") else ""
+    git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:
+        commit = subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:  # a machine without git
+        commit = ""
     python = {"python": platform.python_version()}
-    return python | {p: metadata.version(p) for p in packages} | {"commit": commit + dirty or "unknown"}
+    return python | {p: metadata.version(p) for p in packages} | {"commit": commit or "unknown"}
