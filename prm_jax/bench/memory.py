@@ -103,15 +103,13 @@ def bench_memory(cfg: BenchConfig) -> list[Row]:
     for name, model_cfg in models.items():
         rows += [row(f"{name}_{key}", state_bytes(model_cfg, **x), "one device") for key, x in CHOICES.items()]
     programs = [(case, step) for case in m.cases for step in ("train", "score")]
-    with cli.progress("compiling", len(programs), "program") as bar:
-        for case, step in programs:
-            mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
-            name = f"{case.model}_{step}_{mesh}"
-            try:
-                rows.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
-            except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                rows.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
-            bar.update()
+    for case, step in cli.progress("compiling", len(programs), "program", iterable=programs):
+        mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
+        name = f"{case.model}_{step}_{mesh}"
+        try:
+            rows.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
+        except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            rows.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
     return rows

@@ -166,16 +166,12 @@ class Weights:
             raise InputError(f"{self.folder}: {len(unused)} tensors have no place in a {model}: {listed} ...")
 
 
-def load(
-    folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts: tuple | None = None
-) -> PRM:
-    """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
-
-    Arrays are of `dtype`; None: as stored; "compute": as `model.cast_backbone` stores them. A step head that the folder
-    lacks is initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the
-    binary head consists of these two rows of the vocabulary projection: their softmax is the score of a PRM that
-    answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError.
-    """
+def load(folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts=None) -> PRM:
+    """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part. Arrays are
+    of `dtype`; None: as stored; "compute": as `model.cast_backbone` stores them. A step head that the folder lacks is
+    initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the binary head
+    consists of these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in tokens
+    (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError."""
     weights, layer = Weights(folder, cfg), "lm_head"
     if verdicts is not None:
         assert cfg.final_logit_softcap is None, "capped logits of two tokens are no linear head: released.TwoTokenHead"

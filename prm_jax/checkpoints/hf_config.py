@@ -284,9 +284,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "dtype": "float32",
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        **{key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
         **family_fields(cfg, rope),
     }
     if scaling:

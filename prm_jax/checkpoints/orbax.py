@@ -103,11 +103,9 @@ def manager(folder: Path) -> ocp.CheckpointManager:
                 sums = {str(p.relative_to(step)): file_fingerprint(p) for p in files}
                 (step / CHECKSUMS).write_text(json.dumps(sums))
 
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=2,
-        multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name),
-        async_options=ocp.AsyncOptions(post_finalization_callback=write_checksums),
-    )
+    barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
+    saves = ocp.AsyncOptions(post_finalization_callback=write_checksums)
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, multiprocessing_options=barriers, async_options=saves)
     return ocp.CheckpointManager(folder, options=options)
 
 
