@@ -1,7 +1,6 @@
 """Train a process reward model (or an outcome model, or a language model) into a run folder.
 
-The run folder holds .hydra/ (its configuration), metrics.jsonl (one line a logged step), checkpoints/, model/ (config
-and tokenizer) and, once finished, summary.json.
+It holds .hydra/ (configuration), metrics.jsonl, checkpoints/, model/ (config, tokenizer) and, at the end, summary.json.
 """
 
 import collections

@@ -107,23 +107,19 @@ class ModelScorer:
         """Whether a row may be a prefix tree; a log-ratio needs the next token in the next place."""
         return self.reference is None and fits_window(self.model.cfg, row_tokens)
 
-    def fit_width(self, encoded: list[Encoded]):
-        """Sets row_tokens so that every solution fits: doubled as needed, or chosen where it is None."""
+    def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
+        """Scores packed rows in few shapes: step slots and rows are powers of two, rows a multiple of the mesh's."""
+        check_divides(self.model.cfg, self.batch_rows, "batch.rows")
         sequences = [e.ids_L for e in encoded]
         longest = max(map(len, sequences))
         if self.row_tokens:
             self.row_tokens = doubled(self.row_tokens, longest)
         else:
             self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.may_share(L))[0])
-
-    def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
-        """Scores packed rows in few shapes: step slots and rows are powers of two, rows a multiple of the mesh's."""
-        check_divides(self.model.cfg, self.batch_rows, "batch.rows")
-        self.fit_width(encoded)
         L, by_ratio, share = self.row_tokens, self.reference is not None, self.may_share(self.row_tokens)
-        packs, computed = plan_rows([e.ids_L for e in encoded], L, share)
+        packs, computed = plan_rows(sequences, L, share)
         self.stats.solutions += len(encoded)
-        self.stats.tokens += sum(len(e.ids_L) for e in encoded)
+        self.stats.tokens += sum(map(len, sequences))
         self.stats.computed += computed
         scores: list[np.ndarray] = [None] * len(encoded)
 

@@ -42,21 +42,9 @@ Samples = keys("Samples", "prompts", "prompt_tokens", "n", "new_tokens", "rows",
 Search = keys("Search", "problems", "width", "singles")
 Serve = keys("Serve", "requests", "candidates", "clients", "repeats")
 Rerank = keys("Rerank", "problems", "candidates", "steps", "betas", "python_trials")
-
-
-@dataclasses.dataclass(frozen=True)
-class Case(MeshConfig):
-    data: Count
-    model: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    target: Literal["cpu", "tpu"]
-    models: dict[str, dict[str, int]]
-    cases: tuple[Case, ...]
-    tokens: Count
-    step_ends: Count
+Case = keys("Case", "data", "fsdp", "tensor", model=str)
+Models = dict[str, dict[str, int]]
+Memory = keys("Memory", "tokens", "step_ends", target=Literal["cpu", "tpu"], models=Models, cases=tuple[Case, ...])
 
 
 @dataclasses.dataclass(frozen=True)

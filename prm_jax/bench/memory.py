@@ -1,7 +1,6 @@
 """Memory of a large model's state, and of its compiled train and score steps, on devices that need not exist.
 
-Nothing is allocated: arrays are shapes with a sharding. target=cpu compiles for fake devices in float32, so its
-temporaries are a rough guide; target=tpu uses the TPU compiler for v5p slices.
+Nothing is allocated: arrays are shapes. target=cpu compiles in float32 (a rough guide), target=tpu for slices of v5p.
 """
 
 import importlib.util

@@ -63,12 +63,9 @@ def write_tensors(folder: Path, parts: list[tuple]):
     from huggingface_hub import split_state_dict_into_shards_factory
 
     parts = {part[0]: part[1:] for part in parts}
-    split = split_state_dict_into_shards_factory(
-        parts,
-        get_storage_size=lambda part: 4 * math.prod(part[0].shape[len(part[1]) :]),
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=SHARD,
-    )
+    sizes = {name: 4 * math.prod(x.shape[len(index) :]) for name, (x, index, _) in parts.items()}
+    options = {"filename_pattern": "model{suffix}.safetensors", "max_shard_size": SHARD}
+    split = split_state_dict_into_shards_factory(sizes, get_storage_size=int, **options)
     for file, names in split.filename_to_tensors.items():
         arrays = {name: np.asarray(parts[name][0][parts[name][1]], np.float32) for name in names}
         arrays |= {name: np.ascontiguousarray(x.T) for name, x in arrays.items() if parts[name][2]}

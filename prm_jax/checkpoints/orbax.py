@@ -149,11 +149,10 @@ def newest_whole(folder: Path) -> int | None:
 HASHED = "vocab dim layers heads kv_heads head_dim ffn rope_theta norm_eps qkv_bias tied family o_bias mlp_bias qk_norm"
 HASHED = {*HASHED.split(), "window", "sliding", "rope_scaling", "lm_head", "head"}
 NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # change no parameter and no output
-RENAMED = {  # field: its name in runs before 2026-11-23
-    "local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap",
-    "final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "norm_topk_prob": "shares_to_one",
-    "max_positions": "positions",
-}  # fmt: skip
+# Field: its name in runs before 2026-11-23.
+RENAMED = {"local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap"}
+RENAMED |= {"final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "max_positions": "positions"}
+RENAMED |= {"norm_topk_prob": "shares_to_one"}
 
 
 def structure_hash(model) -> str:

@@ -110,7 +110,8 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
         text = f"{error.filename or 'a file'}: {error.strerror}"
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     if config_name and (mistyped := re.match(r"Could not override '([^']+)'", text)):
-        key, keys = mistyped[1], known_keys(config_name)
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            key, keys = mistyped[1], [name for name, _ in flatten(hydra.compose(config_name))]
         names = {k.split(".")[-1]: k for k in keys}
         close = difflib.get_close_matches(key, keys, n=1)
         close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1)]
@@ -122,12 +123,6 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
     if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
         text += f" ({cause})"
     return f"error: {text}"
-
-
-def known_keys(config_name: str) -> list[str]:
-    """Every dotted key of the default configuration."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return [key for key, _ in flatten(hydra.compose(config_name))]
 
 
 def print_help(config_name: str, doc: str):

@@ -48,18 +48,9 @@ class Rule:
     expected: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, since a table has no hash
-class one_of:
+def one_of(names: typing.Collection[str]) -> Rule:
     """The rule that a value is a key of a table, looked up when the value is read."""
-
-    names: typing.Collection[str]
-
-    def allows(self, x) -> bool:
-        return x in self.names
-
-    @property
-    def expected(self) -> str:
-        return " or ".join(", ".join(self.names).rsplit(", ", 1))
+    return Rule(lambda x: x in names, " or ".join(", ".join(names).rsplit(", ", 1)))
 
 
 Count = typing.Annotated[int, Rule(lambda n: n >= 1, "at least 1")]

@@ -46,9 +46,8 @@ def create_run_folder(folder: Path, cfg: DictConfig):
 
 @contextlib.contextmanager
 def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
-    """Locks an output folder for this process, and records the configuration in a new one. A command that fails
-    before it has written a non-empty file matching `worth` removes what it made, so the corrected command can use
-    the folder. The lock is released when the process ends."""
+    """Locks an output folder while this process lives, and records a new one's configuration. A command that fails before
+    it has written a non-empty file matching `worth` removes what it made, so that the next can use the folder."""
     before = set(folder.iterdir())
     if not resumes or not (folder / ".hydra").is_dir():  # only process 0 has the folder of a resumed run
         create_run_folder(folder, cfg)
@@ -129,8 +128,7 @@ def settings(folder: str | Path) -> dict:
 
 def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
     """[(its {key: value} that differ from others, indices of its runs)] of each setting, in the order of first runs.
-    Settings without a key do not differ in it, since older runs lack newer keys; `verifier`, which names what is not a
-    run of ours, always counts as a difference."""
+    A missing key is no difference, since older runs lack newer ones; `verifier`, of what is no run, always is one."""
     values, groups = {}, {}
     for setting in settings:
         for key, value in setting.items():
