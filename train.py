@@ -85,9 +85,8 @@ class TrainConfig:
         is_lm = is_implicit or self.objective == "lm"
         if is_lm and self.optimizer.trainable == "head":
             raise InputError(f"optimizer.trainable: got 'head', but objective={self.objective} has no step head")
-        if is_implicit:
-            expected = "a language model with objective=implicit, which measures what trains against it"
-            expect(self.init != "random", "init", self.init, expected)
+        expected = "a language model with objective=implicit, which measures what trains against it"
+        expect(not is_implicit or self.init != "random", "init", self.init, expected)
         needs_last = is_implicit or STEP_LOSSES[self.loss.step].ranks  # these compare steps or solutions, not tokens
         expected = f"last with objective={self.objective}, loss.step={self.loss.step}"
         expect(self.outcome_at == "last" or not needs_last, "outcome_at", self.outcome_at, expected)

@@ -219,9 +219,8 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
-    """Writes config.json, the weights (safetensors, float32) and the tokenizer in the layout of transformers.
-    `notes` (format, label kind, objective) and the head's name are stored in config.json under `prm_jax`, which
-    transformers ignores. InputError where a config.json cannot describe the model."""
+    """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
+    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits the model."""
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     save_weights(folder, model)
     write_json(folder / "config.json", config)

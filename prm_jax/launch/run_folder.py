@@ -29,9 +29,8 @@ def output_dir() -> Path:
 
 
 def create_run_folder(folder: Path, cfg: DictConfig):
-    """Records the configuration in an output folder in Hydra's layout; InputError where the folder holds a run. Hydra's
-    own record is switched off, since it is written before the command could refuse the folder. The record appears in
-    one step, so that a kill leaves a folder that is either free or a run."""
+    """Records the configuration in Hydra's layout; InputError where the folder holds a run. Hydra's own record is off,
+    since it precedes this refusal. Ours appears in one step, so that a kill leaves a folder that is free or a run."""
     record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     OmegaConf.save(cfg, temporary / "config.yaml")
@@ -46,7 +45,7 @@ def create_run_folder(folder: Path, cfg: DictConfig):
 
 @contextlib.contextmanager
 def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
-    """Locks an output folder while this process lives, and records a new one's configuration. A command that fails before
+    """Locks a folder while this process lives, and records a new one's configuration. A command that fails before
     it has written a non-empty file matching `worth` removes what it made, so that the next can use the folder."""
     before = set(folder.iterdir())
     if not resumes or not (folder / ".hydra").is_dir():  # only process 0 has the folder of a resumed run

@@ -79,7 +79,7 @@ class MetricsLog:
 
 class StepReader:
     """Reads the numbers of a step while the device computes the next one, so that the device never waits.
-    `position(step)` adds what only the caller knows (learning rate, epoch). A NaN or infinite number raises InputError."""
+    `position(step)` adds what the caller knows (learning rate, epoch). A NaN or infinite number raises InputError."""
 
     def __init__(self, log: MetricsLog, bar: tqdm, every: int, seconds_before: float, position: Callable[[int], dict]):
         self.log, self.bar, self.every, self.position = log, bar, every, position
