@@ -220,7 +220,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
-    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits the model."""
+    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits it."""
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     save_weights(folder, model)
     write_json(folder / "config.json", config)
