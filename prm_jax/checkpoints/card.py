@@ -42,8 +42,8 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
     else:
         old = json.dumps({"architectures": [f"{family}ForTokenClassification"]})
         new = "recognise ForTokenClassification (pooling task `token_classify`: take the logits at the step tag)"
-        old = f"older ones need `--hf-overrides '{old}'` and a class of that name"
-        lines.append(f"- vLLM: newer versions {new}; {old}.")
+        needs = f"`--hf-overrides '{old}'` and a class of that name"
+        lines.append(f"- vLLM: newer versions {new}; older ones need {needs}.")
     return "\n".join(lines)
 
 

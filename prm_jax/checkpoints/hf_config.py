@@ -130,10 +130,10 @@ def gemma_fields(config: dict, dim: int, head_dim: int, where: str) -> dict:
     """The fields of ModelConfig that only a Gemma sets."""
     if config["model_type"] == "gemma3_text":  # transformers' Gemma 3 ignores it
         expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
-    fields = {"post_norms": True, "embed_scale": dim**0.5}
-    fields["query_scale"] = math.sqrt(head_dim / config["query_pre_attn_scalar"])
-    caps = {name: config[f"{name}ping"] for name in ("attn_logit_softcap", "final_logit_softcap")}
-    return fields | {name: None if cap is None else float(cap) for name, cap in caps.items()}
+    caps = (config["attn_logit_softcapping"], config["final_logit_softcapping"])
+    attention, final = (None if cap is None else float(cap) for cap in caps)
+    fields = {"post_norms": True, "attn_logit_softcap": attention, "final_logit_softcap": final}
+    return fields | {"embed_scale": dim**0.5, "query_scale": math.sqrt(head_dim / config["query_pre_attn_scalar"])}
 
 
 LENGTH = "original_max_position_embeddings"
