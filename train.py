@@ -1,7 +1,6 @@
 """Train a process reward model (or an outcome model, or a language model) into a run folder.
 
-The run folder holds .hydra/ (its configuration), metrics.jsonl (one line a logged step), checkpoints/, model/ (config
-and tokenizer) and, once finished, summary.json.
+It holds .hydra/ (configuration), metrics.jsonl, checkpoints/, model/ (config, tokenizer) and, at the end, summary.json.
 """
 
 import collections
@@ -18,20 +17,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError
+from prm_jax import InputError, training
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
+from prm_jax.data import packing
 from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
-from prm_jax.data.packing import (
-    TrainingRows,
-    eval_batches,
-    fits_window,
-    make_plan,
-    train_batches,
-    training_width,
-    unpack_steps,
-)
 from prm_jax.data.splits import Data, Mixture, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.heads import HEADS
@@ -44,15 +35,6 @@ from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
-from prm_jax.training import (
-    LossConfig,
-    OptimizerConfig,
-    eval_step,
-    make_optimizer,
-    make_schedule,
-    train_step,
-    with_reference,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +51,12 @@ class TrainBatch:
 class EvalConfig:
     every: Count
     solutions: Count
-    # Runs made before there was this key lack it.
-    best_by: Literal["loss", "accuracy", "step_auroc", "first_error_f1"] = "loss"
+    best_by: Literal["loss", "accuracy", "step_auroc", "first_error_f1"] = "loss"  # older runs lack this key
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """conf/train.yaml says what each key means; `data` is parsed by data/splits.py, `distributed`
-    and `cpu_devices` by launch/."""
+    """conf/train.yaml explains each key; data/splits.py parses `data`, launch/ `distributed` and `cpu_devices`."""
 
     seed: Seed
     objective: Literal["prm", "orm", "implicit", "lm"]
@@ -91,9 +71,9 @@ class TrainConfig:
     tensorboard: bool
     model: hf_config.ModelChoice
     format: Format
-    loss: LossConfig
+    loss: training.LossConfig
     lora: LoraConfig
-    optimizer: OptimizerConfig
+    optimizer: training.OptimizerConfig
     batch: TrainBatch
     mesh: MeshConfig
     eval: EvalConfig
@@ -105,9 +85,8 @@ class TrainConfig:
         is_lm = is_implicit or self.objective == "lm"
         if is_lm and self.optimizer.trainable == "head":
             raise InputError(f"optimizer.trainable: got 'head', but objective={self.objective} has no step head")
-        if is_implicit:
-            expected = "a language model with objective=implicit, which measures what trains against it"
-            expect(self.init != "random", "init", self.init, expected)
+        expected = "a language model with objective=implicit, which measures what trains against it"
+        expect(not is_implicit or self.init != "random", "init", self.init, expected)
         needs_last = is_implicit or STEP_LOSSES[self.loss.step].ranks  # these compare steps or solutions, not tokens
         expected = f"last with objective={self.objective}, loss.step={self.loss.step}"
         expect(self.outcome_at == "last" or not needs_last, "outcome_at", self.outcome_at, expected)
@@ -160,9 +139,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
     targets = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
     rows, examples, parts = iter(splits["train"]), {"train": [], "validation": []}, {}
-    training = [("train", name, list(itertools.islice(rows, n))) for name, n in data.parts.items()]
-    training = training or [("train", "", splits["train"])]
-    for split, source, solutions in (*training, ("validation", "", splits["validation"])):
+    sizes = data.parts or {"": len(splits["train"])}
+    sources = [("train", name, list(itertools.islice(rows, n))) for name, n in sizes.items()]
+    for split, source, solutions in (*sources, ("validation", "", splits["validation"])):
         limits = cfg.batch.tokens, cfg.batch.too_long
         made, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split])
         counts |= {f"{split}_{name}": n + counts.get(f"{split}_{name}", 0) for name, n in dropped.items()}
@@ -175,42 +154,31 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
     cli.print_counts(counts)
     if cfg.batch.tokens is None:
-        width = training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
+        width = packing.training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
         cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
 
     model = make_model(cfg, tokenizer)
-    if cfg.batch.share_prefixes and not fits_window(model.cfg, cfg.batch.tokens):
+    if cfg.batch.share_prefixes and not packing.fits_window(model.cfg, cfg.batch.tokens):
         window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
         raise InputError(f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}")
     if cfg.objective == "implicit":
         size = cfg.batch.tokens, cfg.batch.rows
-        examples = {split: with_reference(rows, model, *size) for split, rows in examples.items()}
-    opt = make_optimizer(model, cfg.optimizer, cfg.steps)
-    n_parameters, n_trained = (
-        sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt)
-    )
-    print(f"model       {n_parameters:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
+        examples = {split: training.with_reference(rows, model, *size) for split, rows in examples.items()}
+    opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
+    n_all, n_trained = (sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt))
+    print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
     print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {jax.process_count()} processes")
     save_description(texts / "model", model.cfg, tokenizer)
 
-    plan = make_plan(examples["train"], cfg.batch.tokens, cfg.batch.share_prefixes, STEP_LOSSES[cfg.loss.step].together)
-    source = TrainingRows(examples["train"], plan, cfg.seed, parts)
+    together = STEP_LOSSES[cfg.loss.step].together
+    plan = packing.make_plan(examples["train"], cfg.batch.tokens, cfg.batch.share_prefixes, together)
+    source = packing.TrainingRows(examples["train"], plan, cfg.seed, parts)
     print(source.summary())
     final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind)
     drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
-    summary = {
-        "finished": True,
-        "objective": cfg.objective,
-        "label_kind": data_cfg.label_kind,
-        "seed": cfg.seed,
-        **final,
-        "parameters": n_parameters,
-        "trained_parameters": n_trained,
-        "counts": counts,
-        **drawn,
-        "overrides": run_folder.overrides_of(run),
-        "versions": run_folder.versions(),
-    }
+    summary = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
+    summary |= {**final, "parameters": n_all, "trained_parameters": n_trained, "counts": counts, **drawn}
+    summary |= {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
     run_folder.write_json(texts / "summary.json", summary)
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} problems=FILE"
@@ -225,17 +193,14 @@ def draw_samples(*args):
 
 
 def record_data(path: Path, data: Data):
-    """Writes hashes of the run's files, which a resumed run must have again, and of its problems, so that an evaluation
-    can tell which of its problems the run has seen."""
+    """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations read."""
     if path.exists() and (old := run_folder.read_json(path)["files"]) != data.fingerprints:
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
         raise InputError(f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead")
     run_folder.write_json(path, {"files": data.fingerprints, "problems": problem_hashes(data.splits["train"])})
 
 
-def fit(
-    cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt: nnx.Optimizer, source, validation, label_kind
-) -> dict:
+def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind: str) -> dict:
     """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best evaluation."""
     b, checkpoints = cfg.batch, Checkpoints(run)
     first, best = 0, {}
@@ -243,9 +208,9 @@ def fit(
         first, best = checkpoints.restore(model, opt) or (first, best)
     seconds_before = best.pop("seconds", 0.0)
     check_divides(model.cfg, b.rows, "batch.rows")
-    validation_batches = list(eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together))
+    validation_batches = list(packing.eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together))
     batches = micro_batches(source, b, first, cfg.steps)
-    schedule, k_dropout = make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
+    schedule, k_dropout = training.make_schedule(cfg.optimizer, cfg.steps), jax.random.key(cfg.seed)
     if cfg.lengthened and first < cfg.steps:
         print(lengthened(cfg, first))
 
@@ -259,7 +224,7 @@ def fit(
     with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
         reader = StepReader(log, bar, cfg.log_every, seconds_before, position)
         for step in range(first + 1, cfg.steps + 1):
-            model, opt, metrics = train_step(model, opt, next(batches), cfg.loss, k_dropout)
+            model, opt, metrics = training.train_step(model, opt, next(batches), cfg.loss, k_dropout)
             # The stop signal is read with the numbers, so that all processes stop at the same step.
             reader.add(step, metrics | {"stop": max_over_processes(stop.received or 0)})
             last = step == cfg.steps
@@ -269,9 +234,8 @@ def fit(
                 continue
             record, is_best = reader.read(), False
             # Checked before every save too: the step's loss was finite before its update, not necessarily after.
-            scores = require_finite(
-                step, evaluate(model, validation_batches if evaluates else validation_batches[:1], cfg.loss, label_kind)
-            )
+            held_out = validation_batches if evaluates else validation_batches[:1]
+            scores = require_finite(step, evaluate(model, held_out, cfg.loss, label_kind))
             if evaluates:
                 is_best = is_better(scores, best, cfg.eval.best_by)
                 best = {**scores, "best_step": step} if is_best else best
@@ -293,17 +257,17 @@ def fit(
 
 def lengthened(cfg: TrainConfig, first: int) -> str:
     """A line that says how the longer run's learning rate differs from step `first` + 1 on."""
-    before, after = (make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps))
+    before, after = (training.make_schedule(cfg.optimizer, steps) for steps in (cfg.lengthened[-1], cfg.steps))
     rates = f"step {first + 1} has {float(after(first)):.3g} in place of {float(before(first)):.3g}"
     rates += f", the last step {float(after(cfg.steps - 1)):.3g}"
     return f"longer      {cfg.lengthened[-1]} -> {cfg.steps} steps; this stretches the learning rate's cosine: {rates}"
 
 
-def micro_batches(source: TrainingRows, cfg: TrainBatch, first: int, steps: int):
+def micro_batches(source: packing.TrainingRows, cfg: TrainBatch, first: int, steps: int):
     """The batches after step `first`, arrays [A, B, ...] on the mesh; this process reads only its own rows."""
     n_rows = cfg.rows * cfg.accumulate
     local_AB = np.arange(n_rows).reshape(cfg.accumulate, -1)[:, local_rows(cfg.rows)]
-    for batch in train_batches(source, steps, n_rows, local_AB.ravel(), first):
+    for batch in packing.train_batches(source, steps, n_rows, local_AB.ravel(), first):
         batch = {name: x.reshape(*local_AB.shape, *x.shape[1:]) for name, x in batch.items()}
         yield shard_batch(batch, cfg.rows, axis=1)
 
@@ -316,13 +280,13 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
     return "best_step" not in best or sign * (scores[name] - best[name]) > 0
 
 
-def evaluate(model: PRM, batches, cfg: LossConfig, label_kind: str) -> dict[str, float]:
+def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> dict[str, float]:
     """Mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined."""
     totals, scored = collections.Counter(), []
     for batch in batches:
-        sums = eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
+        sums = training.eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
         if "logit" in sums:
-            scored += unpack_steps(batch, np.asarray(sums.pop("logit")))
+            scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":

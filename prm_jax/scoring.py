@@ -1,5 +1,4 @@
 """Step scores for many solutions: text in, log-odds that each step is good out. Evaluation and search score here.
-
 A model is one Scorer of protocols.py; those that need no model are in scorers.py.
 
 Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row.
@@ -40,10 +39,8 @@ def step_log_odds(model: PRM, batch):
 @jax.jit
 def log_ratio(policy: PRM, reference: PRM, batch):
     """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024)."""
-    logp_BL, reference_BL = (
-        model.next_logprobs(model(batch["ids"], batch["pos"], batch["visible_until"]), batch["ids"])
-        for model in (policy, reference)
-    )
+    inputs = batch["ids"], batch["pos"], batch["visible_until"]
+    logp_BL, reference_BL = (model.next_logprobs(model(*inputs), batch["ids"]) for model in (policy, reference))
     return replicate(logp_BL - reference_BL)
 
 
@@ -67,21 +64,18 @@ class ScoringStats:
     def summary(self) -> str:
         widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
         ratio, padding = self.tokens / self.computed, 1 - self.computed / self.places
-        return (
-            f"scored      {self.solutions:,} distinct solutions in rows of {widths} tokens: {ratio:.2f} tokens of "
-            f"solutions a computed token, {padding:.1%} padding, {len(self.shapes)} shapes compiled"
-        )
+        what = f"{self.solutions:,} distinct solutions in rows of {widths} tokens"
+        packing = f"{ratio:.2f} tokens of solutions a computed token, {padding:.1%} padding"
+        return f"scored      {what}: {packing}, {len(self.shapes)} shapes compiled"
 
 
 @dataclasses.dataclass
 class ModelScorer:
-    """Scores steps by a model's step head or, with a reference model, by beta times the log-ratio (`log_ratio`).
-
-    A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A
-    score depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16 its neighbours in
-    the packed row move P(good) by up to .0016. `row_tokens=None` is chosen from the lengths in the first call; a longer
-    solution doubles the rows from then on.
-    """
+    """Scores steps by a model's step head or, with a reference model, by beta times the log-ratio (`log_ratio`). A
+    repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A score
+    depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16 its neighbours in the
+    packed row move P(good) by up to .0016. `row_tokens=None` is chosen from the lengths in the first call; a longer
+    solution doubles the rows from then on."""
 
     model: PRM
     tokenizer: object
@@ -110,27 +104,22 @@ class ModelScorer:
         return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]
 
     def may_share(self, row_tokens: int) -> bool:
-        """Whether a row may be a prefix tree; a log-ratio reads the next place as the next
-        token, which a tree breaks."""
+        """Whether a row may be a prefix tree; a log-ratio needs the next token in the next place."""
         return self.reference is None and fits_window(self.model.cfg, row_tokens)
 
-    def fit_width(self, encoded: list[Encoded]):
-        """Sets row_tokens so that every solution fits: doubled as needed, or chosen where it is None."""
+    def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
+        """Scores packed rows in few shapes: step slots and rows are powers of two, rows a multiple of the mesh's."""
+        check_divides(self.model.cfg, self.batch_rows, "batch.rows")
         sequences = [e.ids_L for e in encoded]
         longest = max(map(len, sequences))
         if self.row_tokens:
             self.row_tokens = doubled(self.row_tokens, longest)
         else:
             self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.may_share(L))[0])
-
-    def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
-        """Scores packed rows in few shapes: step slots and rows are powers of two, rows a multiple of the mesh's."""
-        check_divides(self.model.cfg, self.batch_rows, "batch.rows")
-        self.fit_width(encoded)
         L, by_ratio, share = self.row_tokens, self.reference is not None, self.may_share(self.row_tokens)
-        packs, computed = plan_rows([e.ids_L for e in encoded], L, share)
+        packs, computed = plan_rows(sequences, L, share)
         self.stats.solutions += len(encoded)
-        self.stats.tokens += sum(len(e.ids_L) for e in encoded)
+        self.stats.tokens += sum(map(len, sequences))
         self.stats.computed += computed
         scores: list[np.ndarray] = [None] * len(encoded)
 
@@ -161,11 +150,8 @@ class ModelScorer:
 
 
 def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:
-    """Yields the step scores of (problem, steps) rows in order, one float32 array a row.
-
-    It reads CHUNK rows at a time, so memory does not grow with the stream. The progress
-    bar goes from `done` to `total`.
-    """
+    """Yields the step scores of (problem, steps) rows in order, one float32 array a row. It reads CHUNK rows at a time,
+    so memory does not grow with the stream. The progress bar goes from `done` to `total`."""
     rows = iter(rows)
     if hasattr(scorer, "stats"):
         scorer.stats = type(scorer.stats)()
@@ -179,11 +165,9 @@ def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0
 
 def score_into(path: Path, scorer, rows: Iterable, total: int):
     """Appends the step scores of (id, problem, steps) rows to a file as they come, one JSON {id, unit, scores} a line.
-
     An interrupted file is continued: rows that have a line are not scored again, and an incomplete last line is
     dropped. Raises InputError where a line belongs to another row or has another unit. Each of several processes writes
-    its own file, and all continue that of process 0.
-    """
+    its own file, and all continue that of process 0."""
     share_file(path)
     rows, ids, done = iter(rows), collections.deque(), 0
     with path.open("a+b") as file:

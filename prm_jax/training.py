@@ -42,8 +42,7 @@ def in_head(_, x):
     return x.get_metadata("in_head", False)
 
 
-# The NNX filter of the parameters that train. Named here once, since a jitted step takes it as
-# part of the optimiser's type.
+# The NNX filter of the parameters that train, named once, since a jitted step takes it as part of the optimiser's type.
 TRAINABLE = {"all": nnx.Param, "head": in_head, "lora": nnx.Any(nnx.LoRAParam, in_head)}
 
 
@@ -73,10 +72,8 @@ def make_optimizer(model: PRM, cfg: OptimizerConfig, steps: int) -> nnx.Optimize
 
 
 def make_transform(model: PRM, cfg: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """AdamW with clipping, warm-up and cosine; weight decay on the parameters that declare it, the matrices.
-
-    The usual `ndim > 1` would decay norm gains and biases too, which are stacked over layers.
-    """
+    """AdamW with clipping, warm-up and cosine; weight decay on the parameters that declare it, the matrices. The usual
+    `ndim > 1` would decay norm gains and biases too, which are stacked over layers."""
     trained, is_variable = nnx.state(model, TRAINABLE[cfg.trainable]), lambda x: isinstance(x, nnx.Variable)
     decays = jax.tree.map(lambda x: x.get_metadata("decays", False), trained, is_leaf=is_variable)
     schedule, options = make_schedule(cfg, steps), {"weight_decay": cfg.weight_decay, "mask": decays}
@@ -118,11 +115,8 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
 
 
 def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
-    """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good.
-
-    Raises InputError where the loss reads what its entry of STEP_LOSSES does not declare,
-    or more outputs than there are.
-    """
+    """(loss_BT, logit_BT): the step loss of a head's outputs, and the log-odds that each step is good. Raises
+    InputError where the loss reads what its entry of STEP_LOSSES does not declare, or more outputs than there are."""
     loss, logit_BT, C = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC), logit_BTC.shape[-1]
     if loss.outputs not in (None, C):
         raise InputError(f"loss.step: got {cfg.step!r}, which needs {loss.outputs} outputs; model.head={head} has {C}")
@@ -154,10 +148,8 @@ def combine(terms, batch, cfg: LossConfig):
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
 def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
-    """One update from a global batch of A micro-batches, arrays [A, B, ...]; returns (model, opt, metrics).
-
-    Modules are pytrees: under jax.jit an in-place update is lost unless it is returned.
-    """
+    """One update from a global batch of A micro-batches, arrays [A, B, ...]; returns (model, opt, metrics). Modules are
+    pytrees: under jax.jit an in-place update is lost unless it is returned."""
     A = batch["ids"].shape[0]
     graph, trained, frozen = nnx.split(model, opt.wrt, ...)
 

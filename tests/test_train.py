@@ -9,6 +9,7 @@ import sys
 import time
 import types
 
+import hydra
 import numpy as np
 import pytest
 from conftest import ROOT, call, printed, run, start
@@ -24,7 +25,7 @@ from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import data_config, load_splits
-from prm_jax.launch import cli, config, run_folder
+from prm_jax.launch import config, run_folder
 from prm_jax.launch.run_log import MetricsLog
 from prm_jax.training import OptimizerConfig, make_schedule
 
@@ -380,7 +381,9 @@ def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
     train.main()
     text = capsys.readouterr().out
-    for key in cli.known_keys("train"):
+    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
+        keys = [key for key, _ in config.flatten(hydra.compose("train"))]
+    for key in keys:
         line = re.search(rf"^\s*{re.escape(key.split('.')[-1])}:.*$", text, flags=re.MULTILINE) or re.search(
             rf"[{{,] *\"?{re.escape(key.split('.')[-1])}\"?:", text
         )

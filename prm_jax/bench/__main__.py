@@ -57,13 +57,8 @@ def main(cfg):
         rows = JOBS[cfg.what](cfg)
     print(table(rows))
     path = folder / "results.json"
-    results = {
-        **{row.name: row.value for row in rows},
-        "notes": {row.name: row.note for row in rows if row.note},
-        "device": jax.devices()[0].device_kind,
-        "cpus": os.cpu_count(),
-        "versions": run_folder.versions(),
-    }
+    results = {row.name: row.value for row in rows} | {"notes": {row.name: row.note for row in rows if row.note}}
+    results |= {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}
     run_folder.write_json(path, results)
     print(f"results     {path}")
 

@@ -31,50 +31,20 @@ PEERS |= {what: {"torch": "torch transformers"} for what in ("score", "sampling"
 DTYPES = Rule(lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both")
 
 
-@dataclasses.dataclass(frozen=True)
-class Train:
-    solutions: Count
-    rows: Count
-    mean_tokens: Positive
-    longest: Count
-    tokens_a_step: Count
+def keys(name: str, *counts: str, **others) -> type:
+    """A frozen dataclass whose fields `counts` are Counts; `others` are {field: type}."""
+    return dataclasses.make_dataclass(name, [*((count, Count) for count in counts), *others.items()], frozen=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Score:
-    problems: Count
-    candidates: Count
-    mean_tokens: Positive
-    longest: Count
-    rows: Count
-    tokens: Count | None
-    repeats: Count
-
-
-def counts(name: str, *keys: str) -> type:
-    """A frozen dataclass whose fields are all Counts."""
-    return dataclasses.make_dataclass(name, [(key, Count) for key in keys], frozen=True)
-
-
-Samples = counts("Samples", "prompts", "prompt_tokens", "n", "new_tokens", "rows", "repeats")
-Search = counts("Search", "problems", "width", "singles")
-Serve = counts("Serve", "requests", "candidates", "clients", "repeats")
-Rerank = counts("Rerank", "problems", "candidates", "steps", "betas", "python_trials")
-
-
-@dataclasses.dataclass(frozen=True)
-class Case(MeshConfig):
-    data: Count
-    model: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    target: Literal["cpu", "tpu"]
-    models: dict[str, dict[str, int]]
-    cases: tuple[Case, ...]
-    tokens: Count
-    step_ends: Count
+Train = keys("Train", "solutions", "rows", "longest", "tokens_a_step", mean_tokens=Positive)
+Score = keys("Score", "problems", "candidates", "longest", "rows", "repeats", mean_tokens=Positive, tokens=Count | None)
+Samples = keys("Samples", "prompts", "prompt_tokens", "n", "new_tokens", "rows", "repeats")
+Search = keys("Search", "problems", "width", "singles")
+Serve = keys("Serve", "requests", "candidates", "clients", "repeats")
+Rerank = keys("Rerank", "problems", "candidates", "steps", "betas", "python_trials")
+Case = keys("Case", "data", "fsdp", "tensor", model=str)
+Models = dict[str, dict[str, int]]
+Memory = keys("Memory", "tokens", "step_ends", target=Literal["cpu", "tpu"], models=Models, cases=tuple[Case, ...])
 
 
 @dataclasses.dataclass(frozen=True)

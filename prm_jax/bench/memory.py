@@ -1,7 +1,6 @@
 """Memory of a large model's state, and of its compiled train and score steps, on devices that need not exist.
 
-Nothing is allocated: arrays are shapes with a sharding. target=cpu compiles for fake devices in float32, so its
-temporaries are a rough guide; target=tpu uses the TPU compiler for v5p slices.
+Nothing is allocated: arrays are shapes. target=cpu compiles in float32 (a rough guide), target=tpu for slices of v5p.
 """
 
 import importlib.util
@@ -103,15 +102,13 @@ def bench_memory(cfg: BenchConfig) -> list[Row]:
     for name, model_cfg in models.items():
         rows += [row(f"{name}_{key}", state_bytes(model_cfg, **x), "one device") for key, x in CHOICES.items()]
     programs = [(case, step) for case in m.cases for step in ("train", "score")]
-    with cli.progress("compiling", len(programs), "program") as bar:
-        for case, step in programs:
-            mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
-            name = f"{case.model}_{step}_{mesh}"
-            try:
-                rows.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
-            except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                rows.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
-            bar.update()
+    for case, step in cli.progress("compiling", len(programs), "program", iterable=programs):
+        mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
+        name = f"{case.model}_{step}_{mesh}"
+        try:
+            rows.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
+        except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            rows.append(Row(f"{name}_gb", math.nan, str(error).splitlines()[0]))
     return rows

@@ -1,12 +1,10 @@
 """The benchmarks in PyTorch on CPU, to compare our speed with.
 
-`python -P prm_jax/bench/peers.py FOLDER` does the job of FOLDER/job.json with the model that hf.save wrote there, and
-writes FOLDER/result.json. It imports nothing of ours, since it may run in another environment: TRL is no dependency,
-and 1.13.0 was its last release with a PRMTrainer.
+`python -P prm_jax/bench/peers.py FOLDER` does FOLDER/job.json with the model that hf.save wrote there, and writes
+result.json. It imports nothing of ours: TRL, whose last release with a PRMTrainer is 1.13.0, has its own environment.
 
-job.json     what (train, score, sampling), peer (torch, trl), dtypes; train: steps (lists of solutions: ids, step_end,
-label), rates (one per step), b1, b2, weight_decay, clip; score: solutions (ids, step_end); sampling:
-prompts (ids), n, new_tokens
+job.json     what, peer, dtypes; train: steps (lists of solutions: ids, step_end, label), rates (one per step), b1, b2,
+weight_decay, clip; score: solutions (ids, step_end); sampling: prompts (ids), n, new_tokens
 result.json  {dtype: result}; train: seconds and loss per step; score: total seconds, and score, a list per solution;
 sampling: total seconds, and greedy, the most likely tokens after the first prompt
 """

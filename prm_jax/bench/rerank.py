@@ -75,9 +75,8 @@ def bench_rerank(cfg: BenchConfig) -> list[Row]:
 
 
 def python_trial(samples: list[list[tuple]], sizes: list[int], shuffle: Callable) -> list[float]:
-    """Pass rate at each n of one trial of the published protocol: shuffle; the best of the first n with an answer
-    wins. `samples` holds each problem's candidates (score, is right, has an answer), which are shuffled anew for
-    every n. The first of equal scores wins; n candidates without an answer count as wrong."""
+    """Pass rate at each n of one trial of the published protocol: shuffle a problem's candidates (score, is right, has
+    an answer); the best of the first n with an answer wins, the first of equals. n without an answer count as wrong."""
     rates = []
     for n in sizes:
         solved = 0

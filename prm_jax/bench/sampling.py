@@ -13,11 +13,6 @@ from prm_jax.data.formats import Format
 from prm_jax.generate.sampling import Policy, Sampling
 
 
-def same_tokens(ours: np.ndarray, theirs: list) -> float:
-    """Share of the greedy tokens before the first difference; where two are equally likely, rounding decides."""
-    return float((ours == np.array(theirs)).cumprod().mean())
-
-
 def bench_sampling(cfg: BenchConfig) -> list[Row]:
     s, rng, ours, greedy = cfg.sampling, np.random.default_rng(cfg.seed), {}, {}
     model = common.random_model(cfg, cfg.dtypes[0])
@@ -45,11 +40,13 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
     pairs = s.prompts * (prompt_pairs + s.n * (all_pairs - prompt_pairs))
     flops = common.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
     flops += 2 * tokens * model.cfg.dim * model.cfg.vocab
+    # Where two tokens are equally likely, rounding decides.
+    same = {dtype: float((greedy[dtype] == np.array(r["greedy"])).cumprod().mean()) for dtype, r in theirs.items()}
     shape = f"{s.n} samples of each of {s.prompts} prompts of {before} tokens"
     note = "share of the greedy tokens of one prompt before the first that differs"
     return [
         Row("tokens", tokens, f"{shape}, {s.rows} rows at a time"),
         *[Row(f"{dtype}_seconds", seconds, f"median of {s.repeats}") for dtype, seconds in ours.items()],
         *common.speed(cfg, tokens, flops, ours, {dtype: r["seconds"] for dtype, r in theirs.items()}),
-        *[Row(f"{cfg.peer}_{d}_same_tokens", same_tokens(greedy[d], r["greedy"]), note) for d, r in theirs.items()],
+        *[Row(f"{cfg.peer}_{dtype}_same_tokens", share, note) for dtype, share in same.items()],
     ]

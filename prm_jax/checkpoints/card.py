@@ -34,18 +34,16 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
     ]
     pooler = json.dumps({"pooling_type": "STEP", "step_tag_id": tag})
     if head.hidden and cfg.family == "qwen2":
-        lines.append(
-            f"- vLLM has its class. Set the step tag by `--override-pooler-config '{pooler}'` (`--pooler-config` in "
-            "newer versions): versions 0.9 and 0.10 look for Qwen's id 151651 by default and would read nothing here."
-        )
+        flag = f"`--override-pooler-config '{pooler}'` (`--pooler-config` in newer versions)"
+        why = "versions 0.9 and 0.10 look for Qwen's id 151651 by default and would read nothing here"
+        lines.append(f"- vLLM has its class. Set the step tag by {flag}: {why}.")
     elif head.hidden:
         lines.append(f"- No library has a class for this head on {family}: `AutoModel` loads the backbone.")
     else:
         old = json.dumps({"architectures": [f"{family}ForTokenClassification"]})
-        lines.append(
-            f"- vLLM: newer versions recognise ForTokenClassification (pooling task `token_classify`: take the logits "
-            f"at the step tag); older ones need `--hf-overrides '{old}'` and a class of that name."
-        )
+        new = "recognise ForTokenClassification (pooling task `token_classify`: take the logits at the step tag)"
+        needs = f"`--hf-overrides '{old}'` and a class of that name"
+        lines.append(f"- vLLM: newer versions {new}; older ones need {needs}.")
     return "\n".join(lines)
 
 

@@ -91,12 +91,9 @@ class Updated:
 
 
 def open_weights(folder: Path) -> dict:
-    """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added.
-
-    An update is alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023), transposed for an
-    embedding. Tensors that the adapter holds whole, such as a step head, replace the base model's. InputError where an
-    update fits no tensor.
-    """
+    """{tensor name: its slice} of a checkpoint, or of an adapter's base model with the updates added. An update is
+    alpha / r B A (Hu et al. 2021), with rsLoRA alpha / sqrt(r) B A (Kalajdzievski 2023), transposed for an embedding.
+    Tensors that the adapter holds whole (a step head) replace the base's. InputError where an update fits no tensor."""
     if (base := base_of(folder)) is None:
         return without_wrapper(open_tensors(folder))
     settings, path = adapter_settings(folder), folder / "adapter_model.safetensors"

@@ -166,16 +166,12 @@ class Weights:
             raise InputError(f"{self.folder}: {len(unused)} tensors have no place in a {model}: {listed} ...")
 
 
-def load(
-    folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts: tuple | None = None
-) -> PRM:
-    """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part.
-
-    Arrays are of `dtype`; None: as stored; "compute": as `model.cast_backbone` stores them. A step head that the folder
-    lacks is initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the
-    binary head consists of these two rows of the vocabulary projection: their softmax is the score of a PRM that
-    answers in tokens (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError.
-    """
+def load(folder: Path, cfg: ModelConfig, new_head=False, seed: int = 0, dtype=np.float32, verdicts=None) -> PRM:
+    """A model of shape `cfg` with the weights of a checkpoint folder; each device reads only its own part. Arrays are
+    of `dtype`; None: as stored; "compute": as `model.cast_backbone` stores them. A step head that the folder lacks is
+    initialised at random only with `new_head`. With `verdicts`, the ids of a bad and of a good token, the binary head
+    consists of these two rows of the vocabulary projection: their softmax is the score of a PRM that answers in tokens
+    (Math-Shepherd, RLHFlow). Missing, wrongly shaped and unknown tensors raise InputError."""
     weights, layer = Weights(folder, cfg), "lm_head"
     if verdicts is not None:
         assert cfg.final_logit_softcap is None, "capped logits of two tokens are no linear head: released.TwoTokenHead"
@@ -223,9 +219,8 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
-    """Writes config.json, the weights (safetensors, float32) and the tokenizer in the layout of transformers.
-    `notes` (format, label kind, objective) and the head's name are stored in config.json under `prm_jax`, which
-    transformers ignores. InputError where a config.json cannot describe the model."""
+    """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
+    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits it."""
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     save_weights(folder, model)
     write_json(folder / "config.json", config)

@@ -19,6 +19,9 @@ SIZES |= {"ffn": "intermediate_size"}
 OTHERS = {"kv_heads": "num_key_value_heads", "head_dim": "head_dim", "norm_eps": "rms_norm_eps"}
 OTHERS |= {"rope_theta": "rope_theta", "max_positions": "max_position_embeddings", "tied": "tie_word_embeddings"}
 EXPERTS = {"ffn": "moe_intermediate_size", "experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
+# Granite's scales; ours of the query is relative to K^-1/2, and ours of the logits is the inverse.
+GRANITE = {"embed_scale": "embedding_multiplier", "residual_scale": "residual_multiplier"}
+GRANITE |= {"query_scale": "attention_multiplier", "logit_scale": "logits_scaling"}
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}  # activation of a ModelConfig -> its name in a config.json
 # Defaults of transformers' classes for keys that a Gemma's config.json leaves out.
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
@@ -110,7 +113,9 @@ def shape_of(config: dict, where: str) -> dict:
                 expect(not config.get(key), f"{where}: {key}", config.get(key), "none")
             expect((step := config.get("decoder_sparse_step", 1)) == 1, f"{where}: decoder_sparse_step", step, "1")
         if family == "granite":
-            others |= granite_scales(config, others["head_dim"])
+            scales = {field: float(config.get(key, 1.0)) for field, key in GRANITE.items()}
+            attention, logit = scales["query_scale"] * others["head_dim"] ** 0.5, 1 / scales["logit_scale"]
+            others |= scales | {"query_scale": attention, "logit_scale": logit}
         if family in GEMMAS:
             others |= gemma_fields(config, sizes["dim"], others["head_dim"], where)
         return sizes | others | sliding_window(config, where)
@@ -120,29 +125,14 @@ def shape_of(config: dict, where: str) -> dict:
         raise InputError(f"{where}: a field of the wrong type ({error})") from error
 
 
-def granite_scales(config: dict, head_dim: int) -> dict:
-    """The scaling factors of a Granite config; the attention multiplier is relative to K^-1/2 here."""
-    return {
-        "embed_scale": float(config.get("embedding_multiplier", 1.0)),
-        "residual_scale": float(config.get("residual_multiplier", 1.0)),
-        "query_scale": float(config.get("attention_multiplier", 1.0)) * head_dim**0.5,
-        "logit_scale": 1 / float(config.get("logits_scaling", 1.0)),
-    }
-
-
 def gemma_fields(config: dict, dim: int, head_dim: int, where: str) -> dict:
     """The fields of ModelConfig that only a Gemma sets."""
     if config["model_type"] == "gemma3_text":  # transformers' Gemma 3 ignores it
         expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
     caps = (config["attn_logit_softcapping"], config["final_logit_softcapping"])
     attention, final = (None if cap is None else float(cap) for cap in caps)
-    return {
-        "post_norms": True,
-        "embed_scale": dim**0.5,
-        "query_scale": math.sqrt(head_dim / config["query_pre_attn_scalar"]),
-        "attn_logit_softcap": attention,
-        "final_logit_softcap": final,
-    }
+    fields = {"post_norms": True, "attn_logit_softcap": attention, "final_logit_softcap": final}
+    return fields | {"embed_scale": dim**0.5, "query_scale": math.sqrt(head_dim / config["query_pre_attn_scalar"])}
 
 
 LENGTH = "original_max_position_embeddings"
@@ -156,9 +146,8 @@ ROPE = {
 
 
 def rope_settings(config: dict, where: str) -> tuple[dict, float | None]:
-    """(rotary settings of a config, rope_theta of its sliding layers or None where all layers share one).
-    transformers 5 writes rope_parameters, for Gemma 3 by kind of layer; earlier versions wrote rope_theta,
-    rope_local_base_freq and rope_scaling."""
+    """(rotary settings, rope_theta of the sliding layers or None where all layers share one). transformers 5 writes
+    rope_parameters, for Gemma 3 by kind of layer; earlier ones wrote rope_theta, rope_local_base_freq, rope_scaling."""
     rope, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if config["model_type"] != "gemma3_text":
         return rope or scaling, None
@@ -256,9 +245,8 @@ HEADLESS = ("granite", "gemma3_text")  # families without a class ForTokenClassi
 
 
 def architecture(cfg: ModelConfig) -> str:
-    """Name of the class that reads an export. Qwen's own classes, which are code beside its checkpoints, have a
-    hidden layer in the head. transformers has no class with one for other families; a class without one would
-    initialise it at random, silently."""
+    """Name of the class that reads an export. Qwen's own, code beside its checkpoints, have a hidden layer in the head.
+    For other families no class has one; transformers' classes would initialise it at random, silently."""
     kind, head = "ForCausalLM", HEADS.get(cfg.head)
     if head is not None and not head.hidden:
         kind = "ForTokenClassification"
@@ -283,9 +271,7 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "dtype": "float32",
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        **{key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")},
         **family_fields(cfg, rope),
     }
     if scaling:
@@ -316,7 +302,7 @@ def family_fields(cfg: ModelConfig, rope: dict) -> dict:
         fields |= {"norm_topk_prob": cfg.norm_topk_prob, "decoder_sparse_step": 1}
         fields |= {"mlp_only_layers": [], "use_sliding_window": False}
     if family == "granite":
-        fields |= {"embedding_multiplier": cfg.embed_scale, "residual_multiplier": cfg.residual_scale}
+        fields |= {key: getattr(cfg, field) for field, key in GRANITE.items()}
         fields["attention_multiplier"] = cfg.query_scale * cfg.head_dim**-0.5
         fields["logits_scaling"] = 1 / cfg.logit_scale
     if family in GEMMAS:

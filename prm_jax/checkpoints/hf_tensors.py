@@ -46,11 +46,9 @@ def open_file(path: Path) -> dict:
     """{tensor name: its slice} of one file."""
     if not path.is_file():
         why = "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once"
-        convert = (
-            "with torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
-        )
+        how = "with torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
         pickles = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-        raise InputError(f"{path}: no such file" + (f"; {pickles[0]} {why} {convert}" if pickles else ""))
+        raise InputError(f"{path}: no such file" + (f"; {pickles[0]} {why} {how}" if pickles else ""))
     try:
         stored = safe_open(path, framework="np", backend="pread")
     except SafetensorError as error:
@@ -65,12 +63,9 @@ def write_tensors(folder: Path, parts: list[tuple]):
     from huggingface_hub import split_state_dict_into_shards_factory
 
     parts = {part[0]: part[1:] for part in parts}
-    split = split_state_dict_into_shards_factory(
-        parts,
-        get_storage_size=lambda part: 4 * math.prod(part[0].shape[len(part[1]) :]),
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=SHARD,
-    )
+    sizes = {name: 4 * math.prod(x.shape[len(index) :]) for name, (x, index, _) in parts.items()}
+    options = {"filename_pattern": "model{suffix}.safetensors", "max_shard_size": SHARD}
+    split = split_state_dict_into_shards_factory(sizes, get_storage_size=int, **options)
     for file, names in split.filename_to_tensors.items():
         arrays = {name: np.asarray(parts[name][0][parts[name][1]], np.float32) for name in names}
         arrays |= {name: np.ascontiguousarray(x.T) for name, x in arrays.items() if parts[name][2]}

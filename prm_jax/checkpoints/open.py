@@ -1,7 +1,6 @@
 """Opens a run, an export of ours or a released Hugging Face checkpoint with all that its outputs mean.
 
-What a released checkpoint means is in its format, a file of conf/format (data/formats.py). hf.py reads its tensors,
-configuration and tokenizer; orbax.py reads a run's weights.
+What a released checkpoint means is in its format (conf/format, data/formats.py); hf.py reads it, orbax.py a run.
 """
 
 import dataclasses
@@ -42,12 +41,10 @@ class Loaded:
         return ModelScorer(**fields, batch_rows=batch_rows, row_tokens=row_tokens)
 
 
-def open_checkpoint(
-    path: str | Path, which: str, fmt: Format | None, dtype: str, reference: str | None = None
-) -> Loaded:
+def open_checkpoint(path: str | Path, which: str, fmt: Format | None, dtype: str, reference=None) -> Loaded:
     """Opens the `which` checkpoint of a run folder, a Hugging Face folder, or a hub name. Runs and our exports bring
     their format. Other checkpoints are read with `fmt`, with `auto` by their step head, and with None as a language
-    model. `reference` is the second model of an implicit PRM."""
+    model. `reference` names the second model of an implicit PRM."""
     implicit = fmt is not None and fmt.head == "implicit"
     if implicit and reference is None:
         hint = "scores by the log-ratio of two models, so name the second: reference=FOLDER"

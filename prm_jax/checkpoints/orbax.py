@@ -103,11 +103,9 @@ def manager(folder: Path) -> ocp.CheckpointManager:
                 sums = {str(p.relative_to(step)): file_fingerprint(p) for p in files}
                 (step / CHECKSUMS).write_text(json.dumps(sums))
 
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=2,
-        multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name),
-        async_options=ocp.AsyncOptions(post_finalization_callback=write_checksums),
-    )
+    barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
+    saves = ocp.AsyncOptions(post_finalization_callback=write_checksums)
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, multiprocessing_options=barriers, async_options=saves)
     return ocp.CheckpointManager(folder, options=options)
 
 
@@ -151,11 +149,10 @@ def newest_whole(folder: Path) -> int | None:
 HASHED = "vocab dim layers heads kv_heads head_dim ffn rope_theta norm_eps qkv_bias tied family o_bias mlp_bias qk_norm"
 HASHED = {*HASHED.split(), "window", "sliding", "rope_scaling", "lm_head", "head"}
 NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # change no parameter and no output
-RENAMED = {  # field: its name in runs before 2026-11-23
-    "local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap",
-    "final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "norm_topk_prob": "shares_to_one",
-    "max_positions": "positions",
-}  # fmt: skip
+# Field: its name in runs before 2026-11-23.
+RENAMED = {"local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap"}
+RENAMED |= {"final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "max_positions": "positions"}
+RENAMED |= {"norm_topk_prob": "shares_to_one"}
 
 
 def structure_hash(model) -> str:

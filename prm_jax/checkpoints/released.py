@@ -57,13 +57,10 @@ class Ensemble(ReleasedHead):
         module, width = layer.rsplit(".", 1)[0], model.cfg.dim
         layers, self.members = [], tensors[f"{layer}.weight"].get_shape()[0]
         for name in ("nn1", "nn2", "nn_out"):
-            arrays = []
-            for part in ("weight", "bias"):
-                key = f"{module}.{name}.{part}"
-                if key not in tensors:
-                    raise InputError(f"tensor {key} is missing, which an ensemble of {self.members} heads has")
-                arrays.append(tensors[key][...].astype(np.float32))
-            w_EDW, b_EW = arrays
+            keys = [f"{module}.{name}.{part}" for part in ("weight", "bias")]
+            if missing := [key for key in keys if key not in tensors]:
+                raise InputError(f"tensor {missing[0]} is missing, which an ensemble of {self.members} heads has")
+            w_EDW, b_EW = (tensors[key][...].astype(np.float32) for key in keys)
             expected = (self.members, width, b_EW.shape[-1])
             if w_EDW.shape != expected:
                 raise InputError(f"tensor {module}.{name}.weight: has shape {w_EDW.shape}, expected {expected}")

@@ -57,9 +57,8 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             try:
                 main(cfg)
             except Exception as error:
-                is_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-                if is_sweep:
-                    hydra_cfg = HydraConfig.get()
+                hydra_cfg = HydraConfig.get()
+                if is_sweep := hydra_cfg.mode == RunMode.MULTIRUN:
                     why = one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
                     path = Path(hydra_cfg.runtime.output_dir) / "error.txt"
                     path.write_text(f"{why} ({' '.join(hydra_cfg.overrides.task)})\n")
@@ -87,20 +86,17 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 argparse.ArgumentParser._check_help = lambda self, action: None
             run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
-            failed = None
             try:
                 run()
             except (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException) as error:
                 if full_error:
                     raise
-                failed = 1 if getattr(error, "is_printed", False) else one_line(error, config_name)
+                sys.exit(1 if getattr(error, "is_printed", False) else one_line(error, config_name))
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
                 if active_sweeps and (sweep := active_sweeps.pop()) and end_of_sweep:
                     end_of_sweep(sweep[0])
-            if failed:
-                sys.exit(failed)
 
         return start
 
@@ -114,7 +110,8 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
         text = f"{error.filename or 'a file'}: {error.strerror}"
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     if config_name and (mistyped := re.match(r"Could not override '([^']+)'", text)):
-        key, keys = mistyped[1], known_keys(config_name)
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            key, keys = mistyped[1], [name for name, _ in flatten(hydra.compose(config_name))]
         names = {k.split(".")[-1]: k for k in keys}
         close = difflib.get_close_matches(key, keys, n=1)
         close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1)]
@@ -126,12 +123,6 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
     if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
         text += f" ({cause})"
     return f"error: {text}"
-
-
-def known_keys(config_name: str) -> list[str]:
-    """Every dotted key of the default configuration."""
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return [key for key, _ in flatten(hydra.compose(config_name))]
 
 
 def print_help(config_name: str, doc: str):

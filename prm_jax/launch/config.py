@@ -36,8 +36,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
         raise InputError(f"{dot}{unknown}: unknown key" + (f"; did you mean {dot}{close[0]}?" if close else ""))
     for field in dataclasses.fields(cls):
         if field.name not in {*values, *done} and field.default is field.default_factory is dataclasses.MISSING:
-            expected = type_name(hints[field.name])
-            raise InputError(f"{dot}{field.name}: missing key, expected {expected}")
+            raise InputError(f"{dot}{field.name}: missing key, expected {type_name(hints[field.name])}")
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 
@@ -49,18 +48,9 @@ class Rule:
     expected: str
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity, since a table has no hash
-class one_of:
+def one_of(names: typing.Collection[str]) -> Rule:
     """The rule that a value is a key of a table, looked up when the value is read."""
-
-    names: typing.Collection[str]
-
-    def allows(self, x) -> bool:
-        return x in self.names
-
-    @property
-    def expected(self) -> str:
-        return " or ".join(", ".join(self.names).rsplit(", ", 1))
+    return Rule(lambda x: x in names, " or ".join(", ".join(names).rsplit(", ", 1)))
 
 
 Count = typing.Annotated[int, Rule(lambda n: n >= 1, "at least 1")]

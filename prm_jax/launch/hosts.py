@@ -24,8 +24,7 @@ def set_cpu_devices(n: int):
     try:
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:  # a process makes its devices once, in a sweep for its first job
-        present = len(jax.local_devices(backend="cpu"))
-        if present != n:
+        if (present := len(jax.local_devices(backend="cpu"))) != n:
             print(f"devices     cpu_devices={n} has no effect: this process has made {present} of its CPU already")
 
 

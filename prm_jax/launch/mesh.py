@@ -20,9 +20,8 @@ from prm_jax.launch.config import Count, expect
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = AXES[:2]
-# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a
-# pair of them needs one sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms,
-# biases, step heads) are not split.
+# The mesh axes that split a matrix [in, out] whose outputs, or whose inputs, are heads or features: a pair needs one
+# sum over `tensor`. A parameter declares them as `mesh_axes`; all others (norms, biases, step heads) are not split.
 OUT_SPLIT = ("fsdp", "tensor")
 IN_SPLIT = ("tensor", "fsdp")
 
@@ -37,9 +36,8 @@ class MeshConfig:
 
 
 def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
-    """A mesh of `devices`, by default of all devices of all processes, for batches of `rows` rows. With data=null
-    only as many of each process's CPU devices are used as divide the rows. InputError where the axes do not multiply
-    to the number of devices."""
+    """A mesh of `devices`, by default all of all processes, for batches of `rows` rows. With data=null it has as
+    many of each process's CPU devices as divide the rows. InputError where the axes do not multiply to the devices."""
     devices = jax.devices() if devices is None else devices
     inner, on_cpu = cfg.fsdp * cfg.tensor, devices[0].platform == "cpu"
     if on_cpu and cfg.data is None:
@@ -82,9 +80,8 @@ def path_names(path) -> list[str]:
 
 
 def spec(mesh_axes: tuple[str | None, ...], shape: tuple[int, ...], sizes: dict[str, int]) -> P:
-    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Axes
-    that the mesh does not divide evenly are not split, nor those of stacked layers, of which the loop
-    takes one at a time, and experts."""
+    """The PartitionSpec of an array whose last axes `mesh_axes` split, on a mesh of these sizes. Not split are axes
+    that the mesh does not divide evenly, and those of experts and stacked layers, which a loop takes one by one."""
     axes = [None] * (len(shape) - len(mesh_axes)) + list(mesh_axes)
     axes = [a if sizes.get(a, 1) > 1 and n % sizes[a] == 0 else None for a, n in zip(axes, shape, strict=True)]
     # No trailing None, as jax itself writes it; otherwise the outputs of a step would not match its inputs.
@@ -100,8 +97,7 @@ def sharding(*axes):
 
 
 def map_layout(f, tree, sizes: dict[str, int]):
-    """f(array, PartitionSpec) of every array: a parameter, its gradient and its Adam
-    moments are split as it declares."""
+    """f(array, PartitionSpec) of every array: a parameter, its gradient and Adam moments are split as it declares."""
 
     def map_variable(x):
         mesh_axes = x.get_metadata("mesh_axes", ()) if isinstance(x, nnx.Variable) else ()
@@ -136,16 +132,14 @@ def constrain(tree):
 
 
 def constrain_rows(x):
-    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Rows split over `tensor`, too,
-    would store less for the backward pass, but XLA would then exchange rows for features among all devices in the
-    linear layers: nine times the bytes (72B on 64 devices)."""
+    """Splits the rows of the residual stream x_BLD over data and fsdp under jit. Splitting over `tensor`, too, would
+    store less for the backward pass, but exchange nine times the bytes in the linear layers (72B on 64 devices)."""
     return pin(x, ROWS)
 
 
 def embed_lookup(embed_VD, ids_BL):
     """embed_VD[ids_BL], sharded as the residual stream, under jit. Each device looks up its features for the rows of
-    its fsdp group, and an all-to-all exchanges features for rows. Without the constraint XLA may gather every row of
-    the batch."""
+    its fsdp group; an all-to-all exchanges features for rows. Unconstrained, XLA may gather every row of the batch."""
     sizes = jax.sharding.get_abstract_mesh().shape
     features = spec(IN_SPLIT, embed_VD.shape, sizes)[1:]
     return constrain_rows(pin(embed_VD[pin(ids_BL, "data")], "data", None, *features))
@@ -172,11 +166,10 @@ def sum_over_rows(product, x_nD, y_nF):
     if mesh.size <= 1:
         return product(x_nD, y_nF)
 
-    @functools.partial(jax.shard_map, in_specs=P(ROWS), out_specs=P(), check_vma=False)
     def sum_of_devices(x_nD, y_nF):
         return jax.lax.psum(product(x_nD, y_nF), ROWS)
 
-    return sum_of_devices(x_nD, y_nF)
+    return jax.shard_map(sum_of_devices, in_specs=P(ROWS), out_specs=P(), check_vma=False)(x_nD, y_nF)
 
 
 def row_shards() -> int:

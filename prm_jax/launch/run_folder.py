@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import platform
 import shutil
@@ -30,9 +29,8 @@ def output_dir() -> Path:
 
 
 def create_run_folder(folder: Path, cfg: DictConfig):
-    """Records the configuration in an output folder in Hydra's layout; InputError where the folder holds a run. Hydra's
-    own record is switched off, since it is written before the command could refuse the folder. The record appears in
-    one step, so that a kill leaves a folder that is either free or a run."""
+    """Records the configuration in Hydra's layout; InputError where the folder holds a run. Hydra's own record is off,
+    since it precedes this refusal. Ours appears in one step, so that a kill leaves a folder that is free or a run."""
     record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
     OmegaConf.save(cfg, temporary / "config.yaml")
@@ -47,9 +45,8 @@ def create_run_folder(folder: Path, cfg: DictConfig):
 
 @contextlib.contextmanager
 def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, worth: str = "*.jsonl*"):
-    """Locks an output folder for this process, and records the configuration in a new one. A command that fails
-    before it has written a non-empty file matching `worth` removes what it made, so the corrected command can use
-    the folder. The lock is released when the process ends."""
+    """Locks a folder while this process lives, and records a new one's configuration. A command that fails before
+    it has written a non-empty file matching `worth` removes what it made, so that the next can use the folder."""
     before = set(folder.iterdir())
     if not resumes or not (folder / ".hydra").is_dir():  # only process 0 has the folder of a resumed run
         create_run_folder(folder, cfg)
@@ -93,16 +90,11 @@ def runs_of(folder: Path) -> list[Path]:
     if (folder / "checkpoints").is_dir() or not numbered:
         return [folder]
     finished = [p for p in numbered if (p / "summary.json").exists()]
-    missing = [p.name for p in numbered if p not in finished]
     if not finished:
         raise InputError(f"checkpoint: {folder} holds {len(numbered)} runs of a sweep, none of them finished")
-    if missing:
+    if missing := [p.name for p in numbered if p not in finished]:
         print(f"left out    {len(missing)} of {len(numbered)} runs of the sweep: not finished: {', '.join(missing)}")
     return finished
-
-
-# Keys of earlier versions that no longer exist -> their value where they had no effect.
-REMOVED_KEYS = {"format.critic.first_error": False}
 
 
 def run_config(folder: Path) -> DictConfig:
@@ -116,10 +108,8 @@ def run_config(folder: Path) -> DictConfig:
         raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
     if not OmegaConf.is_dict(stored) or not stored:
         raise InputError(f"{path}: holds no configuration, expected that of a run")
-    for key, unused in REMOVED_KEYS.items():
-        if OmegaConf.select(stored, key, default=None) == unused:
-            section, _, name = key.rpartition(".")
-            OmegaConf.select(stored, section).pop(name, None)
+    if OmegaConf.select(stored, "format.critic.first_error", default=None) is False:  # an old key, without effect
+        del stored.format.critic.first_error
     return stored
 
 
@@ -137,8 +127,7 @@ def settings(folder: str | Path) -> dict:
 
 def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
     """[(its {key: value} that differ from others, indices of its runs)] of each setting, in the order of first runs.
-    Settings without a key do not differ in it, since older runs lack newer keys; `verifier`, which names what is not a
-    run of ours, always counts as a difference."""
+    A missing key is no difference, since older runs lack newer ones; `verifier`, of what is no run, always is one."""
     values, groups = {}, {}
     for setting in settings:
         for key, value in setting.items():
@@ -215,16 +204,9 @@ def overridden_keys() -> list[str]:
 
 def write_json(path: Path, value):
     """Writes a JSON file in one step, with null for NaN and infinities."""
-
-    def finite(x):
-        if isinstance(x, dict):
-            return {name: finite(y) for name, y in x.items()}
-        if isinstance(x, list | tuple):
-            return [finite(y) for y in x]
-        return None if isinstance(x, float) and not math.isfinite(x) else x
-
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
+    temporary.write_text(json.dumps(finite, indent=2) + "\n")
     temporary.replace(path)
 
 
@@ -249,14 +231,10 @@ def code_fingerprint(files: Iterable[Path]) -> str:
 def versions() -> dict[str, str]:
     """Versions of Python and packages, and the commit of this repository (`+` = with uncommitted changes)."""
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
-
-    def git(*args):  # "" in an archive without .git, and on a machine without git
-        try:
-            return subprocess.run(["git", *args], cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
-        except FileNotFoundError:
-            return ""
-
-    commit = git("rev-parse", "HEAD")
-    dirty = "+" if commit and git("status", "--porcelain", "--untracked-files=no") else ""
+    git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:
+        commit = subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:  # a machine without git
+        commit = ""
     python = {"python": platform.python_version()}
-    return python | {p: metadata.version(p) for p in packages} | {"commit": commit + dirty or "unknown"}
+    return python | {p: metadata.version(p) for p in packages} | {"commit": commit or "unknown"}

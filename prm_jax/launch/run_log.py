@@ -79,9 +79,7 @@ class MetricsLog:
 
 class StepReader:
     """Reads the numbers of a step while the device computes the next one, so that the device never waits.
-
-    `position(step)` adds what only the caller knows (learning rate, epoch). A NaN or infinite number raises InputError.
-    """
+    `position(step)` adds what the caller knows (learning rate, epoch). A NaN or infinite number raises InputError."""
 
     def __init__(self, log: MetricsLog, bar: tqdm, every: int, seconds_before: float, position: Callable[[int], dict]):
         self.log, self.bar, self.every, self.position = log, bar, every, position
@@ -112,8 +110,7 @@ class StepReader:
         shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}", "tok/s": f"{rate:,.0f}"}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
-        timing = {"tokens_per_second": rate, "seconds": self.seconds}
-        return {"step": step, **metrics, **self.position(step), **timing}
+        return {"step": step, **metrics, **self.position(step), "tokens_per_second": rate, "seconds": self.seconds}
 
 
 def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
