@@ -109,13 +109,11 @@ class Rewards:
     def __call__(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
         """(step_reward_NT, outcome_N, scores, the mean reward a response of each source)."""
         scores = self.judge(rollouts)
-        steps = max(len(r.steps) for r in rollouts)
-        step_reward_NT, outcome_N, means = np.zeros((len(rollouts), steps)), np.zeros(len(rollouts)), {}
+        step_reward_NT, outcome_N, means = padded([np.zeros(len(r.steps)) for r in rollouts]), np.zeros(len(rollouts)), {}
         for name, weight in self.cfg.weights.items():
             reward = as_arrays(name, SOURCES[name](rollouts, scores), rollouts)
             if isinstance(reward, list):
-                reward_NT = padded(reward, steps)
-                step_reward_NT += weight * reward_NT
+                step_reward_NT += weight * (reward_NT := padded(reward))
                 reward = reward_NT.sum(1)
             else:
                 outcome_N += weight * reward
