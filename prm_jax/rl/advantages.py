@@ -207,9 +207,8 @@ class EstimatorConfig:
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
-    """The number of responses in its group that share each response's steps up to t, count_NT (at least 1), as
-    lambda-GRPO (arXiv 2509.21154) divides each token's loss by: outcome GRPO weights a step by it. prefixes: the steps
-    of each response."""
+    """The number of responses in its group that share each response's steps up to t, count_NT (at least 1). Outcome
+    GRPO weights a step by it, which lambda-GRPO (arXiv 2509.21154) undoes. prefixes: the steps of each response."""
     keys = [[(g, x[: t + 1]) for t in range(min(len(x), steps))] for g, x in zip(group_N, prefixes, strict=True)]
     counts, count_NT = collections.Counter(itertools.chain(*keys)), np.ones((len(prefixes), steps))
     for row, shared in enumerate(keys):

@@ -109,7 +109,11 @@ class Rewards:
     def __call__(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
         """(step_reward_NT, outcome_N, scores, the mean reward a response of each source)."""
         scores = self.judge(rollouts)
-        step_reward_NT, outcome_N, means = padded([np.zeros(len(r.steps)) for r in rollouts]), np.zeros(len(rollouts)), {}
+        step_reward_NT, outcome_N, means = (
+            padded([np.zeros(len(r.steps)) for r in rollouts]),
+            np.zeros(len(rollouts)),
+            {},
+        )
         for name, weight in self.cfg.weights.items():
             reward = as_arrays(name, SOURCES[name](rollouts, scores), rollouts)
             if isinstance(reward, list):
@@ -163,10 +167,8 @@ def as_scored(policy: Policy, r: Rollout) -> Encoded:
     ids, step_n = r.ids_L[:n].tolist(), r.step_L[:n].tolist()
     if not ids or not policy.stop_masks["step"][ids[-1]]:
         ids, step_n = [*ids, *separator], [*step_n, *[len(r.steps) - 1] * len(separator)]
-    step_end = {t: i for i, t in enumerate(step_n)}
-    start = len(r.prompt_L)
-    ids_L = np.concatenate([r.prompt_L, np.array(ids, np.int32)])
-    return Encoded(ids_L, np.array([step_end[t] for t in range(len(r.steps))], np.int32) + start, start)
+    start, end_T = len(r.prompt_L), np.searchsorted(step_n, np.arange(len(r.steps)), side="right") - 1
+    return Encoded(np.concatenate([r.prompt_L, np.array(ids, np.int32)]), (start + end_T).astype(np.int32), start)
 
 
 def read_function(place: str) -> Callable:
