@@ -128,7 +128,7 @@ class App:
             self.metrics.seconds.add(time.perf_counter() - start)
             return response
 
-        return endpoint
+        return Route(path, endpoint, methods=[method])
 
     async def no_route(self, request: Request, error: HTTPException) -> Response:
         self.metrics.requests["other", error.status_code] += 1
