@@ -113,8 +113,8 @@ def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.nd
 
 
 def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens): A_t = sum
-    over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome."""
+    """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens): A_t =
+    sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
     baseline_N = mean_N - leave_one_out(mean_N, group_N)
