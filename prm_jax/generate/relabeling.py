@@ -207,7 +207,6 @@ def main(cfg):
             labels = label_all(cfg, scorer, resumable, solutions, stored)
             write_rows(path, labelled_rows(solutions, labels, origin, counts))
             about |= getattr(scorer, "about", {})  # a critic's: what became of its critiques
-    kind = about["label_kind"]
-    kind = "correctness|value, which their source does not say" if kind == "unknown" else kind
+    kind = about["label_kind"].replace("unknown", "correctness|value, which their source does not say")
     cli.print_counts(counts, totals=())
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -68,8 +68,7 @@ class Options:
     first: Positive
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A search, and how it spends a budget."""
 
     run: Callable  # run(state, problems, **arguments)

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.grading import Checker
+from prm_jax.data.grading import RULES, Checker
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
@@ -109,7 +109,8 @@ def main(cfg):
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    questions, n_held_out, checker = cfg.questions, cfg.eval.problems, Checker(cfg.questions.answer_rule)
+    questions, n_held_out = cfg.questions, cfg.eval.problems
+    checker = Checker(questions.checker if questions.checker in RULES else "number")  # where no task's checker does
     claim = run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*")
     with contextlib.closing(checker), claim, jax.set_mesh(mesh):
         if questions.critic:
@@ -129,7 +130,7 @@ def main(cfg):
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} at step {best_step}".format(score, **final))
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
-    checked = tasks.name_of(problems.task) if problems.task else questions.answer_rule
+    checked = tasks.name_of(problems.task) if problems.task else checker.rule
     following = f"python -m prm_jax.sampling checkpoint={run} problems=FILE checker={checked}"
     if questions.critic:
         following = f"python evaluate.py task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"

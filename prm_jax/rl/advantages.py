@@ -26,7 +26,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -81,15 +81,11 @@ def leave_one_out(x_N, group_N) -> np.ndarray:
     return np.where(n_N > 1, (n_N * x_N - of_group(x_N, group_N)) / np.maximum(n_N - 1, 1), 0.0)
 
 
-def total(step_reward_NT, outcome_N) -> np.ndarray:
-    """The whole reward of a response as one number, to which verl's GRPO and RLOO reduce step rewards."""
-    return outcome_N + step_reward_NT.sum(1)
-
-
 def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
-    """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R = `total`.
-    Without `normalise` Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs loss_norm=constant, too."""
-    return np.where(mask_NL, centred(total(step_reward_NT, outcome_N), group_N, normalise)[:, None], 0.0)
+    """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R the outcome
+    plus all step rewards, as in verl. Without `normalise` Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs
+    loss_norm=constant, too."""
+    return np.where(mask_NL, centred(outcome_N + step_reward_NT.sum(1), group_N, normalise)[:, None], 0.0)
 
 
 def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
@@ -108,8 +104,8 @@ def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
 
 
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j (`total`)."""
-    return outcome_rloo(total(step_reward_NT, outcome_N), mask_NL, group_N)
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j, R as GRPO's."""
+    return outcome_rloo(outcome_N + step_reward_NT.sum(1), mask_NL, group_N)
 
 
 def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
@@ -167,13 +163,12 @@ def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, dis
     return np.where(mask_NL, divided(return_NL - mean, deviation), 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimator:
+class Estimator(NamedTuple):
     """An advantage estimator and what a run has to know of it."""
 
     f: Callable
     options: tuple[str, ...] = ()  # the fields of EstimatorConfig that f takes as arguments
-    sums_steps: bool = False  # it adds a response's step rewards up (`total`)
+    sums_steps: bool = False  # it adds a response's step rewards up
     needs_group: bool = True  # its baseline is the other responses to the problem
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.data.critiques import prompt_text, verdict_at
 from prm_jax.data.formats import read_format
-from prm_jax.data.grading import RULES, Checker, extract
+from prm_jax.data.grading import Checker, extract
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_splits
@@ -29,11 +29,6 @@ class QuestionsConfig:
     held_out: str | None
     checker: Annotated[str, one_of(tasks.CHECKERS)] | None
     critic: str | None = None
-
-    @property
-    def answer_rule(self) -> str:
-        """The rule that compares answers where no embedded task's checker does."""
-        return self.checker if self.checker in RULES else "number"
 
     def __post_init__(self):
         both = (self.file is None) == (self.held_out is None)

@@ -43,8 +43,7 @@ def exact_steps(scores: RolloutScores) -> list[np.ndarray]:
 
 
 SOURCES = {
-    # 1 where the answer is right
-    "answer": lambda rollouts, scores: scores.right_N,
+    "answer": lambda rollouts, scores: scores.right_N,  # 1 where the answer is right
     # +1 and -1 by the exact checker of steps (VPRM, arXiv 2601.17223)
     "steps": lambda rollouts, scores: [2 * right_T - 1 for right_T in exact_steps(scores)],
     # the share of right steps where the answer is right, else 0 (Interplay, arXiv 2512.07783)

@@ -40,9 +40,9 @@ class UpdateConfig:
 def kl(log_ratio, estimator: str):
     """Estimates KL(policy || reference) from log policy - log reference of the policy's samples (Schulman 2020).
 
-    k1 is unbiased and may be negative, k2 is biased with little variance, k3 is unbiased and never negative. As a loss
-    to differentiate, k2 has the gradient of the KL; k1 has none in expectation, and k3's is that of KL(reference ||
-    policy).
+    k1 = log ratio: unbiased, may be negative. k2 = its square over 2: biased, little variance. k3 = exp(-log ratio) - 1
+    + log ratio: unbiased, never negative. As a loss to differentiate, k2 has the gradient of the KL; k1 has none in
+    expectation, and k3's is that of KL(reference || policy).
     """
     if estimator == "k1":
         return log_ratio
