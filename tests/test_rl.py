@@ -116,13 +116,13 @@ def assert_alike(policy, batch, other, cfg):
 
 
 def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
-    layout, width = lay_out(rollouts, 2, 128, 6), max(len(r.ids_L) for r in rollouts)
-    ids_NL = layout.gather(layout.batch["ids"], width)
+    layout = lay_out(rollouts, 2, 128, 6)
+    ids_NL = layout.gather(layout.batch["ids"])
     for r, own_L in zip(rollouts, ids_NL, strict=True):
         assert own_L[: len(r.ids_L)].tolist() == r.ids_L.tolist()
     assert layout.scatter(ids_NL).sum() == ids_NL.sum()
     apart = lay_out(rollouts, 2, 128, 6, share=False)
-    assert apart.gather(apart.scatter(ids_NL), width).tolist() == ids_NL.tolist()
+    assert apart.gather(apart.scatter(ids_NL)).tolist() == ids_NL.tolist()
     assert layout.used <= apart.used <= len(apart.batch["ids"]) == len(layout.batch["ids"]) == 3
 
 

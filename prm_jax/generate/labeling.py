@@ -38,10 +38,8 @@ from prm_jax.protocols import Prefix
 
 
 def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
-    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else 0.
-
-    The first t with MC_t = 0 has 0. Later steps, and all steps of a problem without a right completion, have null.
-    """
+    """GenPRM's relative progress (Zhao et al. 2025): 1 where MC_t / MC_(t-1) is at least the threshold, else 0. The
+    first t with MC_t = 0 has 0; later steps, and all steps of a problem without a right completion, have null."""
     n_alive = next((t for t, x in enumerate(mc) if not x.right), len(mc))
     alive = list(itertools.pairwise(mc))[:n_alive]
     labels = [float(b.right > 0 and b.right * a.k / (a.right * b.k) >= cfg.threshold) for a, b in alive]
@@ -62,7 +60,6 @@ LABELS = {
     "ratio": ratio,
     "advantage": advantage,
 }
-OF_PROBLEM = ("ratio", "advantage")  # need the MC of the bare problem
 SEARCHES = ("first_error", "tree")  # look for the error of a wrong answer
 KINDS = {"advantage": "advantage"}  # label -> label_kind, where it is not value
 
@@ -111,11 +108,8 @@ class Labels:
 
 
 def roll_outs(policy: Policy, prefixes: Sequence[Prefix], golds, k: int, seed: int, noise: Noise, grade):
-    """k graded completions, RollOut, of each distinct prefix.
-
-    The completions and the checker's errors depend only on the seed, the prefix's text and the completion's number, so
-    labels of any kind and file see the same ones.
-    """
+    """k graded completions, RollOut, of each distinct prefix. They and the checker's errors depend only on the seed,
+    the prefix's text and the completion's number, so labels of any kind and file see the same ones."""
     digests = [hashlib.sha256(json.dumps(prefix).encode()).digest() for prefix in prefixes]
     numbers = [int.from_bytes(digest[:4], "big") >> 1 for digest in digests]
     continuations, groups = policy.extend(prefixes, k, "end", jax.random.key(seed), numbers), []
@@ -178,27 +172,23 @@ def prefixes_of(s: Solution) -> list[Prefix]:
 
 def label_all_prefixes(solutions: Sequence[Solution], cfg: Labels, complete: Completions) -> list[list[float | None]]:
     """Labels of all steps by completions of all prefixes."""
-    first = 0 if cfg.label in OF_PROBLEM else 1
+    first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
     complete([prefix for s in solutions for prefix in prefixes_of(s)[first:]])
     return [LABELS[cfg.label](list(map(complete.mc, prefixes_of(s))), cfg) for s in solutions]
 
 
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
     """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one."""
-    wrong = run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome == 0], complete)
-    wrong, labels = iter(wrong), []
-    for s in solutions:
-        error = next(wrong) if s.outcome == 0 else len(s.steps)
-        labels.append([None if t > error else float(t < error) for t in range(len(s.steps))])
-    return labels
+    wrong = iter(run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome == 0], complete))
+    errors = [(len(s.steps), next(wrong) if s.outcome == 0 else len(s.steps)) for s in solutions]
+    return [[None if t > error else float(t < error) for t in range(n)] for n, error in errors]
 
 
 def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Labels, origin: dict) -> list[dict]:
     """A line for each problem, given by its solutions: its tree and the rows of the paths in it."""
-    trees, lines = [], []
-    for group in groups:
-        root = [RollOut(s.steps, s.answer, s.outcome > 0, True, 0) for s in group]
-        trees.append(build_tree(group[0].problem, root, cfg.k, cfg.tree))
+    roots = [[RollOut(s.steps, s.answer, s.outcome > 0, True, 0) for s in group] for group in groups]
+    trees = [build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)]
+    lines = []
     for group, (states, paths) in zip(groups, run_batched(trees, complete), strict=True):
         first, mc = group[0], states[()].mc
         rows = [row | origin for row in tree_rows(first, states, paths, complete)]
@@ -212,18 +202,15 @@ def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Lab
 
 def tree_rows(first: Solution, states: dict, paths: Sequence, complete: Completions) -> list[dict]:
     """A row for each path of a problem's tree. A state's MC labels the first path through it; the last step has 0.
-
-    start: steps of the state that was searched from; visits: of each state; q, u: the scores that chose the path.
-    """
+    start: steps of the state that was searched from; visits: of each state; q, u: the scores that chose the path."""
     rows, labelled = [], set()
-    for i, path in enumerate(paths):
-        s = Solution(first.problem, path.steps, None, None, 0.0, path.answer, f"{first.id}/tree/{i}", first.task)
-        prefixes = [path.steps[: t + 1] for t in range(len(path.steps))]
+    for i, (steps, answer, search) in enumerate(paths):
+        s = Solution(first.problem, steps, None, None, 0.0, answer, f"{first.id}/tree/{i}", first.task)
+        prefixes = [steps[: t + 1] for t in range(len(steps))]
         labels = [states[p].mc.share if p in states and p not in labelled else None for p in prefixes[:-1]] + [0.0]
         labelled.update(prefixes)
         visits = [states[p].visits if p in states else None for p in prefixes]
-        search = {"start": path.start, "first_error": path.first_error, "q": path.q, "u": path.u, "visits": visits}
-        rows.append({**row_of(s, labels, complete), **search})
+        rows.append({**row_of(s, labels, complete), **search, "visits": visits})
     return rows
 
 
@@ -235,14 +222,10 @@ def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -
     return {**native_row(s, labels), **counts, **of_problem, **complete.charge_tokens(prefixes_of(s))}
 
 
-def label_file(
-    path: Path, policy: Policy, solutions: Sequence[Solution], golds: dict, cfg: Labels, seed: int, grade: Callable
-) -> dict:
-    """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts.
-
-    A search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree
-    makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in `draw_pool`.
-    """
+def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade) -> dict:
+    """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts. A
+    search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree
+    makes the rows from trees.jsonl, a line a problem. A stopped call is resumed as in `draw_pool`."""
     is_tree, is_search, n_given = cfg.label == "tree", cfg.label in SEARCHES, len(solutions)
     solutions, by_problem = [s for s in solutions if not is_search or s.outcome is not None], {}
     for s in solutions:
@@ -298,16 +281,13 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
     is_exact = checker not in RULES
     if "candidates" in next(iter(read_rows(path)))[1]:
         pool = read_pool(path)
-        golds = {p.problem: p.answer for p in pool}
-        for p in () if is_exact else pool:
-            if p.answer is None or p.answer != golds[p.problem]:
+        solutions, golds = [], {p.problem: p.answer for p in pool}
+        for p in pool:
+            if not is_exact and (p.answer is None or p.answer != golds[p.problem]):
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
-        solutions = [
-            Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task)
-            for p in pool
-            for n, c in enumerate(p.candidates)
-        ]
+            for n, c in enumerate(p.candidates):
+                solutions.append(Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task))
         return solutions, golds
     expect(is_exact, "checker", checker, "task for native rows, which have no right answers; a pool has them")
     solutions, counts = sources.load(path, "native")

@@ -33,10 +33,8 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
         weights = [child.weight for child in children] + [0.0] * (K - len(children))
         return np.log(np.maximum(weights, 1e-9), dtype=np.float32)
 
-    roots = expand(state, [Child(Node(p), 1.0, 1.0) for p in problems], branch)
-    trees = [[[]] for _ in range(P)]  # the children of each problem's nodes, in the order of mctx
-    for p, children in zip(problems, roots, strict=True):
-        trees[p] = [children]
+    roots = dict(zip(problems, expand(state, [Child(Node(p), 1.0, 1.0) for p in problems], branch), strict=True))
+    trees = [[roots.get(p, [])] for p in range(P)]  # the children of each problem's nodes, in the order of mctx
     value_P = np.array([nodes[0][-1].probability if nodes[0] else 0.0 for nodes in trees], np.float32)
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
     root, tree = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32)), None
@@ -89,11 +87,9 @@ def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Chi
 
 @functools.partial(jax.jit, static_argnames=("rule", "simulations"))
 def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
-    """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P.
-
-    mctx runs all simulations in one loop under jit, where the policy cannot be called for the new node's numbers. So
-    each simulation is two calls: one with zeros shows which child the descent reaches, the second has its numbers.
-    """
+    """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P. mctx runs all
+    simulations in one loop under jit, where the policy cannot be called for the new node's numbers. So each is two
+    calls: one with zeros shows which child the descent reaches, the second has its numbers."""
     prior_PK, reward_P, discount_P, value_P = new_node
     output = mctx.RecurrentFnOutput(reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P)
 

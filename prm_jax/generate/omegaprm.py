@@ -42,10 +42,8 @@ def estimate(roll_outs: Sequence[RollOut]) -> MC:
 
 
 def run_batched(searches: Sequence[Generator], complete: Callable[[list[Prefix]], list]) -> list:
-    """Runs generators that yield prefixes and are sent `complete`'s result for each; returns what they return.
-
-    Each round is one call of `complete` with the next prefix of every unfinished generator.
-    """
+    """Runs generators that yield prefixes and are sent `complete`'s result for each; returns what they return. Each
+    round is one call of `complete` with the next prefix of every unfinished generator."""
     results, replies = [None] * len(searches), dict.fromkeys(range(len(searches)))
     while replies:
         prefixes = {}
@@ -59,11 +57,9 @@ def run_batched(searches: Sequence[Generator], complete: Callable[[list[Prefix]]
 
 
 def bisect(length: int, is_alive: Callable[[int], Generator]) -> Generator:
-    """Binary search for the first of `length` steps whose prefix has no correct roll-out.
-
-    The empty prefix counts as alive, the whole solution as dead. is_alive(number of steps), itself such a generator,
-    says whether any roll-out of the prefix is correct; it runs at most ceil(log2 length) times.
-    """
+    """Binary search for the first of `length` steps whose prefix has no correct roll-out. The empty prefix counts as
+    alive, the whole solution as dead. is_alive(number of steps), itself such a generator, says whether any roll-out of
+    the prefix is correct; it runs at most ceil(log2 length) times."""
     low, high = 0, length  # lengths of an alive and of a dead prefix
     while high - low > 1:
         middle = (low + high) // 2
@@ -101,37 +97,27 @@ class State:
     visits: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchedPath:
+class SearchedPath(NamedTuple):
     """A solution with a wrong answer that was searched for its first error."""
 
     steps: tuple[str, ...]
     answer: str | None
-    start: int  # number of its steps in the state whose roll-out it was
-    q: float
-    u: float
-    first_error: int  # index of a step
+    search: dict  # start: number of its steps in the state whose roll-out it was; first_error: index of a step; q; u
 
 
 def quality(share: float, r: RollOut, cfg: TreeConfig) -> float:
-    """Q = alpha^(1 - MC) beta^(words / L): high for short wrong roll-outs from states that mostly go right.
-
-    The paper counts tokens; words, as OpenR counts, are known without a tokenizer.
-    """
+    """Q = alpha^(1 - MC) beta^(words / L): high for short wrong roll-outs from states that mostly go right. The paper
+    counts tokens; words, as OpenR counts, are known without a tokenizer."""
     return cfg.alpha ** (1 - share) * cfg.beta ** (len(" ".join(r.steps).split()) / cfg.length)
-
-
-def exploration(state: State, visits: int, cfg: TreeConfig) -> float:
-    """U = c_puct sqrt(visits of all states) / (1 + visits of this one)."""
-    return cfg.c_puct * math.sqrt(visits) / (1 + state.visits)
 
 
 def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConfig) -> Generator:
     """Searches the tree of one problem; returns ({steps: State}, [SearchedPath in the order of search]).
 
-    Each search bisects the wrong roll-out with the highest Q + U among the states with 0 < MC < 1; the states that it
-    visits join the tree. The root's roll-outs are `solutions` and, where these are less than k, completions. No text is
-    searched twice, and none that was cut off, since it might have become right.
+    Each search bisects the wrong roll-out with the highest Q + U, U = c_puct sqrt(visits of all states) / (1 + visits
+    of this one), among the states with 0 < MC < 1; the states that it visits join the tree. The root's roll-outs are
+    `solutions` and, where these are less than k, completions. No text is searched twice, and none that was cut off,
+    since it might have become right.
     """
     states, paths, seen = {}, [], set()
 
@@ -144,11 +130,12 @@ def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConf
         states[steps] = State(mc, sorted(pending))
 
     add((), list(solutions) if len(solutions) >= k else [*solutions, *(yield problem, ())])
-    while len(paths) < cfg.searches and (unsearched := [item for item in states.items() if item[1].pending]):
-        visits = sum(state.visits for state in states.values())
-        start, state = max(unsearched, key=lambda item: item[1].pending[-1][0] + exploration(item[1], visits, cfg))
-        u, (q, _, r) = exploration(state, visits, cfg), state.pending.pop()
-        state.visits += 1
+    while len(paths) < cfg.searches and any(state.pending for state in states.values()):
+        scale = cfg.c_puct * math.sqrt(sum(state.visits for state in states.values()))
+        u = {steps: scale / (1 + state.visits) for steps, state in states.items() if state.pending}
+        start = max(u, key=lambda steps: states[steps].pending[-1][0] + u[steps])
+        q, _, r = states[start].pending.pop()
+        states[start].visits += 1
 
         def is_alive(kept: int, start=start, r=r):
             steps = (*start, *r.steps[:kept])
@@ -157,5 +144,6 @@ def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConf
             return states[steps].mc.right > 0
 
         error = len(start) + (yield from bisect(len(r.steps), is_alive))
-        paths.append(SearchedPath((*start, *r.steps), r.answer, len(start), q, u, error))
+        search = {"start": len(start), "first_error": error, "q": q, "u": u[start]}
+        paths.append(SearchedPath((*start, *r.steps), r.answer, search))
     return states, paths

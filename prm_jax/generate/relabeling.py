@@ -155,17 +155,11 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
     return ([None if np.isnan(y) else y for y in y_T.tolist()] for y_T in labels)
 
 
-def file_kind(path: str) -> str:
-    """The label_kind that all rows of a file state, or unknown."""
-    kinds = {row.get("label_kind") for _, row in read_rows(path)}
-    return kinds.pop() if len(kinds) == 1 and kinds <= {"correctness", "value", "advantage"} else "unknown"
-
-
 def label_kind(cfg: RelabelingConfig, scorer) -> str:
     """The meaning of the labels: that of their source or, where that is unknown, the key label_kind."""
     if cfg.by in ("labels", "consensus"):
-        kinds = {file_kind(path) for path in cfg.files}
-        kind = kinds.pop() if len(kinds) == 1 else "unknown"
+        kinds = {row.get("label_kind") for path in cfg.files for _, row in read_rows(path)}
+        kind = kinds.pop() if kinds in ({"correctness"}, {"value"}, {"advantage"}) else "unknown"
     else:
         fixed = {"checker": "correctness", "equations": "correctness", "td": "value", "scores": "unknown"}
         kind = fixed.get(cfg.by) or kind_of(scorer)
@@ -213,7 +207,6 @@ def main(cfg):
             labels = label_all(cfg, scorer, resumable, solutions, stored)
             write_rows(path, labelled_rows(solutions, labels, origin, counts))
             about |= getattr(scorer, "about", {})  # a critic's: what became of its critiques
-    kind = about["label_kind"]
-    kind = "correctness|value, which their source does not say" if kind == "unknown" else kind
+    kind = about["label_kind"].replace("unknown", "correctness|value, which their source does not say")
     cli.print_counts(counts, totals=())
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

@@ -159,10 +159,8 @@ class RemotePolicy:
         return text
 
     def extend(self, prefixes: Sequence[Prefix], n: int, stop: str, key, first=0) -> list[list[Continuation]]:
-        """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i].
-
-        InputError where a request fails for good; then none is returned or counted.
-        """
+        """n continuations of each (problem, steps so far); prefix i has the number first + i, or first[i]. InputError
+        where a request fails for good; then none is returned or counted."""
         start, size = time.perf_counter(), len(prefixes) * n
         if not size:
             return [[] for _ in prefixes]
@@ -230,8 +228,7 @@ class RemotePolicy:
 
 def reason(error: Exception) -> str:
     """The cause of a failure on one line of at most 300 characters, in the server's words where it sent any."""
+    why = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
     if (response := getattr(error, "response", None)) is not None:
         why = f"status {response.status_code}: {response.text}"
-    else:
-        why = str(error) if error.__cause__ is None else f"{error} ({error.__cause__})"
     return " ".join(why.split())[:300]

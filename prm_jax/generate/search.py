@@ -10,9 +10,10 @@ Dimension key: P problems.
 
 import collections
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -41,15 +42,12 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, g
     beams, n = [(Node(p), group) for p in problems for group in range(groups)], width // groups
     for _ in range(state.max_steps):
         children, n = state.grow([node for node, _ in beams], n, block=block), branch
-        nodes, groups_of = [], []
-        for (_, group), siblings in zip(beams, children, strict=True):
-            nodes += (unfinished := [node for node in siblings if node.is_open])
-            groups_of += [group] * len(unfinished)
-        if ahead:
-            nodes = state.look_ahead(nodes, ahead)
         rivals = collections.defaultdict(list)
-        for node, group in zip(nodes, groups_of, strict=True):
-            rivals[node.problem, group].append(node)
+        for (node, group), siblings in zip(beams, children, strict=True):
+            rivals[node.problem, group] += [child for child in siblings if child.is_open]
+        if ahead:
+            nodes = iter(state.look_ahead(list(itertools.chain(*rivals.values())), ahead))
+            rivals = {key: list(itertools.islice(nodes, len(group))) for key, group in rivals.items()}
         beams = []
         for (_, group), nodes in rivals.items():
             beams += [(node, group) for node in sorted(nodes, key=lambda node: node.value)[-keep:]]
@@ -70,8 +68,7 @@ class Options:
     first: Positive
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A search, and how it spends a budget."""
 
     run: Callable  # run(state, problems, **arguments)
@@ -84,8 +81,7 @@ def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1,
     """A beam of `width` samples a step, rounded down to a multiple of `branch`; apart: each kept node is a group."""
     branch = min(width, options.branch)
     keep = width // branch
-    groups = keep if apart else 1
-    return {"width": keep * branch, "branch": branch, "groups": groups, "ahead": ahead, "block": block}
+    return {"width": keep * branch, "branch": branch, "groups": keep if apart else 1, "ahead": ahead, "block": block}
 
 
 def plan_mcts(width: int, options: Options) -> dict:
@@ -162,7 +158,7 @@ def search_unsolved(state: SearchState, method: str, budget: float, options: Opt
     pays for more searches of the problems without a finished solution of probability options.stop_at, cheapest first.
     """
     P, arguments = len(state.problems), plan(method, options.first * budget, state.per_solution, options)
-    problems = list(range(P))
+    problems = range(P)
     while problems:
         before = state.tokens_P.sum()
         METHODS[method].run(state, problems, **arguments)

@@ -35,10 +35,8 @@ class Node:
 
 
 class SearchState:
-    """The problems, all nodes so far, and their cost.
-
-    A continued prefix draws with a number of its own problem, so that draws do not depend on other problems.
-    """
+    """The problems, all nodes so far, and their cost. A continued prefix draws with a number of its own problem, so
+    that draws do not depend on other problems."""
 
     def __init__(self, policy: Policy, scorer: Scorer, problems: Sequence[str], aggregator: str, max_steps: int, key):
         self.policy, self.scorer, self.problems, self.aggregator, self.key = policy, scorer, problems, aggregator, key
@@ -55,9 +53,7 @@ class SearchState:
     def row(self, node: Node) -> Prefix:
         return self.problems[node.problem], node.steps
 
-    def write(
-        self, nodes: Sequence[Node], n: int, stop: str = "step", policy: Policy | None = None
-    ) -> list[list[Node]]:
+    def write(self, nodes: Sequence[Node], n: int, stop="step", policy: Policy | None = None) -> list[list[Node]]:
         """n continuations of each node, without scores."""
         policy, numbers, written = policy or self.policy, [], []
         for node in nodes:
@@ -120,11 +116,9 @@ class SearchState:
         return [node for node in self.nodes[p] if node.finish_reason == "eos" and node.steps]
 
     def continues(self, p: int, samples: int = 0) -> bool:
-        """Whether to search the problem further: no solution has the probability `stop_at`, and budget is left.
-
-        A problem's budget must pay for `samples` next steps and, where no solution is finished, for the end of one.
-        With `stop_at` all problems share one budget.
-        """
+        """Whether to search the problem further: no solution has the probability `stop_at`, and budget is left. It must
+        pay for `samples` next steps and, where no solution is finished, for the end of one. With `stop_at` all problems
+        share one budget."""
         if self.stop_at is not None:
             return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
         cost = samples * self.step_tokens / max(self.steps, 1)
@@ -133,10 +127,8 @@ class SearchState:
         return self.tokens_P[p] + cost <= self.budget
 
     def deepest(self, p: int) -> Node:
-        """The open node with the most steps, among equals the best; the bare problem where there is none.
-
-        The node of the highest value would be a short one, since a product of step scores falls with every step.
-        """
+        """The open node with the most steps, among equals the best; the bare problem where there is none. The node of
+        the highest value would be a short one, since a product of step scores falls with every step."""
         open_nodes = (node for node in self.nodes[p] if node.is_open)
         return max(open_nodes, key=lambda node: (len(node.steps), node.value), default=Node(p))
 

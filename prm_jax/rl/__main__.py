@@ -25,7 +25,7 @@ from tqdm import tqdm
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.grading import Checker
+from prm_jax.data.grading import RULES, Checker
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
@@ -109,7 +109,8 @@ def main(cfg):
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    questions, n_held_out, checker = cfg.questions, cfg.eval.problems, Checker(cfg.questions.answer_rule)
+    questions, n_held_out = cfg.questions, cfg.eval.problems
+    checker = Checker(questions.checker if questions.checker in RULES else "number")  # where no task's checker does
     claim = run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*")
     with contextlib.closing(checker), claim, jax.set_mesh(mesh):
         if questions.critic:
@@ -129,7 +130,7 @@ def main(cfg):
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} at step {best_step}".format(score, **final))
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
-    checked = tasks.name_of(problems.task) if problems.task else questions.answer_rule
+    checked = tasks.name_of(problems.task) if problems.task else checker.rule
     following = f"python -m prm_jax.sampling checkpoint={run} problems=FILE checker={checked}"
     if questions.critic:
         following = f"python evaluate.py task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"
@@ -206,16 +207,11 @@ class Trainer:
                     print(f"stopped     by {name} after step {step}; continue with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
         spent, whole = self.spent, max(sum(self.spent[name] for name in PARTS), 1e-9)
-        return {
-            **best,
-            "steps": cfg.steps,
-            "seconds": time.perf_counter() - started,
-            **{f"share_{name}": spent[name] / whole for name in PARTS},
-            "seconds_evaluate": spent["evaluate"],
-            "policy_tokens": spent["tokens"],
-            "tokens_per_second": spent["tokens"] / max(spent["roll_out"], 1e-9),
-            **getattr(self.rewards.prm, "about", {}),  # a critic's: what became of its critiques since this start
-        }
+        final = {**best, "steps": cfg.steps, "seconds": time.perf_counter() - started}
+        final |= {f"share_{name}": spent[name] / whole for name in PARTS}
+        final |= {"seconds_evaluate": spent["evaluate"], "policy_tokens": spent["tokens"]}
+        final["tokens_per_second"] = spent["tokens"] / max(spent["roll_out"], 1e-9)
+        return final | getattr(self.rewards.prm, "about", {})  # a critic's: what its critiques since this start became
 
     def learners(self):
         """What a checkpoint holds beside the policy."""
@@ -250,27 +246,17 @@ class Trainer:
         clock.append(time.perf_counter())
         seconds = dict(zip(PARTS, np.diff(clock).tolist(), strict=True))
         self.spent.update(seconds)
-        numbers = {
-            **means,
-            **diagnose(rollouts, scores),
-            **self.problems.watch(rollouts),
-            "reward": (step_reward_NT.sum(1) + outcome_N).mean(),
-            "kept": keep_N.mean(),
-            "policy_tokens": tokens,
-            **online,
-            **updated,
-            "total_policy_tokens": self.spent["tokens"],  # of all steps: a log may leave lines out
-            **{f"seconds_{name}": x for name, x in seconds.items()},
-        }
+        numbers = means | self.diagnose(rollouts, scores) | {"reward": (step_reward_NT.sum(1) + outcome_N).mean()}
+        numbers |= {"kept": keep_N.mean(), "policy_tokens": tokens, **online, **updated}
+        numbers["total_policy_tokens"] = self.spent["tokens"]  # of all steps: a log may leave lines out
+        numbers |= {f"seconds_{name}": x for name, x in seconds.items()}
         return {name: float(x) for name, x in numbers.items()}
 
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
         """Makes `passes` updates on the roll-outs with a nonzero advantage; with a KL loss, on all."""
-        cfg, model = self.cfg.update, self.policy.model
-        step_NL, mask_NL, group_N = arrays(rollouts)
-        most, width = self.cfg.problems * self.cfg.n, mask_NL.shape[1]
-        old_NL = padded([r.logp_L for r in rollouts], width)
-        reference_NL = self.reference_logps(rollouts, width, most) if cfg.kl else np.zeros_like(old_NL)
+        cfg, most, (step_NL, mask_NL, group_N) = self.cfg.update, self.cfg.problems * self.cfg.n, arrays(rollouts)
+        old_NL = padded([r.logp_L for r in rollouts])
+        reference_NL = self.reference_logps(rollouts, most) if cfg.kl else np.zeros_like(old_NL)
         if cfg.kl_as == "reward" and cfg.kl:
             kl_NL = np.asarray(kl(old_NL - reference_NL, cfg.kl_estimator))
             kl_NT = advantages.of_steps(kl_NL, step_NL, mask_NL, step_reward_NT.shape[1])
@@ -287,33 +273,51 @@ class Trainer:
             inputs = (x_NL[teaches_N] for x_NL in (weight_NL, advantage_NL, old_NL, reference_NL, mask_NL))
             batch = shard_batch(layout.batch | loss_inputs(layout, *inputs), self.cfg.batch.rows, axis=1)
             for _ in range(cfg.passes):
-                model, self.opt, metrics = update(model, self.opt, batch, layout.used, cfg)
-            self.policy.model = model
+                self.policy.model, self.opt, metrics = update(self.policy.model, self.opt, batch, layout.used, cfg)
         return {"teach": teaches_N.mean(), **metrics}
 
     def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
         batch = self.cfg.batch
         return lay_out(rollouts, batch.rows, batch.tokens, most, fits_window(self.policy.model.cfg, batch.tokens))
 
-    def reference_logps(self, rollouts: list[Rollout], width: int, most: int) -> np.ndarray:
+    def reference_logps(self, rollouts: list[Rollout], most: int) -> np.ndarray:
         """log p of the sampled tokens under the policy that the run began with, reference_NL."""
         layout = self.lay_out(rollouts, most)
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
-        return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)), width)
+        return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)))
 
     def evaluate(self) -> dict[str, float]:
         """Diagnoses held-out problems with fixed draws; adds pass@1 and the KL from the first policy."""
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, self.cfg.eval.n, key)
         step_reward_NT, outcome_N, scores, _ = self.rewards(rollouts)
-        mask_NL = arrays(rollouts)[1]
-        width = mask_NL.shape[1]
-        ratio_NL = padded([r.logp_L for r in rollouts], width) - self.reference_logps(rollouts, width, len(rollouts))
+        _, mask_NL, _ = arrays(rollouts)
+        ratio_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
         reward, divergence = (step_reward_NT.sum(1) + outcome_N).mean(), kl(ratio_NL[mask_NL], "k3").mean()
-        numbers = {**diagnose(rollouts, scores), **self.problems.watch(rollouts), "reward": reward, "kl": divergence}
+        numbers = self.diagnose(rollouts, scores) | {"reward": reward, "kl": divergence}
         numbers["pass_at_1"] = numbers.pop("right")
         self.spent["evaluate"] += time.perf_counter() - start
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
+
+    def diagnose(self, rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
+        """Numbers that show hacking: gold beside proxy, lengths, restated steps, the PRM's quality on new roll-outs."""
+        steps, verdicts, restated = [len(r.steps) for r in rollouts], scores.verdicts, []
+        for r, judged in zip(rollouts, verdicts or [[""] * n for n in steps], strict=True):
+            restated += [x == "neutral" or step == before for x, step, before in zip(judged, r.steps, ("", *r.steps))]
+        entropy = -np.concatenate([r.logp_L for r in rollouts]).mean()  # of the distribution that was sampled from
+        cut, tokens = np.mean([not r.finished for r in rollouts]), np.mean([len(r.ids_L) for r in rollouts])
+        numbers = {"entropy": entropy, "right": scores.right_N.mean(), "cut": cut, "steps_a_solution": np.mean(steps)}
+        # restated: lines that do nothing, or repeat the one before.
+        numbers |= {"tokens_a_solution": tokens, "restated": np.mean(restated)}
+        if verdicts is not None:
+            labels = [tasks.correctness(judged) for judged in verdicts]
+            sound = [right and label_T[-1] > 0 for right, label_T in zip(scores.right_N, labels, strict=True)]
+            numbers["sound"] = np.mean(sound)
+            if scores.prm is not None:
+                metrics = step_metrics([probability(x) for x in scores.prm], labels, [r.group for r in rollouts])
+                names = [name for name in ("step_auroc", "ece") if np.isfinite(metrics[name])]
+                numbers |= {f"prm_{name}": metrics[name] for name in names}
+        return numbers | self.problems.watch(rollouts)
 
 
 def problems_of_step(problems: list[str], step: int, n: int, seed: int) -> list[str]:
@@ -332,31 +336,6 @@ def select(rule: str, rollouts: list[Rollout], scores: RolloutScores) -> np.ndar
         mean_N = np.array([probability(logit_T).mean() for logit_T in scores.prm])
         return advantages.keep_prof(mean_N, scores.right_N, group_N)
     return np.ones(len(rollouts), bool)
-
-
-def diagnose(rollouts: list[Rollout], scores: RolloutScores) -> dict[str, float]:
-    """Numbers that show hacking: gold beside proxy, lengths, restated steps, the PRM's quality on new roll-outs."""
-    steps, verdicts, numbers = [len(r.steps) for r in rollouts], scores.verdicts, {}
-    restated = []
-    for r, judged in zip(rollouts, verdicts or [[""] * n for n in steps], strict=True):
-        restated += [x == "neutral" or step == before for x, step, before in zip(judged, r.steps, ("", *r.steps))]
-    if verdicts is not None:
-        labels = [tasks.correctness(judged) for judged in verdicts]
-        sound = [right and label_T[-1] > 0 for right, label_T in zip(scores.right_N, labels, strict=True)]
-        numbers["sound"] = np.mean(sound)
-        if scores.prm is not None:
-            metrics = step_metrics([probability(x) for x in scores.prm], labels, [r.group for r in rollouts])
-            metrics = {f"prm_{name}": metrics[name] for name in ("step_auroc", "ece")}
-            numbers |= {name: x for name, x in metrics.items() if np.isfinite(x)}
-    return {
-        "entropy": -np.concatenate([r.logp_L for r in rollouts]).mean(),  # of the distribution that was sampled from
-        "right": scores.right_N.mean(),
-        "cut": np.mean([not r.finished for r in rollouts]),
-        "steps_a_solution": np.mean(steps),
-        "tokens_a_solution": np.mean([len(r.ids_L) for r in rollouts]),
-        "restated": np.mean(restated),  # lines that do nothing, or repeat the one before
-        **numbers,
-    }
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ policy that decides when to stop then maximises R - (mean step reward) x (number
 rloo_sources and pure's sum form: it writes fewer steps than R asks for where that mean is positive (P(good)), more
 where it is negative. grpo, rloo and reinforce have no such price.
 
-To add an estimator, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig
-with a default, which lets earlier runs resume, and its line in conf/rl.yaml.
+To add one, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig with a
+default, which lets earlier runs resume, and its line in conf/rl.yaml.
 
 Dimension key: N responses, T steps, L tokens, G groups.
 """
@@ -26,7 +26,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -81,18 +81,11 @@ def leave_one_out(x_N, group_N) -> np.ndarray:
     return np.where(n_N > 1, (n_N * x_N - of_group(x_N, group_N)) / np.maximum(n_N - 1, 1), 0.0)
 
 
-def total(step_reward_NT, outcome_N) -> np.ndarray:
-    """The whole reward of a response as one number, to which verl's GRPO and RLOO reduce step rewards."""
-    return outcome_N + step_reward_NT.sum(1)
-
-
 def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
-    """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R = `total`.
-
-    Without `normalise` Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs loss_norm=constant, too.
-    """
-    advantage_N = centred(total(step_reward_NT, outcome_N), group_N, normalise)
-    return np.where(mask_NL, advantage_N[:, None], 0.0)
+    """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R the outcome
+    plus all step rewards, as in verl. Without `normalise` Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs
+    loss_norm=constant, too."""
+    return np.where(mask_NL, centred(outcome_N + step_reward_NT.sum(1), group_N, normalise)[:, None], 0.0)
 
 
 def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
@@ -111,15 +104,13 @@ def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
 
 
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j (`total`)."""
-    return outcome_rloo(total(step_reward_NT, outcome_N), mask_NL, group_N)
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j, R as GRPO's."""
+    return outcome_rloo(outcome_N + step_reward_NT.sum(1), mask_NL, group_N)
 
 
 def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens):
-
-    A_t = sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome.
-    """
+    """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens): A_t =
+    sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
     baseline_N = mean_N - leave_one_out(mean_N, group_N)
@@ -163,26 +154,21 @@ def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, dis
     """REINFORCE++ (Hu 2025, arXiv 2501.03262): discounted returns of a step's reward at its last token and the outcome
     at the response's last, normalised over all tokens of the batch; groups play no part."""
     N, L = mask_NL.shape
-    changes_NL = ~mask_NL[:, 1:] | (step_of_token_NL[:, 1:] != step_of_token_NL[:, :-1])
-    last_NL = mask_NL & np.append(changes_NL, np.ones((N, 1), bool), 1)
-    reward_NL = np.where(last_NL, at_tokens(step_reward_NT, step_of_token_NL, mask_NL), 0.0)
-    end_N = L - 1 - mask_NL[:, ::-1].argmax(1)
-    reward_NL[np.arange(N), end_N] += outcome_N
-    return_NL = np.zeros((N, L + 1))
-    for i in reversed(range(L)):
-        return_NL[:, i] = reward_NL[:, i] + discount * return_NL[:, i + 1]
-    return_NL = return_NL[:, :-1]
+    last_NL = mask_NL & (np.diff(np.where(mask_NL, step_of_token_NL, -1), append=-1) != 0)
+    return_NL = np.where(last_NL, at_tokens(step_reward_NT, step_of_token_NL, mask_NL), 0.0)
+    return_NL[np.arange(N), L - 1 - mask_NL[:, ::-1].argmax(1)] += outcome_N
+    for i in reversed(range(L - 1)):
+        return_NL[:, i] += discount * return_NL[:, i + 1]
     mean, deviation = return_NL[mask_NL].mean(), return_NL[mask_NL].std()
     return np.where(mask_NL, divided(return_NL - mean, deviation), 0.0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimator:
+class Estimator(NamedTuple):
     """An advantage estimator and what a run has to know of it."""
 
     f: Callable
     options: tuple[str, ...] = ()  # the fields of EstimatorConfig that f takes as arguments
-    sums_steps: bool = False  # it adds a response's step rewards up (`total`)
+    sums_steps: bool = False  # it adds a response's step rewards up
     needs_group: bool = True  # its baseline is the other responses to the problem
 
 
@@ -216,11 +202,8 @@ class EstimatorConfig:
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
-    """The number of responses in its group that share each response's steps up to t, count_NT (at least 1).
-
-    lambda-GRPO (arXiv 2509.21154): outcome GRPO weights a step by the number of roll-outs that share it; dividing each
-    token's loss by this count undoes that. prefixes: the steps of each response.
-    """
+    """The number of responses in its group that share each response's steps up to t, count_NT (at least 1). Outcome
+    GRPO weights a step by it, which lambda-GRPO (arXiv 2509.21154) undoes. prefixes: the steps of each response."""
     keys = [[(g, x[: t + 1]) for t in range(min(len(x), steps))] for g, x in zip(group_N, prefixes, strict=True)]
     counts, count_NT = collections.Counter(itertools.chain(*keys)), np.ones((len(prefixes), steps))
     for row, shared in enumerate(keys):
@@ -235,10 +218,8 @@ def keep_mixed(outcome_N, group_N) -> np.ndarray:
 
 def keep_prof(mean_step_N, right_N, group_N, share: float = 0.5) -> np.ndarray:
     """PROF (arXiv 2509.03403): keeps a share of each group, keep_N, with right and wrong responses as equal in number
-    as possible: the right ones whose steps score highest and the wrong ones whose steps score lowest.
-
-    The PRM chooses what is learned from and gives no reward, so there is nothing to hack in it.
-    """
+    as possible: the right ones whose steps score highest and the wrong ones whose steps score lowest. The PRM gives no
+    reward, so there is nothing to hack in it."""
     keep_N, right_N = np.zeros(len(right_N), bool), np.asarray(right_N, bool)
     for group in np.unique(group_N):
         members = np.flatnonzero(group_N == group)

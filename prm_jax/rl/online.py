@@ -75,7 +75,7 @@ class Online:
 
     def learn(self, rollouts: Sequence[Rollout], scores: RolloutScores) -> dict[str, float]:
         """Makes `passes` steps of the verifier's optimiser on these roll-outs."""
-        examples = self.examples(rollouts, scores)
+        examples, key = self.examples(rollouts, scores), jax.random.key(0)
         share = not self.is_implicit  # each token of an implicit PRM needs one next token
         groups = make_groups(examples, self.row_tokens, share)
         plan = Plan(self.row_tokens, self.row_tokens, groups, share)  # slots for each response's steps, shared or not
@@ -84,8 +84,7 @@ class Online:
         batch = pack_batch([[examples[i] for i in pack] for pack in packs], self.row_tokens, plan.step_slots, share)
         batch = shard_batch({name: x.reshape(-1, ROWS, x.shape[1]) for name, x in batch.items()}, ROWS, axis=1)
         for _ in range(self.cfg.passes):
-            model, key = self.scorer.model, jax.random.key(0)
-            self.scorer.model, self.opt, metrics = train_step(model, self.opt, batch, self.loss, key)
+            self.scorer.model, self.opt, metrics = train_step(self.scorer.model, self.opt, batch, self.loss, key)
         return {f"online_{name}": float(metrics[name]) for name in ("loss", "accuracy")}
 
     def examples(self, rollouts: Sequence[Rollout], scores: RolloutScores) -> list[Example]:

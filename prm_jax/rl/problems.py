@@ -10,7 +10,7 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.data.critiques import prompt_text, verdict_at
 from prm_jax.data.formats import read_format
-from prm_jax.data.grading import RULES, Checker, extract
+from prm_jax.data.grading import Checker, extract
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_splits
@@ -30,11 +30,6 @@ class QuestionsConfig:
     checker: Annotated[str, one_of(tasks.CHECKERS)] | None
     critic: str | None = None
 
-    @property
-    def answer_rule(self) -> str:
-        """The rule that compares answers where no embedded task's checker does."""
-        return self.checker if self.checker in RULES else "number"
-
     def __post_init__(self):
         both = (self.file is None) == (self.held_out is None)
         expect(both, "questions.held_out", self.held_out, "a file beside questions.file, and only beside it")
@@ -50,19 +45,17 @@ class Problems(NamedTuple):
 
     def watch(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The shares of a critic's roll-outs that say good (half of them should) and that come to no verdict."""
-        verdicts = [self.verdict(r) for r in rollouts] if self.verdict else []
-        return (
-            {"says_good": verdicts.count(True) / len(verdicts), "no_verdict": verdicts.count(None) / len(verdicts)}
-            if verdicts
-            else {}
-        )
+        if self.verdict is None:
+            return {}
+        verdicts = [self.verdict(r) for r in rollouts]
+        return {"says_good": verdicts.count(True) / len(verdicts), "no_verdict": verdicts.count(None) / len(verdicts)}
 
 
 def of_task(data: TaskData, n_held_out: int, seed: int) -> Problems:
     """New problems of an embedded task."""
-    task = tasks.TASKS[data.name]
-    train = tasks.make_problems(task, data.task, DISTINCT, "train", seed)
-    return Problems(train, tasks.make_problems(task, data.task, n_held_out, "validation", seed), by_task(task), task)
+    task, sizes = tasks.TASKS[data.name], {"train": DISTINCT, "validation": n_held_out}
+    splits = (tasks.make_problems(task, data.task, n, split, seed) for split, n in sizes.items())
+    return Problems(*splits, lambda r: task.solved(r.problem, r.steps), task)
 
 
 def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problems:
@@ -77,11 +70,10 @@ def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problem
             if answers.setdefault(q.problem, q.answer) != q.answer:
                 raise InputError(f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}")
             problems[q.problem] = None
-        expect(bool(problems), path, "no problem", "at least one")
     train, held_out = map(list, splits)
     if is_exact:
         task = tasks.of_files((cfg.file, cfg.held_out), cfg.checker)
-        return Problems(train, held_out[:n_held_out], by_task(task), task)
+        return Problems(train, held_out[:n_held_out], lambda r: task.solved(r.problem, r.steps), task)
 
     def is_right(r: Rollout) -> bool:
         return checker.verdict(answers[r.problem], extract("\n".join(r.steps))) == "same"
@@ -90,10 +82,8 @@ def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problem
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:
-    """Labelled steps of the task's solutions, for a critic of format `name`; right: its verdict is the label.
-
-    Right and wrong steps are equally many, as in StepWiser (arXiv 2508.19229, 3.3); surplus ones are left out.
-    """
+    """Labelled steps of the task's solutions, for a critic of format `name`; right: its verdict is the label. Right and
+    wrong steps are equally many, as in StepWiser (arXiv 2508.19229, 3.3); surplus ones are left out."""
     fmt, splits, labels = read_format(name), load_splits(data, seed, policy_pool).splits, {}
     writes = fmt.critic and fmt.critic.ask is None and fmt.critic.next is None
     expect(writes, "questions.critic", name, "a critic that writes its verdict and is asked each step anew: lab_critic")
@@ -118,7 +108,3 @@ def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems
 
     train, held_out = (balanced(splits[side], np.random.default_rng(seed)) for side in ("train", "validation"))
     return Problems(train, held_out[:n_held_out], is_right, None, verdict)
-
-
-def by_task(task: ModuleType) -> Callable[[Rollout], bool]:
-    return lambda r: task.solved(r.problem, r.steps)

@@ -43,8 +43,7 @@ def exact_steps(scores: RolloutScores) -> list[np.ndarray]:
 
 
 SOURCES = {
-    # 1 where the answer is right
-    "answer": lambda rollouts, scores: scores.right_N,
+    "answer": lambda rollouts, scores: scores.right_N,  # 1 where the answer is right
     # +1 and -1 by the exact checker of steps (VPRM, arXiv 2601.17223)
     "steps": lambda rollouts, scores: [2 * right_T - 1 for right_T in exact_steps(scores)],
     # the share of right steps where the answer is right, else 0 (Interplay, arXiv 2512.07783)
@@ -109,13 +108,15 @@ class Rewards:
     def __call__(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
         """(step_reward_NT, outcome_N, scores, the mean reward a response of each source)."""
         scores = self.judge(rollouts)
-        steps = max(len(r.steps) for r in rollouts)
-        step_reward_NT, outcome_N, means = np.zeros((len(rollouts), steps)), np.zeros(len(rollouts)), {}
+        step_reward_NT, outcome_N, means = (
+            padded([np.zeros(len(r.steps)) for r in rollouts]),
+            np.zeros(len(rollouts)),
+            {},
+        )
         for name, weight in self.cfg.weights.items():
             reward = as_arrays(name, SOURCES[name](rollouts, scores), rollouts)
             if isinstance(reward, list):
-                reward_NT = padded(reward, steps)
-                step_reward_NT += weight * reward_NT
+                step_reward_NT += weight * (reward_NT := padded(reward))
                 reward = reward_NT.sum(1)
             else:
                 outcome_N += weight * reward
@@ -165,10 +166,8 @@ def as_scored(policy: Policy, r: Rollout) -> Encoded:
     ids, step_n = r.ids_L[:n].tolist(), r.step_L[:n].tolist()
     if not ids or not policy.stop_masks["step"][ids[-1]]:
         ids, step_n = [*ids, *separator], [*step_n, *[len(r.steps) - 1] * len(separator)]
-    step_end = {t: i for i, t in enumerate(step_n)}
-    start = len(r.prompt_L)
-    ids_L = np.concatenate([r.prompt_L, np.array(ids, np.int32)])
-    return Encoded(ids_L, np.array([step_end[t] for t in range(len(r.steps))], np.int32) + start, start)
+    start, end_T = len(r.prompt_L), np.searchsorted(step_n, np.arange(len(r.steps)), side="right") - 1
+    return Encoded(np.concatenate([r.prompt_L, np.array(ids, np.int32)]), (start + end_T).astype(np.int32), start)
 
 
 def read_function(place: str) -> Callable:

@@ -58,16 +58,13 @@ def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(step_of_token_NL, mask_NL, group_N), as rl/advantages.py takes them."""
-    N, L = len(rollouts), max(len(r.ids_L) for r in rollouts)
-    step_NL, mask_NL = np.zeros((N, L), int), np.zeros((N, L), bool)
-    for i, r in enumerate(rollouts):
-        step_NL[i, : len(r.ids_L)], mask_NL[i, : len(r.ids_L)] = r.step_L, True
-    return step_NL, mask_NL, np.array([r.group for r in rollouts])
+    step_NL, mask_NL = padded([r.step_L for r in rollouts]), padded([np.ones(len(r.ids_L)) for r in rollouts])
+    return step_NL.astype(int), mask_NL > 0, np.array([r.group for r in rollouts])
 
 
-def padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
-    """Rows of different lengths as one array, with 0 behind each."""
-    x_NL = np.zeros((len(rows), width))
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of different lengths as one array of the longest one's width, with 0 behind the others."""
+    x_NL = np.zeros((len(rows), max(map(len, rows))))
     for i, row_n in enumerate(rows):
         x_NL[i, : len(row_n)] = row_n
     return x_NL
@@ -75,10 +72,8 @@ def padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The places of roll-outs' tokens in packed rows, which are prefix trees: responses share their first tokens.
-
-    Rows are in A micro-batches of B. A shared token belongs to several responses, so `scatter` adds their numbers up.
-    """
+    """The places of roll-outs' tokens in packed rows, A micro-batches of B. A row is a prefix tree: the first tokens of
+    responses may be shared, so `scatter` adds the numbers of a place up."""
 
     batch: dict[str, np.ndarray]  # ids, pos, visible_until and `before`, the place of the token before, [A, B, L]
     used: int  # micro-batches with tokens; empty ones follow, so that one compiled program serves all batches
@@ -92,10 +87,10 @@ class Layout:
             x_RL[row, place_L] += x_L[: len(place_L)]
         return x_RL.reshape(A, B, L)
 
-    def gather(self, x_ABL: np.ndarray, width: int) -> np.ndarray:
-        """x_NL with `width` columns: the numbers at each response's places, 0 behind them."""
+    def gather(self, x_ABL: np.ndarray) -> np.ndarray:
+        """x_NL: the numbers at each response's places, 0 behind them."""
         x_RL = x_ABL.reshape(-1, x_ABL.shape[-1])
-        return padded([x_RL[row, place_L] for row, place_L in self.places], width)
+        return padded([x_RL[row, place_L] for row, place_L in self.places])
 
 
 def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, share: bool = True) -> Layout:
@@ -111,8 +106,7 @@ def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, 
     batch["before"] = np.zeros_like(batch["ids"])
     for row, (pack, places_of_pack) in enumerate(zip(packs, places, strict=True)):
         for i, place_L in zip(pack, places_of_pack, strict=True):
-            start = starts[i]
-            place_of[i] = row, place_L[start:]
-            batch["before"][row, place_L[start:]] = place_L[start - 1 : -1]
+            place_of[i] = row, place_L[starts[i] :]
+            batch["before"][row, place_L[starts[i] :]] = place_L[starts[i] - 1 : -1]
     batch = {name: x.reshape(-1, rows, row_tokens) for name, x in batch.items()}
     return Layout(batch, used, [place_of[i] for i in range(len(rollouts))])

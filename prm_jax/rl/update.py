@@ -59,24 +59,17 @@ def token_weights(mask_NL: np.ndarray, norm: str, max_tokens: int) -> np.ndarray
 
 def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) -> dict[str, np.ndarray]:
     """The inputs of `policy_loss` besides the ids, {name: x_ABL} at the places of a rollouts.Layout."""
-    scatter, gain_NL = layout.scatter, weight_NL * advantage_NL
-    count_ABL = scatter(mask_NL)
-    return {
-        "up": scatter(np.maximum(gain_NL, 0)),
-        "down": scatter(np.minimum(gain_NL, 0)),
-        "weight": scatter(weight_NL),
-        "count": count_ABL,
-        "old": scatter(old_NL * mask_NL) / np.maximum(count_ABL, 1),
-        "reference": scatter(reference_NL * mask_NL) / np.maximum(count_ABL, 1),
-    }
+    gain_NL = weight_NL * advantage_NL
+    sums = {"up": np.maximum(gain_NL, 0), "down": np.minimum(gain_NL, 0), "weight": weight_NL, "count": mask_NL}
+    sums = {name: layout.scatter(x_NL) for name, x_NL in sums.items()}
+    means = {"old": old_NL * mask_NL, "reference": reference_NL * mask_NL}  # over the responses that share a token
+    return sums | {name: layout.scatter(x_NL) / np.maximum(sums["count"], 1) for name, x_NL in means.items()}
 
 
 def surrogate(log_ratio, up, down, cfg: UpdateConfig):
-    """(the clipped objective's loss, the weighted |A| that the clip cuts off), rho = policy / sampling policy (PPO).
-
-    -min(rho A, clip(rho) A) is linear in A on either side of 0. So a shared token needs only two sums, up = sum w
-    max(A, 0) and down = sum w min(A, 0): the loss is -(up min(rho, clip rho) + down max(rho, clip rho)).
-    """
+    """(the clipped objective's loss, the weighted |A| that the clip cuts off), ratio = policy / sampling policy (PPO).
+    -min(ratio A, clip(ratio) A) is linear in A on either side of 0. So a shared token needs only two sums, up = sum w
+    max(A, 0) and down = sum w min(A, 0)."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
     clipped_mass = up * (ratio > clipped) - down * (ratio < clipped)
@@ -107,23 +100,18 @@ def written_logps(model: PRM, batch, used: int):
 
 
 def policy_loss(model: PRM, batch, cfg: UpdateConfig):
-    """The loss of one micro-batch [B, L], and sums over its tokens to be logged.
-
-    batch: up, down and weight, in shares of the whole batch; count: the number of responses with the token; old and
-    (with a KL loss) reference: log p under the policy that sampled it and under the one that the run began with.
-    """
+    """The loss of one micro-batch [B, L], and sums over its tokens to be logged. batch: up, down and weight, in shares
+    of the whole batch; count: the number of responses with the token; old and (with a KL loss) reference: log p under
+    the policy that sampled it and under the one that the run began with."""
     count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
     logp_BL = logps(written_logits(model, batch), batch["ids"])
     change_BL = is_written_BL * (logp_BL - batch["old"])
     loss_BL, clipped_mass_BL = surrogate(change_BL, batch["up"], batch["down"], cfg)
     if cfg.has_kl_loss:
         loss_BL += cfg.kl * batch["weight"] * kl(is_written_BL * (logp_BL - batch["reference"]), cfg.kl_estimator)
-    return loss_BL.sum(), {
-        "n_tokens": count_BL.sum(),
-        "kl_change": (count_BL * kl(change_BL, "k3")).sum(),
-        "clipped_mass": clipped_mass_BL.sum(),
-        "total_mass": (batch["up"] - batch["down"]).sum(),
-    }
+    sums = {"n_tokens": count_BL.sum(), "kl_change": (count_BL * kl(change_BL, "k3")).sum()}
+    sums |= {"clipped_mass": clipped_mass_BL.sum(), "total_mass": (batch["up"] - batch["down"]).sum()}
+    return loss_BL.sum(), sums
 
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames=("model", "opt"))
@@ -143,10 +131,6 @@ def update(model: PRM, opt: nnx.Optimizer, batch, used: int, cfg: UpdateConfig):
     zeros = jax.tree.map(jnp.zeros_like, trained), dict.fromkeys(SUMS, jnp.zeros(()))
     grads, sums = jax.lax.fori_loop(0, used, accumulate, zeros)
     opt.update(model, grads)
-    metrics = {
-        "kl_change": sums["kl_change"] / jnp.maximum(sums["n_tokens"], 1),
-        "loss": sums["loss"],
-        "clipped": sums["clipped_mass"] / jnp.maximum(sums["total_mass"], 1e-12),
-        "grad_norm": optax.tree.norm(grads),
-    }
-    return *constrain((model, opt)), metrics
+    metrics = {"kl_change": sums["kl_change"] / jnp.maximum(sums["n_tokens"], 1), "loss": sums["loss"]}
+    metrics["clipped"] = sums["clipped_mass"] / jnp.maximum(sums["total_mass"], 1e-12)
+    return *constrain((model, opt)), metrics | {"grad_norm": optax.tree.norm(grads)}

@@ -63,12 +63,11 @@ def open_served(cfg: ServeConfig):
     name = str(run_folder.newest_run()) if cfg.checkpoint is None else cfg.checkpoint
     if needs_folder(name):
         check_there(name, cfg.which)
-    dtype = choose_dtype(cfg.dtype)
-    options = OpenOptions(cfg.which, cfg.format, dtype, cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed)
+    dtype, batch = choose_dtype(cfg.dtype), cfg.batch
+    options = OpenOptions(cfg.which, cfg.format, dtype, batch.rows, batch.tokens, cfg.reference, cfg.seed)
     scorer = open_verifier(name, options._replace(task=cfg.checker))
     if isinstance(scorer, ModelScorer):
-        longest = min(cfg.limits.tokens, scorer.model.cfg.max_positions)
-        scorer = ServedScorer(**vars(scorer), longest=longest)
+        scorer = ServedScorer(**vars(scorer), longest=min(cfg.limits.tokens, scorer.model.cfg.max_positions))
         compile_usual_shapes(scorer, cfg.aggregator or default_aggregator(scorer))
     return scorer, name
 
@@ -100,12 +99,10 @@ def main(cfg):
         from prm_jax.serve.app import App, make_server
     except ImportError as error:
         raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
-    raw_cfg, cfg = cfg, parse(cfg, ServeConfig)
-    folder = run_folder.output_dir()
+    raw_cfg, cfg, folder = cfg, parse(cfg, ServeConfig), run_folder.output_dir()
     with run_folder.locked_run_folder(folder, raw_cfg), listen(cfg.host, cfg.port) as listener:
         scorer, name = open_served(cfg)
-        token = os.environ.get("PRM_JAX_TOKEN") or None
-        names = (name, scorer.name)
+        token, names = os.environ.get("PRM_JAX_TOKEN") or None, (name, scorer.name)
         app = App(scorer, names, cfg.aggregator, cfg.limits, cfg.batch.solutions, token, PAGE.read_bytes())
         host, port = listener.getsockname()[:2]
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again once it has stopped

@@ -101,14 +101,13 @@ class App:
         self.aggregator = aggregator or default_aggregator(scorer)
         self.metrics, self.page = Metrics(), page
         self.worker = Worker(scorer, solutions, self.metrics)
-        get = {"/": self.show_page, "/health": self.health, "/metrics": self.show_metrics}
-        routes = [Route(path, self.guarded(path, answer), methods=["GET"]) for path, answer in get.items()]
-        for path, answer in (("/score", self.score), ("/pooling", self.pooling)):
-            routes.append(Route(path, self.guarded(path, answer), methods=["POST"]))
+        routes = [self.route("GET", "/", self.show_page), self.route("GET", "/health", self.health)]
+        routes += [self.route("GET", "/metrics", self.show_metrics), self.route("POST", "/score", self.score)]
+        routes += [self.route("POST", "/pooling", self.pooling)]
         self.asgi = Starlette(routes=routes, exception_handlers={HTTPException: self.no_route})
         self.asgi.router.redirect_slashes = False
 
-    def guarded(self, path: str, answer):
+    def route(self, method: str, path: str, answer) -> Route:
         """A route that returns answer(request), or a refusal without a traceback, and counts it."""
 
         async def endpoint(request: Request) -> Response:
@@ -129,7 +128,7 @@ class App:
             self.metrics.seconds.add(time.perf_counter() - start)
             return response
 
-        return endpoint
+        return Route(path, endpoint, methods=[method])
 
     async def no_route(self, request: Request, error: HTTPException) -> Response:
         self.metrics.requests["other", error.status_code] += 1

@@ -61,14 +61,13 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
     keys = ("problems",) if many else ("problem", "steps", "candidates")
     check_keys(body, "the body", (*keys, "aggregator"))
     aggregator = body.get("aggregator", default)
-    is_known = isinstance(aggregator, str) and aggregator in AGGREGATORS
-    expect(is_known, "aggregator", aggregator, ", ".join(AGGREGATORS))
+    expect(aggregator in list(AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))
     problems = body["problems"] if many else [{key: x for key, x in body.items() if key != "aggregator"}]
     check_list(problems, "problems", limits.solutions)
     rows, sizes = [], []
     for p, problem in enumerate(problems):
         where = f"problems[{p}]." if many else ""
-        check_keys(problem, where.rstrip(".") or "the body", ("problem", "steps", "candidates"))
+        check_keys(problem, where.rstrip("."), ("problem", "steps", "candidates"))
         check_text(problem.get("problem"), f"{where}problem")
         is_one = "steps" in problem
         expect(is_one != ("candidates" in problem), f"{where}steps", sorted(problem), "steps or candidates")
@@ -91,15 +90,10 @@ def score_answer(job: Job, sizes: list[int], scorer) -> dict:
     for size in sizes:
         scores, score_N = job.scores[start : start + size], job.log_scores[start : start + size]
         start += size
-        candidates = [
-            {
-                "probability": probability(log_odds(score_T)).tolist(),
-                "log_odds": score_T.tolist(),
-                "log_score": score,
-                "weakest_step": int(score_T.argmin()) + 1,
-            }
-            for score_T, score in zip(scores, score_N.tolist(), strict=True)
-        ]
+        candidates = []
+        for score_T, score in zip(scores, score_N.tolist(), strict=True):
+            steps = {"probability": probability(log_odds(score_T)).tolist(), "log_odds": score_T.tolist()}
+            candidates.append({**steps, "log_score": score, "weakest_step": int(score_T.argmin()) + 1})
         problems.append({"candidates": candidates, "ranking": np.argsort(-score_N, kind="stable").tolist()})
     return {"aggregator": job.aggregator, "unit": scorer.unit, "label_kind": scorer.label_kind, "problems": problems}
 
@@ -133,11 +127,10 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
     for key in ("use_activation", "add_special_tokens"):
         expect(body.get(key) in (None, True, False), key, body.get(key), "true or false")
     expect(body.get("encoding_format", "float") == "float", "encoding_format", body.get("encoding_format"), "float")
-    inputs = body.get("input")
+    inputs, vocab = body.get("input"), scorer.model.cfg.vocab
     if isinstance(inputs, str) or isinstance(inputs, list) and inputs and type(inputs[0]) is int:
         inputs = [inputs]
     check_list(inputs, "input", limits.solutions)
-    vocab = scorer.model.cfg.vocab
     for i, one in enumerate(inputs):
         if isinstance(one, str):
             check_text(one, f"input[{i}]")

@@ -75,7 +75,7 @@ def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str
     """P(good) at each step of a solution, score_T, from a server's class probabilities. class_nC has a row for each
     token, or for each step tag (vLLM's STEP pooling); an outcome model has one row. Classes are [good], or bad first
     and one or two good ones after it."""
-    class_nC = class_nC.reshape(1, -1) if class_nC.ndim == 1 else class_nC
+    class_nC = np.atleast_2d(class_nC)
     tags_n = encoded.step_end_T if tag is None else np.flatnonzero(encoded.ids_L == tag)
     # Number of rows -> the token of each.
     places = {len(encoded.ids_L): np.arange(len(encoded.ids_L)), len(tags_n): tags_n}
@@ -119,8 +119,7 @@ def server_scores(scorer: ModelScorer, encoded: list[Encoded], ids: list[str], c
 @cli.command("compare")
 def main(cfg):
     """Score the same rows by us and by a vLLM server (or another that has its /pooling), and print the difference."""
-    raw_cfg, cfg = cfg, parse(cfg, CompareConfig)
-    folder = run_folder.output_dir()
+    raw_cfg, cfg, folder = cfg, parse(cfg, CompareConfig), run_folder.output_dir()
     with run_folder.locked_run_folder(folder, raw_cfg):
         solutions = read_solutions(cfg.input, cfg.most)
         loaded = open_checkpoint(cfg.checkpoint, cfg.which, cfg.format, choose_dtype(cfg.dtype))
@@ -130,29 +129,20 @@ def main(cfg):
         theirs = server_scores(scorer, encoded, ids, cfg)
         ours = [probability(score_T) for score_T in scorer.score_encoded(encoded)]
     ours_n, theirs_n = np.concatenate(ours), np.concatenate(theirs)
-    largest = [float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True)]
-    worst = int(np.argmax(largest))
-    step = int(np.abs(ours[worst] - theirs[worst]).argmax())
-    results = {
-        "verifier": scorer.name,
-        "url": cfg.url,
-        "format": scorer.format.name,
-        "dtype": cfg.dtype,
-        "solutions": len(ours),
-        "steps": len(ours_n),
-        "largest_difference": largest[worst],
-        "mean_difference": float(np.abs(ours_n - theirs_n).mean()),
-        "at": {"id": ids[worst], "step": step + 1},
-        "same_side_of_half": float(np.mean((ours_n >= 0.5) == (theirs_n >= 0.5))),
-        "same_weakest_step": float(np.mean([a.argmin() == b.argmin() for a, b in zip(ours, theirs, strict=True)])),
-    }
+    places = [(i, t) for i, ours_T in zip(ids, ours, strict=True) for t in range(1, len(ours_T) + 1)]
+    difference_n = np.abs(ours_n - theirs_n)
+    largest, mean, worst = float(difference_n.max()), float(difference_n.mean()), int(difference_n.argmax())
+    name, step = places[worst]
+    side = float(np.mean((ours_n >= 0.5) == (theirs_n >= 0.5)))
+    weakest = float(np.mean([a.argmin() == b.argmin() for a, b in zip(ours, theirs, strict=True)]))
+    results = {"verifier": scorer.name, "url": cfg.url, "format": scorer.format.name, "dtype": cfg.dtype}
+    results |= {"solutions": len(ours), "steps": len(ours_n), "largest_difference": largest, "mean_difference": mean}
+    results |= {"at": {"id": name, "step": step}, "same_side_of_half": side, "same_weakest_step": weakest}
     run_folder.write_json(folder / "results.json", results)
     print(f"compared    {len(ours)} solutions, {len(ours_n)} steps of {scorer.name}, ours in {cfg.dtype}")
-    print(f"differs     P(good) by at most {largest[worst]:.3g}, {results['mean_difference']:.3g} on average")
-    scores = f"ours {ours[worst][step]:.6f}, theirs {theirs[worst][step]:.6f}"
-    print(f"worst       solution {ids[worst]}, step {step + 1}: {scores}")
-    shares = f"{results['same_side_of_half']:.4f}, weakest step {results['same_weakest_step']:.4f}"
-    print(f"same        side of 0.5 {shares}")
+    print(f"differs     P(good) by at most {largest:.3g}, {mean:.3g} on average")
+    print(f"worst       solution {name}, step {step}: ours {ours_n[worst]:.6f}, theirs {theirs_n[worst]:.6f}")
+    print(f"same        side of 0.5 {side:.4f}, weakest step {weakest:.4f}")
     print(f"results     {folder / 'results.json'}")
 
 
