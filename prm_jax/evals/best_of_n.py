@@ -8,11 +8,10 @@ from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import biases, pool_metrics, trace_error
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
-from prm_jax.figures.best_of_n import best_of_n_figures
+from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 
-figures = best_of_n_figures
 FEW_SCORERS = 2  # more are not compared in pairs on the screen
 FEW_PROBLEMS = 6  # that differ: of fewer a sign test cannot reach .05, whatever an interval says
 ABOUT_TESTS = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
@@ -35,9 +34,9 @@ class Config(pool_metrics.Rules):
     checker: Annotated[str, one_of(grading.RULES)] | None
     fresh: FreshPool
 
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return cfg.pool is None
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self.pool is None
 
 
 def run(setup: Setup, cfg: Config) -> dict:

@@ -24,15 +24,13 @@ from prm_jax.evals.common import (
     trained,
     trained_on,
 )
-from prm_jax.figures.steps import step_figures
+from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import problem_numbers, ratio_interval
-
-figures = step_figures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,10 +41,6 @@ class Config:
     max_solutions: Count | None
     baselines: bool
     calibrated_by: str | None = None
-
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return True
 
 
 def run(setup: Setup, cfg: Config) -> dict:
