@@ -58,8 +58,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         problems, grading_counts = grading.grade_pool(grading.with_answers(problems), cfg.checker)
         groups = grading.group_pool(problems, cfg.checker)
     pool = pool_metrics.pool_arrays(problems, groups, exact_labels)
-    lacking = pool.lacking
-    for name, n in lacking.items():
+    for name, n in pool.lacking.items():
         print(f"scores      {name}: left out, {n} candidates have none")
     if pool.n_repeated:
         print(f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others")
@@ -76,7 +75,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
     return {
         **pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome), "pool": source,
-        "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": lacking,
+        "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking,
     }  # fmt: skip
 
 
@@ -85,15 +84,13 @@ def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool
     if scores is None:
         return [] if scores_now else list(stored)
     names = stored if scores == "all" else [scores] if isinstance(scores, str) else [str(name) for name in scores]
-    expected = f"step scores that every candidate has: {', '.join(stored) or 'none'}"
     for name in names:
-        expect(name in stored, "scores", name, expected)
+        expect(name in stored, "scores", name, f"step scores that every candidate has: {', '.join(stored) or 'none'}")
     return list(names)
 
 
 def fresh_pool(setup: Setup, cfg: Config):
-    """(a pool of fresh solutions of unseen problems of the first run's embedded task, the exact labels of their steps,
-    the configuration of the data)."""
+    """(fresh solutions of unseen problems of the first run's task, the exact labels of their steps, the data)."""
     first = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
     data_cfg, _ = data_of(setup, first)
     if not isinstance(data_cfg, TaskData):
