@@ -77,7 +77,7 @@ def check_inputs(path: Path, cfg: DictConfig) -> tuple[str, ...]:
 
 
 def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
-    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; if it is null and needed, the newest run."""
+    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; if it is null and needed, the newest."""
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())] if needed else []
     names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]

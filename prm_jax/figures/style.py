@@ -1,7 +1,6 @@
 """What every figure shares: colours, markers, curves over runs, captions, saving. Nothing outside this folder draws.
 
-Figures take numbers from results.json, fresh or as read back, where nan is null. Arrays with an axis S have one row a
-run: runs that differ in their seed alone.
+Figures take numbers from results.json, fresh or as read back, where nan is null. S: runs that differ in their seed.
 """
 
 import dataclasses
@@ -22,18 +21,10 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "
 SAVED = {"figure.dpi": 150, "figure.constrained_layout.use": True, "savefig.bbox": "tight"}
 plt.rcParams.update(STYLE | SAVED)
 
-# Okabe-Ito, distinct for every colour vision, in an order in which neighbours differ in lightness too; every line has
-# a marker of its own beside.
-LINES = (
-    ("#0072B2", "o"),
-    ("#D55E00", "s"),
-    ("#009E73", "^"),
-    ("#CC79A7", "D"),
-    ("#E69F00", "v"),
-    ("#56B4E9", "P"),
-    ("#000000", "X"),
-)
-BLUE, ORANGE, GREY = LINES[0][0], LINES[1][0], "#666666"
+# Okabe-Ito, distinct for every colour vision, ordered so that neighbours differ in lightness too; each with a marker.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
+BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"
 BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
 OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # a legend beside its axes
 NO_LINE = {"linestyle": "none"}
@@ -57,19 +48,17 @@ def percent(x) -> np.ndarray:
 
 
 def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) of the defined values over runs; the interval of fewer than two values, and the mean of
-    none, is nan.
+    """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of none, are nan.
 
-    kind: "t", a 95 % t interval; "range", from the lowest to the highest; "auto", t, but the range of two runs, whose t
-    interval would be thirteen times as wide.
+    kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t, but of two runs the range, 13 times narrower.
     """
     y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
     n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
     half_X = stats.t.ppf(0.975, n_X - 1) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
     is_t_X = (kind == "t") | ((kind == "auto") & (n_X > 2))
     ends = np.ma.where(is_t_X, mean_X - half_X, low_X), np.ma.where(is_t_X, mean_X + half_X, high_X)
-    mean_X, low_X, high_X = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, *ends))
-    return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in (low_X, high_X))
+    mean_X, *ends = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, *ends))
+    return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in ends)
 
 
 @dataclasses.dataclass
@@ -153,8 +142,7 @@ def square_root(axes):
 
 def caption(figure, text: str, results: dict):
     """Writes below the figure what it was made from; the commit last."""
-    width = int(17 * figure.get_figwidth())  # characters of this size
-    text = textwrap.fill(f"{text}. {commit(results)}", width)
+    text = textwrap.fill(f"{text}. {commit(results)}", int(17 * figure.get_figwidth()))  # characters of this size
     figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
 
 
@@ -170,8 +158,7 @@ def plain(text: str) -> str:
 
 
 def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
-    """Writes a PNG, with the caption `text` if there is one. 256 colours make it a third of the size, since pictures
-    lie in repositories and are sent around."""
+    """Writes a PNG, with the caption `text` if there is one; 256 colours make it a third of the size."""
     if text:
         caption(figure, text, results)
     drawn = io.BytesIO()

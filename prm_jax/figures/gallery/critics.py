@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import mean_difference, results_at, run_of, values_of
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, mean_difference, results_at, run_of, values_of
 from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels
 
 WRITES, ALONE, ITSELF = "critic", "critic, verdict alone", "policy's own P(Yes)"
@@ -12,7 +11,7 @@ TITLES = {"plain": "plain lines", "merged": "merged lines"}
 PAIRS = ((WRITES, ALONE), (WRITES, FEW), (FULL, MANY))
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     votes = values_of(stages["criticised"], "votes")
     scored, once, (itself,) = (results_at(stages[line])[0]["runs"] for line in ("scored", "once", "itself"))
     series = {}  # {name: {votes: runs}}

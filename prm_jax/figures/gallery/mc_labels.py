@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import results_at, run_of, share_solved
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, results_at, run_of, share_solved
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
 
 KINDS = {  # {line of the figure: its name}
@@ -22,7 +21,7 @@ HOWS = ("last", "min", "prod", "mean")
 MEANINGS = {"auroc_correctness": "against correctness", "auroc_value": "against value"}
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     (pool,), kinds = results_at(stages["pool"]), {KINDS[line]: stages[line] for line in KINDS if line in stages}
     runs = [run for line in ("steps", "more_steps") for run in results_at(stages[line])[0]["runs"]]
     n, says = pool["n_candidates"], {name: [] for name in kinds}

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.paper import signed
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, signed
 from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, panels, plain, square_root
 
 # {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; of other scores the rule is
@@ -23,7 +22,7 @@ MODELS = {
 NO_INTERVAL = (np.nan, np.nan)
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     by_rule = {stage.sweep["aggregator"]: stage.results() for stage in stages["pool"]}
     first, rules = next(iter(by_rule.values())), list(by_rule)
     if "majority" not in first:

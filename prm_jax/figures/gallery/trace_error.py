@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import results_at, signed
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, results_at, signed
 from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels
 from prm_jax.launch.config import expect
 
 TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "majority vote"}
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     results = results_at(stages["pool"])
     for stage, r in zip(stages["pool"], results, strict=True):
         expected = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"

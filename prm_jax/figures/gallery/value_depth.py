@@ -3,15 +3,14 @@
 import numpy as np
 
 from prm_jax.figures.gallery.mc_labels import KINDS
-from prm_jax.figures.paper import results_at, run_of
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, results_at, run_of
 from prm_jax.figures.steps import draw_value_depth
 from prm_jax.figures.style import Drawn
 
 FEWEST = 50  # steps at a depth that is drawn
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     runs = results_at(stages["steps"])[0]["runs"]
     kinds = {name: [run_of(runs, stage) for stage in stages[kind]] for kind, name in KINDS.items() if kind in stages}
     drawn = draw_value_depth(kinds, FEWEST)
