@@ -25,10 +25,8 @@ def draw(stages: Stages) -> Drawn:
     critics = next(iter(series.values()))
     tokens = {n: np.mean([tokens_a_step(run["critic"]) for run in critics[n]]) for n in votes}
     figure, (axes,) = panels(1, 2, 3.6, sharey=True)
-    text = (
-        f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does two "
-    )
-    text += "operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level "
+    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does "
+    text += "two operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level "
     drawn = Drawn(figure, text + "lines have one vote or none")
     for axis, (kind, title) in zip(axes, TITLES.items(), strict=True):
         for i, (name, runs) in enumerate(series.items()):

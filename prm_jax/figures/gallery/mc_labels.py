@@ -26,11 +26,10 @@ def draw(stages: Stages) -> Drawn:
     runs = [run for line in ("steps", "more_steps") for run in results_at(stages[line])[0]["runs"]]
     n, says = pool["n_candidates"], {name: [] for name in kinds}
     figure, ((left, right),) = panels(1, 2, 4.2, sharey=True, gridspec_kw={"width_ratios": [1.2, 1]})
-    text = f"AUROC: {runs[0]['n_solutions']:.0f} held-out samples; best of {n}: {pool['n_problems']} problems"
-    drawn = Drawn(figure, text)
-    drawn.spread = (
-        "small markers: runs, bars: 95 % t intervals of their mean; solutions and labels are the same in all runs"
-    )
+    drawn = Drawn(figure, f"AUROC: {runs[0]['n_solutions']:.0f} held-out samples")
+    drawn.text += f"; best of {n}: {pool['n_problems']} problems"
+    drawn.spread = "small markers: runs, bars: 95 % t intervals of their mean"
+    drawn.spread += "; solutions and labels are the same in all runs"
     for i, (key, meaning) in enumerate(MEANINGS.items()):
         for height, (name, members) in enumerate(kinds.items()):
             value_S = [run_of(runs, stage)[key] for stage in members]
