@@ -224,11 +224,10 @@ def make_stage(
     line: str, sweep: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders: dict[str, Path]
 ) -> Stage:
     """A stage at one combination of sweep keys; it uses the stages `below` that agree with it in these keys."""
-
-    def agrees(stage: Stage) -> bool:
-        return all(sweep.get(key, x) == x for key, x in stage.sweep.items())
-
-    used = {name: [stage for stage in stages if agrees(stage)] for name, stages in below.items()}
+    used = {
+        name: [stage for stage in stages if all(sweep.get(key, x) == x for key, x in stage.sweep.items())]
+        for name, stages in below.items()
+    }
     text = REFERENCE.sub(lambda match: table[match[1]][sweep[match[1]]] if match[1] in sweep else match[0], text)
     command, *words = shlex.split(text)
     words = [word for word in words if word.split("=")[0] not in overrides]

@@ -7,22 +7,12 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 
 from prm_jax.data.units import UNITS
-from prm_jax.figures.style import (
-    BAD_TO_GOOD,
-    BLUE,
-    GREY,
-    ORANGE,
-    Drawn,
-    floats,
-    legend_above,
-    line_style,
-    panels,
-    plain,
-    reliability,
-    save,
-)
+from prm_jax.figures.style import BLUE, GREY, ORANGE, Drawn, floats, line_style, panels, plain, reliability, save
+
+BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
 
 
 def step_text(group: dict, runs: list[dict]) -> str:
@@ -85,7 +75,7 @@ def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
         constant = floats([depths[d]["constant"] for d in depth])
         axes[1, column].plot(x, constant, color=GREY, linewidth=1.2, linestyle="--")
         axes[1, column].set(xlabel=f"steps {side}", xticks=x)
-    legend_above(figure, axes[0, 0], 3)
+    drawn.legend_above(axes[0, 0], 3)
     return drawn
 
 

@@ -13,7 +13,6 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
 from PIL import Image
 from scipy import stats
 
@@ -25,7 +24,6 @@ plt.rcParams.update(STYLE | SAVED)
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
 BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"
-BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
 OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # a legend beside its axes
 NO_LINE = {"linestyle": "none"}
 WIDTH = 6.4  # inches of a paper's figure: legible at 600 pixels
@@ -99,6 +97,10 @@ class Drawn:
         axes.plot(mean, height, **style | {"markersize": 6})
         self.row(panel, series, "", mean, low, high, value_S)
 
+    def legend_above(self, axes, columns: int):
+        handles, labels = axes.get_legend_handles_labels()
+        self.figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
+
     def row(self, panel: str, series: str, x, y, low, high, value_S):
         """Adds a number to the table: its interval, how many runs have it, and the value of each."""
         row = {"panel": panel, "series": series, "x": x, "y": y, "low": low, "high": high}
@@ -115,10 +117,6 @@ def size_axis(axes, sizes, label: str):
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.minorticks_off()
     axes.set_xlabel(label)
-
-
-def legend_above(figure, axes, columns: int):
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize=8)
 
 
 def reliability(axes, curves):

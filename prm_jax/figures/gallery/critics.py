@@ -3,7 +3,7 @@
 import numpy as np
 
 from prm_jax.figures.paper import Stages, mean_difference, results_at, run_of, values_of
-from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels
+from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 WRITES, ALONE, ITSELF = "critic", "critic, verdict alone", "policy's own P(Yes)"
 FEW, FULL, MANY = "PRM", "critic, 8,000 solutions", "PRM, 8,000 solutions"
@@ -38,7 +38,7 @@ def draw(stages: Stages) -> Drawn:
         axis.set_xticks(np.log2(votes), [f"{n}\n{tokens[n]:.0f}" for n in votes])
         axis.set_xlabel("votes\ntokens written a step")
     axes[0].set_ylabel("balanced accuracy")
-    legend_above(figure, axes[0], 3)
+    drawn.legend_above(axes[0], 3)
     first, last = votes[0], votes[-1]
     for kind in TITLES:
         y_S = {name: balanced(runs[first], kind) for name, runs in series.items()}

@@ -6,7 +6,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.figures.paper import Stages, signed
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, legend_above, line_style, panels, plain, square_root
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels, plain, square_root
 
 # {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; other scores: prod.
 MODELS = {
@@ -60,7 +60,7 @@ def draw(stages: Stages) -> Drawn:
         text += f"; share right {gold.max():.3f} at its highest, {gold[0]:.3f} at the arg max, {gold[-1]:.3f} alone"
         text += f"; ECE {ece[s, rule_of[s]]:.3f}" if (s, rule_of[s]) in ece else ""
         drawn.statements.append(f"{text}; length {shown(length[s, rule_of[s]], 'r')}")
-    legend_above(figure, left, 2)
+    drawn.legend_above(left, 2)
     clear = [d["difference"] for d in gain.values() if d["p"] < 0.05]
     better, worse = sum(x > 0 for x in clear), sum(x < 0 for x in clear)
     text = f"{better} of {len(gain)} pairs of model and aggregator above majority, {worse} below"

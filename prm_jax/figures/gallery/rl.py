@@ -5,7 +5,7 @@ import numpy as np
 from prm_jax.figures.paper import Stages, signed, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.records import read_lines
-from prm_jax.figures.style import Drawn, legend_above, line_style, over_seeds, panels
+from prm_jax.figures.style import Drawn, line_style, over_seeds, panels
 
 PANELS = {
     "eval_pass_at_1": "right (gold)",
@@ -42,7 +42,7 @@ def draw(stages: Stages) -> Drawn:
         drawn.statements.append(f"{kind}: {'; '.join(changes)}; {GAIN:.2f} more right after {tokens_to_gain(runs)}")
     for panel in axes[-1]:
         panel.set_xlabel("thousand policy tokens")
-    legend_above(figure, axes[0, 0], 3)
+    drawn.legend_above(axes[0, 0], 3)
     return drawn
 
 

@@ -3,7 +3,7 @@
 import itertools
 
 from prm_jax.figures.paper import Stages, differences, results_at, share_solved, values_of
-from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels, size_axis
+from prm_jax.figures.style import GREY, Drawn, line_style, panels, size_axis
 
 COLUMNS = (("chain", "verifier", "pool", "samples"), ("injective", "control", "control_pool", "control_samples"))
 
@@ -31,5 +31,5 @@ def draw(stages: Stages) -> Drawn:
         for a, b in itertools.pairwise(kinds):
             pair = ([stage_at[kind, samples[-1], seed] for seed in seeds] for kind in (a, b))
             drawn.statements.append(differences(f"{task}, {samples[-1]:,} solutions: {a} - {b}", pool, *pair, n))
-    legend_above(figure, axes[0, 0], len(kinds))
+    drawn.legend_above(axes[0, 0], len(kinds))
     return drawn

@@ -7,7 +7,7 @@ import numpy as np
 from prm_jax.figures.paper import Stages, differences, results_at, scorer_of, share_solved, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.records import read_lines
-from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, over_seeds, panels, size_axis
+from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels, size_axis
 
 
 def draw(stages: Stages) -> Drawn:
@@ -41,7 +41,7 @@ def draw(stages: Stages) -> Drawn:
     curves.set(xlabel="step of the longest run", xlim=(0, None))
     for axes in (auroc, best):
         size_axis(axes, lengths, "training steps")
-    legend_above(figure, curves, len(kinds))
+    drawn.legend_above(curves, len(kinds))
     return drawn
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from prm_jax.figures.paper import Stages, results_at, signed
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, legend_above, line_style, over_seeds, panels
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
 from prm_jax.launch.config import expect
 
 TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "majority vote"}
@@ -36,7 +36,7 @@ def draw(stages: Stages) -> Drawn:
         drawn.statements.append(f"{name_of(rule)}: final error {all_}, abstaining from 30 % of the problems {some}")
     right.set(xlabel="share of problems abstained from", ylabel="final-answer error of the others", xlim=(0, 0.95))
     right.set_ylim(0, None)
-    legend_above(figure, left, 3)
+    drawn.legend_above(left, 3)
     for tests in zip(*(r["chosen"]["differences"] for r in results), strict=True):
         title = f"trace error, {name_of(tests[0]['a'])} - {name_of(tests[0]['b'])}"
         runs = ", ".join(signed(test["difference"], *test["interval"]) for test in tests)
