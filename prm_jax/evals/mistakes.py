@@ -75,8 +75,7 @@ def step_numbers(p, is_good, threshold: float) -> dict[str, float]:
 
 
 def mistake_results(rows: list[Row], scores: Sequence[np.ndarray], kind: str, threshold: float, seed: int = 0) -> dict:
-    """The numbers of each group and of all rows, those of OWN with 95 % bootstrap intervals over problems; nan where
-    undefined."""
+    """The numbers of each group and of all rows, those of OWN with 95 % bootstrap intervals over problems."""
     groups = {}
     for row, score_T in zip(rows, scores, strict=True):
         groups.setdefault(row.group, []).append((row, np.asarray(score_T, np.float64)))

@@ -322,8 +322,8 @@ def length_correlation(pool: Pool, score_PN: np.ndarray, seed: int) -> dict:
 
 
 def comparisons(paths, headline: dict[str, str], sizes: list[int]):
-    """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator with its scorer's headline
-    one, whose weighted vote with its selection; at every size: these selections with the majority vote and in pairs."""
+    """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator and the headline's vote
+    with the headline selection; at every size: headline selections with the majority vote and in pairs."""
     selections = [("scorers", scorer, aggregator, "best_of_n") for scorer, aggregator in headline.items()]
     for path in [path for path in paths if path[0] == "scorers"]:
         selection = (*path[:2], headline[path[1]], "best_of_n")

@@ -91,8 +91,7 @@ def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str |
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
-    """(low, high]: the thresholds for which the first step below is the labelled first `error`, -1 for none; empty if
-    low >= high."""
+    """(low, high]: the thresholds whose first step below is the first `error` (-1: none); empty if low >= high."""
     if error == -1:
         return -np.inf, min(score)
     return score[error], min(score[:error], default=np.inf)

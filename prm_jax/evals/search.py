@@ -167,9 +167,7 @@ def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
 def search_once(
     seed: int, cfg: Config, inputs: SearchInputs, scorer, aggregator: str, method: str, budget: int, size, file: Path
 ) -> tuple[dict, list[Problem]]:
-    """(costs, the graded pool) of one method at one budget; read where an interrupted evaluation has it.
-
-    size: tokens of a solution."""
+    """(costs, the graded pool) of one method at one budget, read if it is done already. size: tokens of a solution."""
     done = file.with_name(file.name.removesuffix(".jsonl.gz") + ".json")
     if done.exists():
         return run_folder.read_json(done), read_pool(file)

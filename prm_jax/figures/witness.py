@@ -78,11 +78,10 @@ def witness_phases(results: dict, path: Path) -> Path:
         axis.set(xscale="log", xlim=(beta_b[0], beta_b[-1]))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_title(aggregator, fontsize=9)
-    keys = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins")
-        for i, (colour, _, hatch) in enumerate(TRACE_STYLES)
-        if i in winners
-    ]
+    keys = []
+    for i in winners:
+        colour, _, hatch = TRACE_STYLES[i]
+        keys.append(plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins"))
     for mass, dashes in MASSES.items():
         label = f"{mass} of the mass on traces without a wrong step"
         keys.append(plt.Line2D([], [], color="black", linewidth=0.9, linestyle=dashes, label=label))
