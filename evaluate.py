@@ -1,7 +1,7 @@
 """Evaluates verifiers: each task writes results.json (every number behind every figure), report.txt and figures/*.png.
 
-A task is one file of conf/task (its keys) and one of prm_jax/evals: `run` returns its numbers, `show` prints its table,
-and `figures(results, folder)`, where the task has figures, draws them and returns their paths.
+A task is one file of conf/task (its keys) and one of prm_jax/evals: `Config` parses its keys (`needs_checkpoint`: is a
+verifier needed, true by default), `run` returns its numbers, `show` prints them, and `figures(results, folder)` draws.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def main(cfg):
     common = parse(OmegaConf.masked_copy(cfg, COMMON), EvaluateConfig)
     task_cfg = parse(cfg, task.Config, elsewhere=(*COMMON, *ELSEWHERE))
     common = dataclasses.replace(common, dtype=choose_dtype(common.dtype))
-    names = checkpoints(common, task.needs_checkpoint(task_cfg))
+    names = checkpoints(common, getattr(task_cfg, "needs_checkpoint", True))
     if not resumes:
         cfg.checkpoint = names or None  # a resumed evaluation must not find another newest run
     mesh = make_mesh(common.mesh, common.batch.rows)

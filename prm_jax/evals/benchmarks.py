@@ -14,13 +14,15 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, field_error, load_hub, optional, read_rows, row_place
+from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place
 from prm_jax.data.solutions import Solution
 from prm_jax.data.sources import load
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.evals.common import Setup, describe, one_scorer, scored
 from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect, one_of, parse
+
+GROUPS = {"mr_gsm8k": "question_type", "prmbench": "classification"}  # {benchmark: the field that groups its rows}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +33,9 @@ class Config:
     scores_file: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
 
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return cfg.scores_file is None
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self.scores_file is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Row:
     """One solution of a benchmark."""
 
     solution: Solution
-    group: str  # split of ProcessBench, class of PRMBench, question_type of MR-GSM8K; else the file
+    group: str  # split of ProcessBench, the field of GROUPS; else the file
     problem: str  # the unit of intervals: rows of one problem are not independent
     repeats: bool = False  # PRMBench: whether an earlier row has its class and idx
 
@@ -84,13 +86,11 @@ def show_verifier(results: dict):
 
 
 def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
-    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of oddities in the
-    data.
+    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of its oddities.
 
     A split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
-    (hub_split=gsm8k+math: two). Rows are kept as published: exact repeats too, labels after an error untouched. Where
-    PRMBench repeats a row's `classification` and `idx` the second is marked. Raises InputError naming file, line and
-    field.
+    (hub_split=gsm8k+math: two). Rows are kept as published, exact repeats too; where PRMBench repeats a row's
+    `classification` and `idx` the second is marked. Raises InputError naming file, line and field.
     """
     if (source.path is None) == (source.hub is None):
         expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
@@ -100,8 +100,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
     else:
         paths = source.path if isinstance(source.path, list) else [source.path]
         places = [(path, None, Path(str(path).removesuffix(".gz")).stem) for path in paths]
-    repeated = [name for name, n in collections.Counter(name for *_, name in places).items() if n > 1]
-    if repeated:
+    if repeated := [name for name, n in collections.Counter(name for *_, name in places).items() if n > 1]:
         raise InputError(f"data.path: two files or splits have the name {repeated[0]!r}, expected each once")
     rows, counts, place_of, seen = [], collections.Counter(), {}, set()
     for place, split, name in places:
@@ -114,13 +113,10 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
         elif kind == "toolprmbench":  # each gives two
             raw_rows = (row for row in raw_rows for _ in range(2))
         for (number, raw), solution in zip(raw_rows, solutions, strict=True):
-            line, group, problem, repeats = row_place(place, number), name, solution.problem, False
+            line, problem, repeats = row_place(place, number), solution.problem, False
             try:
-                if kind == "mr_gsm8k":
-                    group = field(raw, "question_type", str)
-                if kind == "prmbench":
-                    group = field(raw, "classification", str)
-                    # modified_question differs between classes of one problem
+                group = field(raw, GROUPS[kind], str) if kind in GROUPS else name
+                if kind == "prmbench":  # modified_question differs between classes of one problem
                     problem = optional(raw, "question", str) or problem
                     key = group, str(raw.get("idx"))
                     repeats = "idx" in raw and key in seen
@@ -136,11 +132,9 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
 
 
 def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.ndarray]:
-    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64, one array
-    each.
+    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64 arrays.
 
-    The file has one row {id, scores, unit} a solution, in any order; a row without a unit has the default one. Raises
-    InputError naming file, line and id.
+    The file has one row {id, scores, unit} a solution, in any order; `unit` is optional. InputError names line and id.
     """
     scores, line_of = {}, {}
     for number, row in read_rows(path):
@@ -153,22 +147,19 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
             if i not in n_steps:
                 raise InputError(f"no solution has it, expected one of {len(n_steps)} such as {next(iter(n_steps))!r}")
             unit = optional(row, "unit", str) or default_unit
-            if unit not in UNITS:
-                raise field_error("unit", unit, ", ".join(UNITS))
+            require(unit in UNITS, "unit", unit, ", ".join(UNITS))
             score_T, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
             if len(score_T) != n_steps[i]:
                 raise InputError(f"scores: found {len(score_T)}, expected {n_steps[i]}, one a step")
+            in_range = f"a {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores"
             for t, score in enumerate(score_T):
-                if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                    raise field_error(f"scores[{t}]", score, "a finite number")
-                if not low <= score <= high:
-                    expected = f"a {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores"
-                    raise field_error(f"scores[{t}]", score, expected)
+                is_number = isinstance(score, int | float) and not isinstance(score, bool)
+                require(is_number and math.isfinite(score), f"scores[{t}]", score, "a finite number")
+                require(low <= score <= high, f"scores[{t}]", score, in_range)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         scores[i], line_of[i] = as_probability(np.array(score_T, np.float64), unit), number
     if missing := [i for i in n_steps if i not in scores]:
-        others = f" and {len(missing) - 1} more ids" * (len(missing) > 1)
-        expected = f"expected one for each of {len(n_steps)} solutions"
-        raise InputError(f"{path}: no row has the id {missing[0]!r}{others}, {expected}")
+        which = f"{missing[0]!r}" + f" and {len(missing) - 1} more ids" * (len(missing) > 1)
+        raise InputError(f"{path}: no row has the id {which}, expected one for each of {len(n_steps)} solutions")
     return [scores[i] for i in n_steps]

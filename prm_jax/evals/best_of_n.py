@@ -8,11 +8,10 @@ from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import biases, pool_metrics, trace_error
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
-from prm_jax.figures.best_of_n import best_of_n_figures
+from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 
-figures = best_of_n_figures
 FEW_SCORERS = 2  # more are not compared in pairs on the screen
 FEW_PROBLEMS = 6  # that differ: of fewer a sign test cannot reach .05, whatever an interval says
 ABOUT_TESTS = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
@@ -35,9 +34,9 @@ class Config(pool_metrics.Rules):
     checker: Annotated[str, one_of(grading.RULES)] | None
     fresh: FreshPool
 
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return cfg.pool is None
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self.pool is None
 
 
 def run(setup: Setup, cfg: Config) -> dict:
@@ -59,8 +58,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         problems, grading_counts = grading.grade_pool(grading.with_answers(problems), cfg.checker)
         groups = grading.group_pool(problems, cfg.checker)
     pool = pool_metrics.pool_arrays(problems, groups, exact_labels)
-    lacking = pool.lacking
-    for name, n in lacking.items():
+    for name, n in pool.lacking.items():
         print(f"scores      {name}: left out, {n} candidates have none")
     if pool.n_repeated:
         print(f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others")
@@ -77,7 +75,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
     return {
         **pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome), "pool": source,
-        "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": lacking,
+        "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking,
     }  # fmt: skip
 
 
@@ -86,15 +84,13 @@ def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool
     if scores is None:
         return [] if scores_now else list(stored)
     names = stored if scores == "all" else [scores] if isinstance(scores, str) else [str(name) for name in scores]
-    expected = f"step scores that every candidate has: {', '.join(stored) or 'none'}"
     for name in names:
-        expect(name in stored, "scores", name, expected)
+        expect(name in stored, "scores", name, f"step scores that every candidate has: {', '.join(stored) or 'none'}")
     return list(names)
 
 
 def fresh_pool(setup: Setup, cfg: Config):
-    """(a pool of fresh solutions of unseen problems of the first run's embedded task, the exact labels of their steps,
-    the configuration of the data)."""
+    """(fresh solutions of unseen problems of the first run's task, the exact labels of their steps, the data)."""
     first = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
     data_cfg, _ = data_of(setup, first)
     if not isinstance(data_cfg, TaskData):

@@ -10,12 +10,10 @@ from prm_jax.stats import bootstrap_interval
 
 
 def step_shares(labels: Sequence[Sequence[float | None]], outcomes: Sequence[float | None]) -> dict[str, float]:
-    """Shares over all steps: wrong ones in solutions with the right answer, right ones in those with a wrong one; nan
-    of no steps.
+    """Shares over all steps: wrong ones in solutions with the right answer, right ones in others; nan of no steps.
 
-    labels: correctness, so the first bad step and all after it are wrong, whatever label these have; unlabelled ones
-    before it do not count. (SRaR, arXiv 2605.17291, judges each step by itself and finds .182 and .499.) outcomes:
-    answer right, or None.
+    labels: correctness, so the first bad step and all after it are wrong; unlabelled ones before it do not count.
+    (SRaR, arXiv 2605.17291, judges each step by itself: .182 and .499.) outcomes: answer right, or None.
     """
     counts = np.zeros((2, 2))  # [answer right, step right]
     for label_T, outcome in zip(labels, outcomes, strict=True):
@@ -35,8 +33,7 @@ def ranks_within(x: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 
 def length_correlation(score, length, group, problem, seed: int) -> dict:
-    """Partial rank correlation of score and length given the group, `r` in [-1, 1], with a 95 % bootstrap interval over
-    problems.
+    """Partial rank correlation of score and length given the group, `r` in [-1, 1]; 95 % bootstrap over problems.
 
     Spearman's with each group's mean rank taken away. The group of a candidate is its problem, whether its answer is
     right and whether its first step repeats the problem; the group of a step is whether it is right. CoLD (arXiv
@@ -55,11 +52,9 @@ def length_correlation(score, length, group, problem, seed: int) -> dict:
 
 
 def show_shares(shares: dict):
-    names = {
-        "bad_steps_in_right_answers": "steps in right answers are wrong",
-        "good_steps_in_wrong_answers": "steps in wrong answers right",
-    }
-    texts = [f"{shares[name]:.3f} of the {steps}" for name, steps in names.items() if np.isfinite(shares[name])]
+    right, wrong = shares["bad_steps_in_right_answers"], shares["good_steps_in_wrong_answers"]
+    pairs = (right, "steps in right answers are wrong"), (wrong, "steps in wrong answers right")
+    texts = [f"{share:.3f} of the {steps}" for share, steps in pairs if np.isfinite(share)]
     missing = "no shares of right and wrong steps: no row says whether its answer is right"
     print(f"bias checks {', '.join(texts) or missing}")
 

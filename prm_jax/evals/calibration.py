@@ -38,9 +38,9 @@ def pool_calibration(pool, scorer: str, unit: str, score_PN, by_labels: bool) ->
     for aggregator in [name for name, entry in AGGREGATORS.items() if entry.is_log_probability]:
         score_n = np.asarray(score_PN[aggregator], float)[pool.present_PN][ended_n]
         solutions[aggregator] = calibration_numbers(np.exp(score_n), right)
-    kept_m, y_m = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
-    if exact := pool.labels is not None and by_labels:
-        kept_m, y_m = pool.labelled()
+    exact = pool.labels is not None and by_labels
+    by_outcome = np.repeat(ended_n, pool.steps_n), np.repeat(right, pool.steps_n[ended_n])
+    kept_m, y_m = pool.labelled() if exact else by_outcome
     steps = calibration_numbers(as_probability(pool.scores[scorer][kept_m], unit), y_m)
     return {"solutions": solutions, "steps": steps, "step_label": "exact" if exact else "outcome"}
 
@@ -50,8 +50,7 @@ def fit(z, y, bias: bool) -> tuple[float, float]:
 
     A tiny pull to a = 1, b = 0 keeps them finite where the steps can be separated.
     """
-    x = np.stack([z, np.ones_like(z)][: 1 + bias], -1)
-    start = np.array([1.0, 0.0][: 1 + bias])
+    x, start = np.stack([z, np.ones_like(z)][: 1 + bias], -1), np.array([1.0, 0.0][: 1 + bias])
 
     def gradient(w):
         return x.T @ (probability(x @ w) - y) / len(y) + 2e-6 * (w - start)
@@ -65,8 +64,7 @@ def fit(z, y, bias: bool) -> tuple[float, float]:
 
 
 def recalibrated(p, y, problem, elsewhere: dict[str, list[float]] | None = None) -> dict[str, dict]:
-    """{way: calibration numbers and parameters (a, b)}: of the scores as they are (`none`), after temperature and Platt
-    scaling.
+    """{way: calibration numbers and parameters (a, b)}: of scores as they are (`none`), after temperature and Platt.
 
     A scaling is fitted on the steps of one half of the problems and measured on the other half, and the reverse; its
     `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are applied as they are.
@@ -91,7 +89,7 @@ def parameters_of(folder: str | None) -> dict[str, list[float]] | None:
         return None
     path = f"{folder}/results.json"
     try:
-        runs = run_folder.read_json(Path(path))["runs"]
-        return {way: runs[0]["recalibrated"][way]["parameters"] for way in WAYS}
+        first = run_folder.read_json(Path(path))["runs"][0]
+        return {way: first["recalibrated"][way]["parameters"] for way in WAYS}
     except (OSError, KeyError, IndexError):
         raise InputError(f"calibrated_by: {path}: expected the results of task=steps with fitted scalings") from None

@@ -65,8 +65,7 @@ def check_data(cfg: DictConfig):
 
 
 def check_inputs(path: Path, cfg: DictConfig) -> tuple[str, ...]:
-    """Writes the hashes of the files that an evaluation reads and returns the files; InputError where a resumed
-    evaluation began with others."""
+    """Writes hashes of the files that an evaluation reads, returns the files; InputError if it began with others."""
     names = [cfg.get(key) for key in ("input", "pool", "questions", "scores_file")] + [cfg.data.get("path")]
     files = [str(x) for name in names for x in (name if OmegaConf.is_list(name) else [name]) if x is not None]
     hashes = {file: file_fingerprint(file) for file in files if Path(file).is_file()}
@@ -78,8 +77,7 @@ def check_inputs(path: Path, cfg: DictConfig) -> tuple[str, ...]:
 
 
 def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
-    """The verifiers of the key `checkpoint`, a sweep's finished runs in place of its folder; if it is null and one is
-    needed, the newest run."""
+    """The verifiers of the key `checkpoint`, a sweep's runs for its folder; if it is null and needed, the newest."""
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())] if needed else []
     names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
@@ -97,8 +95,7 @@ def check_there(name: str, which: str):
     if is_run(name):
         run_folder.run_config(Path(name))
         if not any((Path(name) / "checkpoints" / which).glob("[0-9]*")):
-            again = f"python train.py resume={name} continues it"
-            raise InputError(f"{name}: stopped before its first checkpoint; {again}")
+            raise InputError(f"{name}: stopped before its first checkpoint; python train.py resume={name} continues it")
     elif not any((hf.locate(name) / file).exists() for file in ("config.json", "adapter_config.json")):
         raise InputError(f"{name}: is neither a run with checkpoints nor a Hugging Face folder with a config.json")
 
@@ -174,8 +171,7 @@ def trained_on(name: str, data: Data, test) -> int:
 
 
 def new_name(name: str | None, scorer, taken: set[str]) -> str:
-    """The name of a verifier's scores in a pool: `name`, or the first free one of prm, prm_1, ...; a built-in verifier
-    has its own, such as checker."""
+    """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker, checker_1)."""
     if name is not None and (name in taken or "/" in name):
         raise InputError(f"scores_name: got {name!r}, expected a name without / that the pool does not have")
     built_in = BUILT_IN.fullmatch(scorer.name)

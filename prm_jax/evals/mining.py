@@ -1,5 +1,4 @@
-"""task=mining: chooses solutions to have labelled next: wrong answers that a verifier takes for right (active
-learning).
+"""task=mining: chooses what to have labelled next: wrong answers that a verifier takes for right (active learning).
 
 Lightman et al. 2023, section 4: a small PRM scores many samples of each training problem. 80 % of those kept are the
 highest-scored with a wrong answer, the others the highest-scored of the rest. Whether an answer is wrong is known
@@ -39,10 +38,6 @@ class Config:
         expect(self.kept <= self.samples, "kept", self.kept, f"at most samples ({self.samples})")
 
 
-def needs_checkpoint(cfg: Config) -> bool:
-    return True
-
-
 def different(candidates: tuple[Candidate, ...]) -> list[int]:
     """Indices of the different solutions, of equal ones the first."""
     return sorted({c.steps: n for n, c in reversed(list(enumerate(candidates)))}.values())
@@ -72,10 +67,8 @@ def run(setup: Setup, cfg: Config) -> dict:
         candidates = problem.candidates
         mined, uniform = mine(candidates, score_N, cfg.kept, cfg.wrong), different(candidates)[: cfg.kept]
         for name, n in [("mined", n) for n in mined] + [("uniform", n) for n in uniform]:
-            steps, finished = candidates[n].steps, candidates[n].finished
-            row_id = f"{data.name}/{data.train_split}/{seed}/{p}/{n}"
-            row = tasks.labelled(task, data.task, problem.problem, steps, data.label_kind, row_id, finished)
-            rows[name].append(row)
+            about = data.label_kind, f"{data.name}/{data.train_split}/{seed}/{p}/{n}", candidates[n].finished
+            rows[name].append(tasks.labelled(task, data.task, problem.problem, candidates[n].steps, *about))
             scores_of[name].append(score_N[n])
     rows = {name: solutions[: cfg.solutions] for name, solutions in rows.items()}
     rows["validation"] = tasks.sample_solutions(data, cfg.validation_solutions, "validation", 0, policy_pool)
@@ -97,13 +90,9 @@ def count(solutions: list[Solution]) -> dict:
     with a wrong answer, with a wrong step (unsound), with a wrong step and a right answer (lucky)."""
     errors = [first_error(s.labels) for s in solutions]
     wrong, unsound = np.array([s.outcome == 0 for s in solutions]), np.array(errors) >= 0
-    return {
-        "solutions": len(solutions),
-        "steps": sum(t + 1 if t >= 0 else len(s.steps) for t, s in zip(errors, solutions, strict=True)),
-        "wrong_answers": float(wrong.mean()),
-        "unsound": float(unsound.mean()),
-        "lucky": float((unsound & ~wrong).mean()),
-    }
+    shares = {"wrong_answers": wrong, "unsound": unsound, "lucky": unsound & ~wrong}
+    steps = sum(t + 1 if t >= 0 else len(s.steps) for t, s in zip(errors, solutions, strict=True))
+    return {"solutions": len(solutions), "steps": steps} | {name: float(x.mean()) for name, x in shares.items()}
 
 
 def show(results: dict):

@@ -8,24 +8,20 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
-from prm_jax.evals.benchmarks import Config, Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.benchmarks import Config, Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.metrics import auroc, first_error_accuracy, first_error_f1, harmonic_mean, mcc, predict_first_error
 from prm_jax.stats import problem_numbers
 
-# The metrics that the authors of a set report: names of `solution_numbers`, `step_numbers`, `pair_accuracy` and
-# `rating_accuracy`.
+# The metrics that the authors of a set report: of `solution_numbers`, `step_numbers`, pair_accuracy, rating_accuracy.
 OWN = {
     # Share of traces whose first mistake, or absence of one, is found (Tyen et al. 2024, section 3: mistake finding).
     "big_bench_mistake": ("location_accuracy",),
-    # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 accuracy of the reason (Zeng et al. 2023, section 3); a
-    # PRM gives no reasons.
+    # MR-Score = .2 max(0, MCC) + .3 accuracy of the step + .5 of the reason; PRMs give none (Zeng et al. 2023, 3).
     "mr_gsm8k": ("mcc", "accuracy_error"),
-    # Balanced F1, the harmonic mean of the accuracies on good and on bad: of steps, of solutions, of first errors
-    # (Pandit et al. 2025).
+    # Balanced F1: the harmonic mean of accuracies on good and bad steps, solutions, first errors (Pandit et al. 2025).
     "hard2verify": ("step_balanced_f1", "solution_balanced_f1", "first_error_f1"),
-    # StepAcc and FirstErrAcc (Fan et al. 2026; eval/compare.py). One score cannot say neutral, so every neutral step is
-    # missed.
+    # StepAcc and FirstErrAcc (Fan et al. 2026; eval/compare.py). One score cannot say neutral: such steps are missed.
     "agent_process_bench": ("rating_accuracy", "location_accuracy"),
     # Share of pairs whose right action scores higher, equal scores counting half.
     "toolprmbench": ("pair_accuracy",),
@@ -63,29 +59,23 @@ def solution_numbers(predicted, error) -> dict[str, float]:
     MCC of the verdict whether there is an error, with a sound solution as positive."""
     calls_sound, is_sound = predicted == -1, error == -1
     split = first_error_f1(predicted, error)
+    balanced = harmonic_mean(share(calls_sound[is_sound]), share(~calls_sound[~is_sound]))
     return {
-        "location_accuracy": first_error_accuracy(predicted, error),
-        "accuracy_error": split["accuracy_error"],
-        "accuracy_clean": split["accuracy_clean"],
-        "first_error_f1": split["f1"],
-        "solution_balanced_f1": harmonic_mean(share(calls_sound[is_sound]), share(~calls_sound[~is_sound])),
+        "location_accuracy": first_error_accuracy(predicted, error), "accuracy_error": split["accuracy_error"],
+        "accuracy_clean": split["accuracy_clean"], "first_error_f1": split["f1"], "solution_balanced_f1": balanced,
         "mcc": mcc(is_sound, calls_sound),
-    }
+    }  # fmt: skip
 
 
 def step_numbers(p, is_good, threshold: float) -> dict[str, float]:
     """Metrics of all labelled steps, those after an error too: AUROC, accuracy, balanced F1."""
     hit = (p >= threshold) == is_good
-    return {
-        "step_auroc": auroc(p, is_good),
-        "step_accuracy": float(hit.mean()),
-        "step_balanced_f1": harmonic_mean(share(hit[is_good]), share(hit[~is_good])),
-    }
+    balanced = harmonic_mean(share(hit[is_good]), share(hit[~is_good]))
+    return {"step_auroc": auroc(p, is_good), "step_accuracy": float(hit.mean()), "step_balanced_f1": balanced}
 
 
 def mistake_results(rows: list[Row], scores: Sequence[np.ndarray], kind: str, threshold: float, seed: int = 0) -> dict:
-    """The numbers of each group (a file, or MR-GSM8K's question_type) and of all rows, those of OWN with 95 % bootstrap
-    intervals over problems; undefined numbers are nan."""
+    """The numbers of each group and of all rows, those of OWN with 95 % bootstrap intervals over problems."""
     groups = {}
     for row, score_T in zip(rows, scores, strict=True):
         groups.setdefault(row.group, []).append((row, np.asarray(score_T, np.float64)))

@@ -57,8 +57,7 @@ class Rules:
 
 
 def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -> list[str]:
-    """The aggregators of tables and figures: the named ones or `all`, by default without
-    HIDDEN_BY_DEFAULT; and headlines."""
+    """The aggregators of tables and figures: `names`, or `all`, by default without HIDDEN_BY_DEFAULT; and headlines."""
     every = rerank.AGGREGATORS
     if names is None or names == "all":
         names = [name for name in every if names == "all" or name not in HIDDEN_BY_DEFAULT]
@@ -73,15 +72,14 @@ class Pool:
     """A pool as arrays, without its texts. Further axes: n all candidates one after another, m all their steps.
 
     eligible_PN is False for candidates that are unfinished or have no answer: they fill a place of the n and never win
-    (OpenAI's protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem, -1 for candidates that are
-    not eligible; None if no candidate has one.
+    (OpenAI's protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem; -1 where not eligible.
     """
 
     ids: list[str]  # of the problems
     right_PN: np.ndarray
     present_PN: np.ndarray
     eligible_PN: np.ndarray
-    answer_PN: np.ndarray | None
+    answer_PN: np.ndarray | None  # None if no candidate has an answer
     dropped: dict[str, int]
     finished_n: np.ndarray  # a candidate that was cut has no outcome to measure scores against
     steps_n: np.ndarray  # number of steps
@@ -117,8 +115,7 @@ class Pool:
 
 def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None) -> Pool:
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts unless a
-    checker has grouped them (`answer_groups`). step_labels: {(problem text, steps): correctness labels} where they are
-    known.
+    checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are known.
 
     Raises InputError naming problem and candidate where `correct` is missing.
     """
@@ -138,10 +135,9 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
             steps_n.append(len(c.steps)), length_n.append(sum(map(len, c.steps)))
             for name, score_T in c.step_scores.items():
                 scores[name].extend(score_T)
+                units[name].add(problem.scores_unit.get(name))
             having.update(c.step_scores.keys())
             labels += [step_labels[problem.problem, c.steps]] if step_labels else []
-        for name in {name for c in problem.candidates for name in c.step_scores}:
-            units[name].add(problem.scores_unit.get(name))
     count_P, right_n, steps_n, length_n = map(np.array, (count_P, right_n, steps_n, length_n))
     finished_n, blank_n = np.array(finished_n, bool), np.array(blank_n, bool)
     has_answers, present_PN = not blank_n.all(), np.arange(count_P.max()) < count_P[:, None]
@@ -156,22 +152,18 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
     dropped = {"missing": present_PN.size - len(right_n), "unfinished": int((~finished_n).sum())}
     return Pool(
         ids=ids, finished_n=finished_n, steps_n=steps_n, length_n=length_n, repeats_n=np.array(repeats_n, bool),
-        right_PN=spread(right_n & eligible_n, 0, np.float32),
-        present_PN=present_PN,
+        right_PN=spread(right_n & eligible_n, 0, np.float32), present_PN=present_PN,
         eligible_PN=spread(eligible_n, False, bool),
         answer_PN=spread(np.where(eligible_n, answer_n, -1), -1, np.int32) if has_answers else None,
         dropped=dropped | {"without_answer": int(silent_n.sum())},
-        scores={name: np.frombuffer(scores[name]) for name in complete},
-        units=units,
+        scores={name: np.frombuffer(scores[name]) for name in complete}, units=units,
         lacking={name: len(right_n) - n for name, n in sorted(having.items()) if name not in complete},
-        n_repeated=len(ids) - len(texts),
-        labels=labels if step_labels else None,
+        n_repeated=len(ids) - len(texts), labels=labels if step_labels else None,
     )  # fmt: skip
 
 
 def log_scores(pool: Pool, name: str, unit: str, problems=slice(None)) -> tuple[np.ndarray, np.ndarray, str]:
-    """(step_PNT, mask_PNT, unit) of the step scores `name` as `rerank.aggregate` takes them: log-odds as they are,
-    other units as log-probabilities."""
+    """(step_PNT, mask_PNT, unit) of step scores as `rerank.aggregate` takes them: log-odds, others as log P(good)."""
     end_n = np.concatenate([[0], np.cumsum(pool.steps_n)])
     first, last = (pool.present_PN[:p].sum() for p in problems.indices(len(pool.ids))[:2])
     steps_PN = np.zeros(pool.present_PN[problems].shape, int)
@@ -230,8 +222,8 @@ class Values:
         if pool.answer_PN is None:
             return "none: no candidate has an answer"
         if rules.ties == "share" and self.N <= votes.EXACT_VOTE_SIZE:
-            args = pool.answer_PN, pool.right_PN, self.mask_PN
-            self.add_curve(("majority",), votes.majority_curve(*args, counts=rules.counts))
+            curve_Pn = votes.majority_curve(pool.answer_PN, pool.right_PN, self.mask_PN, counts=rules.counts)
+            self.add_curve(("majority",), curve_Pn)
             return "exact over all subsets"
         self.add_drawn_votes(("majority",))
         return f"mean of {rules.vote_draws} random subsets"
@@ -252,9 +244,8 @@ class Values:
                 self.value[*path, "weighted_vote"] = {self.N: value_P}
 
     def tables(self) -> dict:
-        """{"oracle": {n: mean}, "oracle_interval": ..., "scorers": {scorer: {aggregator: ...}}}: beside RULE its
-        RULE_interval, RULE_band, RULE_curve and, of headlines, RULE_curve_interval; beside best_of_n these names
-        without RULE_."""
+        """{"oracle": {n: mean}, "scorers": {scorer: {aggregator: ...}}}: beside RULE its RULE_interval, RULE_band,
+        RULE_curve and, of headlines, RULE_curve_interval; beside best_of_n these names without RULE_."""
         # All numbers share the resampled problems, so that all differences are paired.
         value_PX = np.stack([x_P for by_size in self.value.values() for x_P in by_size.values()], -1)
         columns = value_PX.mean(0), *stats.mean_interval(value_PX, self.seed), rerank.subset_band(value_PX)
@@ -275,10 +266,8 @@ class Values:
             return []
         a_PX, b_PX = (np.stack([self.value[pair[side]][pair[2]] for pair in pairs], -1) for side in (0, 1))
         tests = zip(pairs, stats.paired_differences(a_PX, b_PX, self.seed), strict=True)
-        return [
-            {"a": ".".join(a).removeprefix("scorers."), "b": ".".join(b).removeprefix("scorers."), "n": n, **test}
-            for (a, b, n), test in tests
-        ]
+        name = {path: ".".join(path).removeprefix("scorers.") for path in self.value}
+        return [{"a": name[a], "b": name[b], "n": n, **test} for (a, b, n), test in tests]
 
 
 def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=()) -> dict:
@@ -323,10 +312,8 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
 
 
 def length_correlation(pool: Pool, score_PN: np.ndarray, seed: int) -> dict:
-    """biases.length_correlation of finished candidates, given the problem and whether they are right.
-
-    A first step that repeats the problem makes a candidate longer and changes its scores: length is compared apart.
-    """
+    """biases.length_correlation of finished candidates given the problem, whether they are right, and whether the first
+    step repeats the problem, which makes a candidate longer and changes its scores."""
     ended_n = pool.finished_n
     problem_n = np.argwhere(pool.present_PN)[ended_n, 0]
     score_n, right_n = (x_PN[pool.present_PN][ended_n] for x_PN in (score_PN, pool.right_PN))
@@ -335,9 +322,8 @@ def length_correlation(pool: Pool, score_PN: np.ndarray, seed: int) -> dict:
 
 
 def comparisons(paths, headline: dict[str, str], sizes: list[int]):
-    """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator with its scorer's headline
-    one, and the headline's weighted vote with its selection; at every size: the headline selections with the majority
-    vote and in pairs."""
+    """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator and the headline's vote
+    with the headline selection; at every size: headline selections with the majority vote and in pairs."""
     selections = [("scorers", scorer, aggregator, "best_of_n") for scorer, aggregator in headline.items()]
     for path in [path for path in paths if path[0] == "scorers"]:
         selection = (*path[:2], headline[path[1]], "best_of_n")
@@ -349,12 +335,11 @@ def comparisons(paths, headline: dict[str, str], sizes: list[int]):
 
 
 def reward_against_kl(pool: Pool, score_PN, mask_PN, sizes: list[int], ties: str) -> dict:
-    """Expected accuracy and mean score against KL from the uniform distribution: `reweighted` by BETA_b, `best_of_n` by
-    n.
+    """Expected accuracy and mean score against KL from the uniform distribution over a problem's candidates, eligible
+    or not: `reweighted` by BETA_b, `best_of_n` by n; Gao et al. 2023, figures 1 and 2, with gold labels.
 
-    Gao et al. 2023, figures 1 and 2, with a gold label for the gold reward. KL in nats, means over problems; the
-    reference is uniform over a problem's candidates, eligible or not. `score` is the aggregated score that both climb,
-    in nats: the mean over candidates that can win and have a finite score, of the problems that have one.
+    KL and `score`, the aggregated score that both climb, in nats; means over problems, of the score over those that
+    have a candidate that can win with a finite one.
     """
     arrays = score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
     by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), _kl_curves(*arrays, np.array(sizes), ties))

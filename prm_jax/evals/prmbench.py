@@ -6,14 +6,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.evals import benchmarks
-from prm_jax.evals.benchmarks import Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.benchmarks import Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PRMBENCH, PRMBENCH_CLASSES, PRMBENCH_GROUPS, SOCRATIC_GROUPS
-from prm_jax.figures.benchmarks import prmbench_figures
+from prm_jax.figures.benchmarks import prmbench_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.metrics import f1, prm_score
 from prm_jax.stats import problem_numbers
-
-figures = prmbench_figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +45,13 @@ def show(results: dict):
     show_row("overall, all steps", results, results["overall"], results["overall_interval"])
 
 
-def prmscore_results(
-    rows: list[Row], scores: Sequence[np.ndarray], threshold: float, seed: int = 0, official: bool = True
-) -> dict:
+def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: int = 0, official: bool = True) -> dict:
     """PRMBench's numbers: PRMScore per class, over all steps pooled, and per group of classes.
 
     PRMScore is the mean of F1 on good and F1 on bad steps; of multi_solutions, which has no bad step, F1 on good steps
     alone. A group's is the plain mean over its classes, nan unless all are there. Where no class is PRMBench's the
-    groups are Socratic-PRMBench's, which has no published table here. Every class is judged by validity; the redundancy
-    ratings behind ReasonEval's published redundency and circular are not read. Intervals: 95 %, bootstrap over problems
-    (`question`, which the classes share).
+    groups are Socratic-PRMBench's, which has no published table here. Every class is judged by validity, not by the
+    redundancy ratings behind ReasonEval's published redundency and circular. Intervals: 95 %, bootstrap over problems.
 
     `official`: as in the authors' evaluator (ssmisya/PRMBench at a1ae4ea), a step at the threshold is bad, and a row
     that repeats a class and idx is passed over: 6,211 of the paper's 6,216 count.
@@ -89,11 +84,10 @@ def prmscore_results(
             "n_steps": len(good), "n_bad_steps": int((~good).sum()),
         }  # fmt: skip
 
-    classes = {
-        name: numbers(np.flatnonzero(group == names.index(name)), f1 if name == "multi_solutions" else prm_score)
-        for name in sorted(names, key=lambda name: [*known, name].index(name))
-    }
-    groups = {}
+    classes, groups = {}, {}
+    for name in sorted(names, key=lambda name: [*known, name].index(name)):
+        score_fn = f1 if name == "multi_solutions" else prm_score
+        classes[name] = numbers(np.flatnonzero(group == names.index(name)), score_fn)
     for name, members in grouped.items():
         scores = [classes[member]["prmscore"] if member in classes else np.nan for member in members]
         groups[name] = {"prmscore": float(np.mean(scores)), "classes": list(members)}

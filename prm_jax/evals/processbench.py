@@ -8,15 +8,13 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
-from prm_jax.evals.benchmarks import Row, needs_checkpoint  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.evals.benchmarks import Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PROCESSBENCH
-from prm_jax.figures.benchmarks import processbench_figures
+from prm_jax.figures.benchmarks import processbench_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.launch.config import expect
 from prm_jax.metrics import first_error_f1, predict_first_error
 from prm_jax.stats import problem_numbers
-
-figures = processbench_figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +40,7 @@ def show(results: dict):
     print(f"  {'mean':<41}{results['mean_f1']:.4f} {plus_minus(results['mean_f1_interval'])}")
 
 
-def f1_results(
-    rows: list[Row], scores: Sequence[np.ndarray], threshold: float, threshold_split: str | None = None, seed: int = 0
-) -> dict:
+def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str | None = None, seed: int = 0) -> dict:
     """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1.
 
     threshold_split: the split whose best threshold is used for all splits, as the paper does for scalar PRMs with
@@ -71,9 +67,9 @@ def f1_results(
     for name, rows_of in members.items():
         numbers = first_error_f1(predicted[rows_of], error[rows_of])
         arrays = problem[rows_of], seed, predicted[rows_of], error[rows_of]
-        intervals = {key: interval_of(lambda *x, key=key: first_error_f1(*x)[key], *arrays) for key in numbers}
-        splits[name] = {
-            **numbers, **{f"{key}_interval": interval for key, interval in intervals.items()},
+        for key in tuple(numbers):
+            numbers[f"{key}_interval"] = interval_of(lambda *x, key=key: first_error_f1(*x)[key], *arrays)
+        splits[name] = numbers | {
             "n": len(rows_of), "n_error": int(is_wrong[rows_of].sum()),
             "n_error_with_right_answer": int((is_wrong & right_answer)[rows_of].sum()),
             "n_clean": int((~is_wrong)[rows_of].sum()), "n_problems": len(np.unique(problem[rows_of])),
@@ -95,10 +91,7 @@ def f1_results(
 
 
 def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
-    """(low, high): the predicted first error is the labelled one for thresholds in (low, high]; empty if low >= high.
-
-    `error` is the index of the first bad step or -1. A prediction is the first step below the threshold.
-    """
+    """(low, high]: the thresholds whose first step below is the first `error` (-1: none); empty if low >= high."""
     if error == -1:
         return -np.inf, min(score)
     return score[error], min(score[:error], default=np.inf)

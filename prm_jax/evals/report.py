@@ -12,9 +12,7 @@ from prm_jax.tasks import TASKS
 class Config(best_of_n.Config, steps.Config):
     """The keys of both tasks."""
 
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return True
+    needs_checkpoint = True
 
 
 def run(setup: Setup, cfg: Config) -> dict:

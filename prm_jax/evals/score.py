@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -9,12 +10,10 @@ from prm_jax import InputError
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
 from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored
-from prm_jax.figures.steps import solution_figures
+from prm_jax.figures.steps import solution_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.launch.config import Natural, Share, expect
 from prm_jax.rerank import default_aggregator
 from prm_jax.scoring import ModelScorer, stored_scores
-
-figures = solution_figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +27,6 @@ class Config:
 
     def __post_init__(self):
         expect(self.input is not None, "input", None, "a file of solutions or a pool, input=FILE")
-
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return True
 
 
 def run(setup: Setup, cfg: Config) -> dict:
@@ -49,10 +44,10 @@ def run(setup: Setup, cfg: Config) -> dict:
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
     if unknown := set(wanted or ()).difference(ids):
         raise InputError(f"figures: no solution has the id {min(unknown)!r}")
-    files = {"scores": setup.folder / "scores.jsonl"} | ({"pool": setup.folder / "pool.jsonl.gz"} if is_pool else {})
+    files = {"scores": setup.folder / "scores.jsonl"}
     if is_pool:
         taken = {name for p in pools.iter_pool(cfg.input) for c in p.candidates for name in c.step_scores}
-        name = new_name(cfg.scores_name, scorer, taken)
+        name, files["pool"] = new_name(cfg.scores_name, scorer, taken), setup.folder / "pool.jsonl.gz"
     scores = scored(files["scores"], scorer, source(), len(ids))
     if is_pool:
         pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
@@ -82,10 +77,8 @@ def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
     for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
         weakest = int(logit_T.argmin())
         logit = float(logit_T[-1 if aggregator == "last" else weakest])
-        row = {
-            "id": i, "problem": problem, "score": float(UNITS[unit].of_log_odds(logit)),
-            "weakest_step": weakest + 1, "n_steps": len(steps),
-        }  # fmt: skip
+        score = float(UNITS[unit].of_log_odds(logit))
+        row = {"id": i, "problem": problem, "score": score, "weakest_step": weakest + 1, "n_steps": len(steps)}
         if unit == "probability":
             row["product"] = float(np.exp(-np.logaddexp(0, -logit_T.astype(float)).sum()))
         table.append((order.setdefault(problem, len(order)), -logit, row))
@@ -96,11 +89,10 @@ def show(results: dict, most: int = 20):
     print(f"verifier    {results['verifier']}; ranked by the {results['aggregator']} of its step scores")
     for name, path in results["files"].items():
         print(f"{name:<12}{path}")
-    problem, ranking = None, results["ranking"]
-    for r in ranking[:most]:
-        if r["problem"] != problem:
-            problem = r["problem"]
-            print(f"problem     {problem[:100]}")
-        print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
+    ranking = results["ranking"]
+    for problem, rows_of in itertools.groupby(ranking[:most], key=lambda r: r["problem"]):
+        print(f"problem     {problem[:100]}")
+        for r in rows_of:
+            print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
     if len(ranking) > most:
         print(f"  ... and {len(ranking) - most} more in results.json")

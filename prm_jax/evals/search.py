@@ -20,7 +20,7 @@ from prm_jax.data.questions import Question, read_questions
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
-from prm_jax.figures.search import search_figures
+from prm_jax.figures.search import search_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate import search
 from prm_jax.generate.remote import Server
 from prm_jax.generate.samples import policy_pool
@@ -29,7 +29,6 @@ from prm_jax.generate.search_state import SearchState
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Rule, expect, one_of
 
-figures = search_figures
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
 CHOICES = {"best": "best score", "vote": "weighted vote"}
 
@@ -63,10 +62,6 @@ class Config(search.Options):
     server: Server
 
 
-def needs_checkpoint(cfg: Config) -> bool:
-    return True
-
-
 @dataclasses.dataclass(frozen=True)
 class SearchInputs:
     """The problems of a search, the policy that writes, and its samples without a verifier."""
@@ -98,10 +93,9 @@ def open_inputs(setup: Setup, cfg: Config, name: str, checker: grading.Checker) 
         if not isinstance(data_cfg, TaskData):
             why = f"the data {data_cfg.name} has no problems to draw"
             raise InputError(f"questions: {why}; name a file, questions=FILE")
-        checkers = ("task", data_cfg.name, *grading.RULES)
-        expected = f"{', '.join(checkers)} for problems of {data_cfg.name}"
-        expect(cfg.checker in checkers, "checker", cfg.checker, expected)
-        task = tasks.TASKS[data_cfg.name]
+        name, checkers = data_cfg.name, ("task", data_cfg.name, *grading.RULES)
+        expect(cfg.checker in checkers, "checker", cfg.checker, f"{', '.join(checkers)} for problems of {name}")
+        task = tasks.TASKS[name]
         texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
     else:
@@ -136,7 +130,7 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
         for budget, method in rounds:
             file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
-            costs, pool = search_once(setup, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
+            costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
             solved[method, budget] = solved_by(pool, inputs, aggregator)
             tokens = budget * (1 if cfg.stop_at is None else cfg.first)
             plan = search.plan(method, tokens, per_solution, cfg)
@@ -144,9 +138,7 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             rows.append({"method": method, "budget": budget, "plan": plan, **costs, **tables})
             bar.update(1)
     spent = {row["budget"]: row["policy_tokens"] for row in rows if row["method"] == "best_of_n"}
-    for row in rows:
-        if row["method"] == "best_of_n" or row["budget"] not in spent:
-            continue
+    for row in [row for row in rows if row["method"] != "best_of_n" and row["budget"] in spent]:
         row["tokens_to_best_of_n"] = row["policy_tokens"] / spent[row["budget"]]
         if abs(row["tokens_to_best_of_n"] - 1) <= COST_TOLERANCE:
             pair = (solved[method, row["budget"]][cfg.choice][:, None] for method in (row["method"], "best_of_n"))
@@ -167,32 +159,22 @@ def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
     right_P, problems = pool.right_PN.sum(1) / pool.present_PN.sum(1), [q.problem for q in inputs.questions]
     return right_P, {
         "tokens_per_solution": search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed)),
-        "pass_at_1": float(right_P.mean()),
-        "pass_at_1_interval": interval(right_P, seed),
-        "pass_at_n": float(pool.right_PN.any(1).mean()),
-        "majority": majority,
-    }
+        "pass_at_1": float(right_P.mean()), "pass_at_1_interval": interval(right_P, seed),
+        "pass_at_n": float(pool.right_PN.any(1).mean()), "majority": majority,
+    }  # fmt: skip
 
 
 def search_once(
-    setup: Setup,
-    cfg: Config,
-    inputs: SearchInputs,
-    scorer,
-    aggregator: str,
-    method: str,
-    budget: int,
-    per_solution,
-    file: Path,
+    seed: int, cfg: Config, inputs: SearchInputs, scorer, aggregator: str, method: str, budget: int, size, file: Path
 ) -> tuple[dict, list[Problem]]:
-    """(costs, the graded pool) of one method at one budget; read where an interrupted evaluation has it."""
+    """(costs, the graded pool) of one method at one budget, read if it is done already. size: tokens of a solution."""
     done = file.with_name(file.name.removesuffix(".jsonl.gz") + ".json")
     if done.exists():
         return run_folder.read_json(done), read_pool(file)
-    questions, start, key = inputs.questions, time.perf_counter(), jax.random.key(setup.cfg.seed)
+    questions, start, key = inputs.questions, time.perf_counter(), jax.random.key(seed)
     computed = scorer.stats.computed if getattr(scorer, "stats", None) else None
     state = SearchState(inputs.policy, scorer, [q.problem for q in questions], aggregator, cfg.max_steps, key)
-    search.search(state, method, budget, per_solution, cfg)
+    search.search(state, method, budget, size, cfg)
     costs = {
         "policy_tokens": float(state.tokens_P.mean()),
         "policy_tokens_05_95": np.quantile(state.tokens_P, [0.05, 0.95]).tolist(),  # over problems
@@ -201,8 +183,8 @@ def search_once(
         "finished": float(np.mean([len(state.finished(p)) for p in range(len(questions))])),
         "unfinished_problems": int((~state.has_finished_P).sum()),
     }
-    pool = state.pool([q.id for q in questions], [q.answer for q in questions], "search")
-    pool = [inputs.grade(problem) for problem in pool]
+    drawn = state.pool([q.id for q in questions], [q.answer for q in questions], "search")
+    pool = [inputs.grade(problem) for problem in drawn]
     write_pool(file, pool)
     run_folder.write_json(done, costs)
     return costs, pool

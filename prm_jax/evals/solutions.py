@@ -21,12 +21,9 @@ from prm_jax.launch.config import expect
 class Config:
     """conf/task/solutions.yaml says what each key means."""
 
+    needs_checkpoint = False
     split: Literal["train", "validation", "test"]
     critiques: Literal["hops", "verdict"] | None = None
-
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return False
 
 
 def run(setup: Setup, cfg: Config) -> dict:

@@ -8,31 +8,19 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.data.solutions import Solution
-from prm_jax.data.splits import Data, TaskData, load_evaluation
+from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
-from prm_jax.evals import biases
+from prm_jax.evals import biases, common
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
-from prm_jax.evals.common import (
-    Setup,
-    data_of,
-    describe,
-    interval_of,
-    open_scorer,
-    plus_minus,
-    scored,
-    trained,
-    trained_on,
-)
-from prm_jax.figures.steps import step_figures
+from prm_jax.evals.common import Setup, data_of, describe, interval_of, open_scorer, plus_minus, scored, trained
+from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import problem_numbers, ratio_interval
-
-figures = step_figures
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,10 +33,6 @@ class Config:
     calibrated_by: str | None = None
 
 
-def needs_checkpoint(cfg: Config) -> bool:
-    return True
-
-
 def run(setup: Setup, cfg: Config) -> dict:
     """Every number of each verifier in `runs`, beside it the means over runs that differ in their seed alone; where
     runs differ in another setting, `groups` has the means of each setting."""
@@ -57,29 +41,23 @@ def run(setup: Setup, cfg: Config) -> dict:
         scorer, (data_cfg, seed) = open_scorer(setup, name), data_of(setup, name)
         objective, kind, is_named = scorer.objective, scorer.label_kind, setup.data.name != "of_run"
         if runs and not is_named and (objective, kind) != (runs[0]["objective"], runs[0]["label_kind"]):
-            raise InputError(
-                f"checkpoint: {name}: is {objective} on {kind} labels, the first {runs[0]['objective']} on "
-                f"{runs[0]['label_kind']}: each would be measured on its own; data=NAME measures both on the same"
-            )
+            both = f"is {objective} on {kind} labels, the first {runs[0]['objective']} on {runs[0]['label_kind']}"
+            advice = "each would be measured on its own; data=NAME measures both on the same"
+            raise InputError(f"checkpoint: {name}: {both}: {advice}")
         data = load_evaluation(data_cfg, seed, policy_pool, named=is_named)
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
-        counts = data.counts | {"test_problems_the_run_was_trained_on": trained_on(name, data, test)}
+        counts = data.counts | {"test_problems_the_run_was_trained_on": common.trained_on(name, data, test)}
         cli.print_counts(counts)
         if not any(y is not None for s in test for y in s.labels):
             raise InputError("data: the test split has no labelled solution")
         rows = ((s.id, s.problem, s.steps) for s in test)
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
-        runs.append(
-            {
-                **step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere),
-                **(task_results(cfg, data_cfg, test, p, setup.cfg.seed) if isinstance(data_cfg, TaskData) else {}),
-                **(baselines(scorer, data_cfg.label_kind, data, test) if cfg.baselines else {}),
-                **describe(scorer),
-                "data": dataclasses.asdict(data_cfg),
-                "counts": counts,
-                **trained(name),
-            }
-        )
+        run = step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
+        if isinstance(data_cfg, TaskData):
+            run |= task_results(cfg, data_cfg, test, p, setup.cfg.seed)
+        if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
+            run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
+        runs.append(run | describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts} | trained(name))
     groups = by_settings(runs)
     means = groups[0] if len(groups) == 1 else {"groups": groups}
     return {**means, "runs": runs, "threshold": cfg.threshold}
@@ -114,13 +92,10 @@ def task_results(cfg: Config, data_cfg: TaskData, test: list[Solution], p: list[
     return {"errors": errors, **lines, **against_exact(task, data_cfg.task, test, p, seed)}
 
 
-def baselines(scorer, kind: str, data: Data, test: list[Solution]) -> dict:
-    """AUROC of what cannot read; nothing for a file that is measured whole, which leaves no rows to fit on."""
-    if not data.splits["train"]:
-        return {}
+def baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
+    """AUROC of what cannot read."""
     tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
-    tables = [step_table(split, tokenizer, kind) for split in (data.splits["train"], test)]
-    return {"baselines": baseline_aurocs(*tables)}
+    return baseline_aurocs(*(step_table(split, tokenizer, kind) for split in (train, test)))
 
 
 def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
@@ -161,13 +136,10 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
         p_n, good_n = np.array(p_n), np.array(good_n, bool)
         hit_n = (p_n >= threshold) == good_n
         table[kind] = {
-            "n": len(lines),
-            "wrong": int((~good_n).sum()),
-            "accuracy": float(hit_n.mean()) if lines else np.nan,
-            "balanced": balanced(hit_n, good_n),
-            "interval": interval_of(balanced, problems, seed, hit_n, good_n),
+            "n": len(lines), "wrong": int((~good_n).sum()), "accuracy": float(hit_n.mean()) if lines else np.nan,
+            "balanced": balanced(hit_n, good_n), "interval": interval_of(balanced, problems, seed, hit_n, good_n),
             "auroc": float(soft_auroc(p_n, good_n)),
-        }
+        }  # fmt: skip
     return table
 
 
@@ -176,8 +148,7 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
 
     auroc_correctness: of the steps up to and including the first wrong one; auroc_value: `soft_auroc` with the exact
     value of every step, at most auroc_value_ceiling. value_depth: by the number of steps done, and left, the mean of
-    P(good) minus the exact value (bias), the mean of its magnitude (error), and that of a constant, the mean value
-    there (constant).
+    P(good) minus the exact value (bias), of its magnitude (error), and of that of the mean value there (constant).
     """
     sizes = [len(s.steps) for s in test]
     value = np.concatenate([task.values(task_cfg, s.problem, s.steps) for s in test])
@@ -186,18 +157,13 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
     score, good = np.concatenate(p).astype(np.float64), np.concatenate(correct)
     problem = np.repeat(problem_numbers(s.problem for s in test), sizes)
     done = np.concatenate([np.arange(1, size + 1) for size in sizes])
-    left = np.repeat(sizes, sizes) - done
-    aurocs, intervals = {}, {}
-    for name, y, steps in (("correctness", good, counted), ("value", value, np.full(len(good), True))):
-        aurocs[f"auroc_{name}"] = soft_auroc(score[steps], y[steps])
-        intervals[f"auroc_{name}"] = interval_of(soft_auroc, problem[steps], seed, score[steps], y[steps])
-    depths = {"done": done, "left": left}
-    return {
-        "auroc_value_ceiling": soft_auroc(value, value),
-        **aurocs,
-        "intervals": intervals,
-        "value_depth": {name: by_depth(score, value, depth, problem, seed) for name, depth in depths.items()},
-    }
+    aurocs, intervals = {"auroc_value_ceiling": soft_auroc(value, value)}, {}
+    for name, y, steps in (("auroc_correctness", good, counted), ("auroc_value", value, slice(None))):
+        aurocs[name] = soft_auroc(score[steps], y[steps])
+        intervals[name] = interval_of(soft_auroc, problem[steps], seed, score[steps], y[steps])
+    depths = {"done": done, "left": np.repeat(sizes, sizes) - done}
+    tables = {name: by_depth(score, value, depth, problem, seed) for name, depth in depths.items()}
+    return {**aurocs, "intervals": intervals, "value_depth": tables}
 
 
 def by_depth(score, value, depth, problem, seed: int) -> dict:
@@ -237,11 +203,10 @@ def by_settings(runs: list[dict]) -> list[dict]:
     A setting is the part of the configurations in which runs differ, the seed left aside; where there are several, each
     has its `setting` and the indices of its `runs`. A verifier that is no run of ours is a setting by itself.
     """
-    means, groups = [], run_folder.group_by_settings([run["settings"] for run in runs])
-    for setting, members in groups:
-        origin = {"setting": setting, "runs": members} if len(groups) > 1 else {}
-        means.append(average([runs[i] for i in members]) | origin)
-    return means
+    groups = run_folder.group_by_settings([run["settings"] for run in runs])
+    if len(groups) == 1:
+        return [average(runs)]
+    return [average([runs[i] for i in ids]) | {"setting": setting, "runs": ids} for setting, ids in groups]
 
 
 def average(runs: list[dict]) -> dict:

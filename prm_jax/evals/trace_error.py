@@ -1,5 +1,4 @@
-"""Errors behind right answers (Uesato et al. 2022): trace error, selective prediction, and agreement of verifiers with
-labels.
+"""Errors behind right answers (Uesato et al. 2022): trace error, selective prediction, agreement with labels.
 
 All numbers are of a pool's size n and of exact step labels. Dimension key: P problems, N candidates, T steps, S shares.
 """
@@ -18,8 +17,7 @@ SHARE_S = np.arange(0, 1, 0.05)  # of the problems that are abstained from
 
 def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed: int) -> dict:
     """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others,
-    paired; `abstain`: final error by the share of problems left out; `agreement` of P(step good) >= .5 with labels and
-    each other.
+    paired; `abstain`: final error by the share of problems left out; `agreement`: below.
 
     pool: pool_metrics.Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: `right_traces`.
     Rules are `mean` (a candidate at random), `majority` (a random one of its voters), SCORER.best_of_n, and
@@ -29,8 +27,7 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
     weight_PN, confidence_P = {"mean": present_PN / present_PN.sum(-1, keepdims=True)}, {}
 
     def vote(x_PN):
-        win_PN = votes.vote(answer_PN, x_PN, present_PN, ties=rules.ties, counts=rules.counts)
-        return np.asarray(win_PN, float)
+        return np.asarray(votes.vote(answer_PN, x_PN, present_PN, ties=rules.ties, counts=rules.counts), float)
 
     if answer_PN is not None:
         weight_PN["majority"] = vote(None)
@@ -60,19 +57,15 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
     table = {}
     for rule, i in column.items():
         table[rule] = {
-            "final_error": float(1 - right_PX[:, i].mean()),
-            "final_error_interval": final[:, i].tolist(),
-            "trace_error": ratio(hidden_PX[:, i], right_PX[:, i]),
-            "trace_error_interval": trace[:, i].tolist(),
-        }
+            "final_error": float(1 - right_PX[:, i].mean()), "final_error_interval": final[:, i].tolist(),
+            "trace_error": ratio(hidden_PX[:, i], right_PX[:, i]), "trace_error_interval": trace[:, i].tolist(),
+        }  # fmt: skip
     errors = {rule: selective(x_P, 1 - right_PX[:, column[rule]]) for rule, x_P in confidence_P.items()}
     return {
-        "n": pool.right_PN.shape[-1],
-        "rules": table,
-        "differences": differences,
+        "n": pool.right_PN.shape[-1], "rules": table, "differences": differences,
         "abstain": {"share": SHARE_S.tolist(), "error": errors},
         "agreement": agreement(pool, list(score_PN), rules.scores_unit),
-    }
+    }  # fmt: skip
 
 
 def right_traces(pool) -> np.ndarray:

@@ -6,10 +6,8 @@ from typing import Annotated
 from prm_jax import rerank, witness
 from prm_jax.evals.common import Setup
 from prm_jax.evals.pool_metrics import shown_aggregators
-from prm_jax.figures.witness import witness_figures
+from prm_jax.figures.witness import witness_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.launch.config import NotNegative, Rule, one_of
-
-figures = witness_figures
 
 AtLeast2 = Annotated[int, Rule(lambda n: n >= 2, "at least 2")]
 
@@ -27,11 +25,8 @@ class WitnessConfig:
 class Config:
     """conf/task/witness.yaml says what each key means."""
 
+    needs_checkpoint = False
     witness: WitnessConfig
-
-
-def needs_checkpoint(cfg: Config) -> bool:
-    return False
 
 
 def run(setup: Setup, cfg: Config) -> dict:

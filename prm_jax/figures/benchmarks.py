@@ -59,15 +59,13 @@ def processbench_bars(results: dict, path: Path) -> Path:
 def processbench_thresholds(results: dict, path: Path) -> Path:
     """Draws F1 of every split, and their mean, against the threshold; the threshold in use is marked."""
     x, threshold = floats(results["curve"]["threshold"]), results["threshold"]
-    lines = {
-        name: (percent(curve), results["splits"][name]["f1"], line_style(i))
-        for i, (name, curve) in enumerate(results["curve"]["f1"].items())
-    }
+    curves, splits = results["curve"]["f1"], results["splits"]
+    lines = [(name, percent(curves[name]), splits[name]["f1"], line_style(i)) for i, name in enumerate(curves)]
     if len(lines) > 1:
-        mean = np.mean([y for y, *_ in lines.values()], axis=0)
-        lines["mean"] = mean, results["mean_f1"], {"color": "black", "marker": "D", "linewidth": 2.2}
+        mean = np.mean([y for _, y, *_ in lines], axis=0)
+        lines.append(("mean", mean, results["mean_f1"], {"color": "black", "marker": "D", "linewidth": 2.2}))
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
-    for name, (y, f1, style) in lines.items():
+    for name, y, f1, style in lines:
         if np.isfinite(f1 := percent(f1)):
             axes.plot(x, y, **style | {"marker": ""})
             label = plain(f"{name}: {f1:.1f}, best {y.max():.1f} at {x[y.argmax()]:.2f}")

@@ -58,8 +58,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
     """Problems solved against n (Lightman et al. 2023, figure 3), of one pool or of the pools of several seeds.
 
     Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and
-    weighted votes have a panel of their own. Where exact step labels are known a last panel counts only winners without
-    a wrong step.
+    weighted votes have a panel of their own. With exact step labels a last panel counts winners without a wrong step.
     """
     first, many = runs[0], len(runs[0]["scorers"]) > 2
     N, sizes = first["n_candidates"], [int(n) for n in first["oracle"]]

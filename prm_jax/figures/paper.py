@@ -1,7 +1,6 @@
-"""The figures of papers: one drawing of the results of a figure's stages (figures/pipeline.py), and one table of its
-numbers.
+"""The figures of papers: one drawing of the results of a figure's stages, and one table of its numbers.
 
-A drawing is a function of {line: stages} that returns Drawn (figures/style.py).
+A drawing is a function of Stages that returns Drawn (figures/style.py).
 """
 
 import csv
@@ -15,6 +14,8 @@ import numpy as np
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, over_seeds, plain, save
 from prm_jax.launch import run_folder
+
+Stages = dict[str, list[Stage]]  # {line of a figure: its stages}
 
 
 def results_at(stages: list[Stage], **sweep) -> list[dict]:
@@ -62,7 +63,7 @@ def best_of_n_differences(title: str, pairs: list[tuple[dict, str, str]], n: int
     return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
 
 
-def stage_differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[Stage], n: int) -> str:
+def differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[Stage], n: int) -> str:
     """Says the paired differences of best-of-n between the verifiers of two stages on one pool, a pair a seed."""
     a, b = ([selection(pool, scorer_of(pool, stage)) for stage in stages] for stages in (a_stages, b_stages))
     return best_of_n_differences(title, [(pool, *pair) for pair in zip(a, b, strict=True)], n)
@@ -86,7 +87,7 @@ def spread_text(spread: str, n_seeds: int) -> str:
     return re.sub("95 % t intervals?( of their mean)?", lambda match: instead.get(n_seeds, match[0]), spread)
 
 
-def draw(drawing: Callable, name: str, stages: dict[str, list[Stage]], overrides: dict, folder: Path) -> list[Path]:
+def draw(drawing: Callable, name: str, stages: Stages, overrides: dict, folder: Path) -> list[Path]:
     """Writes the figure as PNG and PDF, its numbers as CSV, and figure.json: its statements, and what it rests on."""
     drawn = drawing(stages)
     every = list({stage.folder: stage for line in stages.values() for stage in line}.values())
@@ -118,10 +119,8 @@ def provenance(every: list[Stage], name: str, overrides: dict[str, str]) -> dict
     cost = f"{len(every)} commands, {seconds / 60:.1f} minutes one by one, {cpu_seconds / 60:.1f} CPU minutes"
     commits = (record["commit"][:10] + "+" * record["commit"].endswith("+") for record in records)
     return {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
+        "seconds": seconds, "cpu_seconds": cpu_seconds, "commits": list(dict.fromkeys(commits)),
         "command": " ".join([f"name={name}", *(f"{key}={value}" for key, value in overrides.items())]),
         "seeds": f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds)) or 0}",
         "cost": cost + (f", more before {n_resumed} of them were stopped" if n_resumed else ""),
-        "commits": list(dict.fromkeys(commits)),
-    }
+    }  # fmt: skip

@@ -1,12 +1,10 @@
-"""The stages of a figure: commands of this repository with overrides, each run once, in a folder that says what made
-it.
+"""The stages of a figure: commands of this repository with overrides, each run once, in a folder that says by what.
 
 A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}`
 a value of the sweep key `seed`, and a line gives one stage for each combination of the sweep keys that it names. A
 reference to a line that has more sweep keys means all its folders, joined by commas.
 
-Where a figure needs files that this repository does not ship, `data` names them: {override of its stages: the file's
-path below the folder PRM_JAX_DATA}.
+`data` names files that a figure needs and this repository does not ship: {override: path below PRM_JAX_DATA}.
 
 A stage's folder is its name and a hash of its resolved configuration, in which other stages appear by the names of
 their folders and files by their content too: changing a stage changes every stage that uses it. `DONE` is written last,
@@ -137,10 +135,10 @@ def data_files(figure: Definition, overrides: dict[str, str]) -> dict[str, str]:
     """{key: path} of a figure's `data`, as the user names it or below PRM_JAX_DATA; InputError where one is absent."""
     paths = {}
     for key, place in figure.data.items():
-        paths[key] = overrides.get(key, os.path.join(os.environ.get("PRM_JAX_DATA", ""), place))
-        if not os.path.isfile(paths[key]):
+        paths[key] = path = overrides.get(key, os.path.join(os.environ.get("PRM_JAX_DATA", ""), place))
+        if not os.path.isfile(path):
             expected = f"expected {key}=FILE, or in PRM_JAX_DATA a folder with {place}"
-            raise InputError(f"{key}: {paths[key]}: no such file; {expected}")
+            raise InputError(f"{key}: {path}: no such file; {expected}")
     return paths
 
 
@@ -156,22 +154,20 @@ def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
     """{sweep key: {value: its text in a command line}}, with the values of the figure or of the user's override."""
     table = {}
     for key, values in sweep.items():
-        is_named = isinstance(values, dict)
-        table[key] = values if is_named else {value: str(value) for value in values}
+        chosen = values
         if (override := overrides.get(key)) is not None:
             chosen = read_value(key, override if override.startswith("[") else f"[{override}]")
             expect(bool(chosen), key, override, "one value at least")
-            for value in chosen if is_named else ():
-                expect(value in values, key, value, ", ".join(map(str, values)))
-            table[key] = {value: values[value] if is_named else str(value) for value in chosen}
+        for value in chosen if isinstance(values, dict) else ():
+            expect(value in values, key, value, ", ".join(map(str, values)))
+        table[key] = {value: values[value] if isinstance(values, dict) else str(value) for value in chosen}
     return table
 
 
 def make_stages(
     figure: Definition, overrides: dict[str, str], root: Path, folders: dict[str, Path]
 ) -> tuple[dict[str, list[Stage]], set[str]]:
-    """({line: its stages} of a figure with the user's overrides, the overrides that no stage takes); InputError where a
-    stage or a key is unknown.
+    """({line: its stages} of a figure, the overrides that no stage takes); InputError where a stage or key is unknown.
 
     An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`,
     {hash: folder}, is filled: what two stages, or two figures, have in common is made once, under the first one's name.
@@ -243,9 +239,8 @@ def make_stage(
 
     cfg = compose(command, with_stages(lambda stage: stage.identity))
     # Null keys are left out, so that a null key added by a later version changes no older folder's hash.
-    config = {
-        key: x for key, x in flatten(cfg) if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT and x is not None
-    }
+    pairs = ((key, x) for key, x in flatten(cfg) if x is not None)
+    config = {key: x for key, x in pairs if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT}
     config |= contents(config)
     digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
     needs = tuple({stage.folder: stage for stages in used.values() for stage in stages}.values())
@@ -289,10 +284,9 @@ def compose(command: str, overrides: list[str]):
 
 def explain(stage: Stage) -> str:
     """Says whether a stage is done and, if not, how it differs from the nearest older folder of its name."""
-    if stage.done:
-        return f"done        {stage.name:<28} {stage.folder}{stage.by_other_code}"
-    state = "stopped" if stage.can_resume else "to make"
-    return f"{state:<12}{stage.name:<28} {stage.folder}{changed_keys(stage)}"
+    state = "done" if stage.done else "stopped" if stage.can_resume else "to make"
+    why = stage.by_other_code if stage.done else changed_keys(stage)
+    return f"{state:<12}{stage.name:<28} {stage.folder}{why}"
 
 
 def changed_keys(stage: Stage) -> str:
@@ -301,10 +295,9 @@ def changed_keys(stage: Stage) -> str:
     for path in stage.folder.parent.glob(f"{stage.name}-*/stage.json"):
         older = run_folder.read_json(path)
         if path.parent != stage.folder and older["name"] == stage.name:
-            pairs = {k: (older["config"].get(k, MISSING), config.get(k, MISSING)) for k in config | older["config"]}
-            changed[path.parent.name] = [
-                f"{k}: {short(old)} -> {short(new)}" for k, (old, new) in sorted(pairs.items()) if old != new
-            ]
+            before = older["config"]
+            rows = [(k, before.get(k, MISSING), config.get(k, MISSING)) for k in sorted(config | before)]
+            changed[path.parent.name] = [f"{k}: {short(old)} -> {short(new)}" for k, old, new in rows if old != new]
     if not changed:
         return ""
     nearest = min(changed, key=lambda name: len(changed[name]))

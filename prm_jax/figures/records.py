@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -37,12 +37,11 @@ def read_records(paths: Iterable[str]) -> tuple[list[Record], dict[str, str]]:
     for path in map(Path, paths):
         if not path.exists():
             raise InputError(f"runs: {path}: no such file or folder")
-        if path.is_file() and path.name not in READ:
-            raise InputError(f"runs: {path}: expected a folder or {', '.join(READ)}")
         if path.is_file():
+            if path.name not in READ:
+                raise InputError(f"runs: {path}: expected a folder or {', '.join(READ)}")
             records += READ[path.name](path)
-            continue
-        for folder in folders(path):
+        for folder in folders(path):  # none below a file
             files = [file for file in READ if (folder / file).exists()]
             if {"summary.json", "results.json"}.isdisjoint(files):
                 left_out[str(folder)] = why_not(folder)
@@ -89,8 +88,7 @@ def read_metrics(path: Path) -> list[Record]:
         (run,) = read_summary(summary)
         origin = {name: run.values.get(name) for name in ("objective", "versions")}
         return [dataclasses.replace(run, kind="metrics", values=lines[-1] | origin, curve=lines)]
-    settings, overrides = settings_of(path.parent), tuple(run_folder.overrides_of(path.parent))
-    settings = settings or {"file": str(path)}
+    settings, overrides = settings_of(path.parent) or {"file": str(path)}, tuple(run_folder.overrides_of(path.parent))
     return [Record(str(path.parent), "metrics", settings, overrides, lines[-1], lines, path.stat().st_mtime)]
 
 
@@ -115,11 +113,7 @@ def read_results(path: Path) -> list[Record]:
     return records
 
 
-READ: dict[str, Callable[[Path], list[Record]]] = {
-    "summary.json": read_summary,
-    "results.json": read_results,
-    "metrics.jsonl": read_metrics,
-}
+READ = {"summary.json": read_summary, "results.json": read_results, "metrics.jsonl": read_metrics}
 
 
 def read_lines(path: Path) -> list[dict]:

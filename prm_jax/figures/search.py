@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, panels, plain, save, size_axis
+from prm_jax.figures.style import GREY, Drawn, floats, line_style, panels, plain, save, size_axis
 
 LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
 
@@ -42,12 +42,10 @@ def draw_search(runs: list[dict]) -> Drawn:
             for i, method in enumerate(dict.fromkeys(s["method"] for s in first[row]["searches"])):
                 searches = [[s for s in v["searches"] if s["method"] == method] for v in verifiers]
                 shares = [[s[rule]["by_difficulty"][k - 1] if k else s[rule] for s in run] for run in searches]
-                interval = None  # bands of all methods would hide small panels
-                if len(runs) == 1 and not k:
-                    interval = floats([x["interval"] for x in shares[0]]).T
+                band = len(runs) == 1 and not k  # bands of all methods would hide small panels
+                interval = floats([x["interval"] for x in shares[0]]).T if band else None
                 x = np.mean([[s["policy_tokens"] for s in run] for run in searches], 0)
                 y_SX, name = [[x["share"] for x in run] for run in shares], LABELS.get(method, method)
-                band = interval is not None
                 drawn.curve(axes, title, name, x, y_SX, line_style(i), band=band, interval=interval)
             axes.axhline(pass_at_1, color=GREY, linewidth=0.8, linestyle=":")
             size_axis(axes, budgets, "policy tokens a problem" if row * columns + k >= rows * columns - columns else "")
@@ -56,5 +54,5 @@ def draw_search(runs: list[dict]) -> Drawn:
         name = Path(verifiers[0]["verifier"]).name[:28] if len(first) > 1 else ""
         for axes in axes_of_verifier[::columns]:
             axes.set_ylabel(plain(f"share solved\n{name}".strip()))
-    legend_above(figure, axes_grid[0, 0], 6)
+    drawn.legend_above(axes_grid[0, 0], 6)
     return drawn

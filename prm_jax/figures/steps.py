@@ -7,22 +7,12 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 
 from prm_jax.data.units import UNITS
-from prm_jax.figures.style import (
-    BAD_TO_GOOD,
-    BLUE,
-    GREY,
-    ORANGE,
-    Drawn,
-    floats,
-    legend_above,
-    line_style,
-    panels,
-    plain,
-    reliability,
-    save,
-)
+from prm_jax.figures.style import BLUE, GREY, ORANGE, Drawn, floats, line_style, panels, plain, reliability, save
+
+BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
 
 
 def step_text(group: dict, runs: list[dict]) -> str:
@@ -39,26 +29,23 @@ def step_text(group: dict, runs: list[dict]) -> str:
 
 def step_figures(results: dict, folder: Path) -> list[Path]:
     """Draws one page for each setting of the runs and, of an embedded task, missed errors and exact values."""
+    groups = [(results, results["runs"], "steps.png")]
     if "groups" in results:
-        groups = [(group, [results["runs"][i] for i in group["runs"]]) for group in results["groups"]]
-    else:
-        groups = [(results, results["runs"])]
-    names = [f"steps_{i}.png" for i in range(len(groups))] if len(groups) > 1 else ["steps.png"]
-    pages = [step_page(*pair, results, folder / name) for pair, name in zip(groups, names, strict=True)]
+        members = [[results["runs"][i] for i in group["runs"]] for group in results["groups"]]
+        groups = [(*pair, f"steps_{i}.png") for i, pair in enumerate(zip(results["groups"], members, strict=True))]
+    pages = [step_page(group, runs, results, folder / name) for group, runs, name in groups]
     if "errors" in results["runs"][0]:
         pages += [errors_figure(results, folder / "errors.png")]
-    exact = {run_names(runs): runs for _, runs in groups if all("value_depth" in run for run in runs)}
-    if exact:
+    if exact := {run_names(runs): runs for _, runs, _ in groups if all("value_depth" in run for run in runs)}:
         pages += [value_figure(exact, results, folder / "value_depth.png")]
     return pages
 
 
 def value_figure(groups: dict[str, list[dict]], results: dict, path: Path) -> Path:
-    drawn, n = draw_value_depth(groups), len(results["runs"])
+    drawn, runs = draw_value_depth(groups), results["runs"]
     text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
-    data, runs = results["runs"][0]["data"]["name"], f"{n} run{'s' * (n > 1)}"
-    text += f"; {data} data, values of its noisy solver or of exact play; {runs}"
-    return save(drawn.figure, path, drawn.text + text, results)
+    text += f"; {runs[0]['data']['name']} data, values of its noisy solver or of exact play"
+    return save(drawn.figure, path, f"{drawn.text}{text}; {len(runs)} run{'s' * (len(runs) > 1)}", results)
 
 
 def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
@@ -68,9 +55,8 @@ def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
     """
     figure, axes = panels(2, 2, 5.2, sharex="col", sharey="row")
     first = next(iter(groups.values()))[0]
-    drawn = Drawn(
-        figure, f"{first['n_solutions']:.0f} held-out samples; dashed: a constant, the mean value at the depth"
-    )
+    text = "held-out samples; dashed: a constant, the mean value at the depth"
+    drawn = Drawn(figure, f"{first['n_solutions']:.0f} {text}")
     for column, side in enumerate(("done", "left")):
         depths = first["value_depth"][side]
         depth = sorted((d for d in depths if depths[d]["n"] >= fewest), key=int)
@@ -89,7 +75,7 @@ def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
         constant = floats([depths[d]["constant"] for d in depth])
         axes[1, column].plot(x, constant, color=GREY, linewidth=1.2, linestyle="--")
         axes[1, column].set(xlabel=f"steps {side}", xticks=x)
-    legend_above(figure, axes[0, 0], 3)
+    drawn.legend_above(axes[0, 0], 3)
     return drawn
 
 
@@ -148,10 +134,8 @@ def solution_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def solution_figure(drawn: dict, results: dict, folder: Path) -> Path:
-    """Draws one solution (id, problem, steps, scores): a bar for every step's score, the weakest step marked.
-
-    If the unit is unbounded the axis ends at the extremes of this solution, 0 included.
-    """
+    """Draws one solution (id, problem, steps, scores): a bar for every step's score, the weakest step marked; the axis
+    of an unbounded unit ends at the extremes of this solution, 0 included."""
     score_T, steps, unit = floats(drawn["scores"]), drawn["steps"], UNITS[results["shown_unit"]]
     low = unit.low if np.isfinite(unit.low) else min(0.0, score_T.min())
     high = unit.high if np.isfinite(unit.high) else max(0.0, score_T.max())

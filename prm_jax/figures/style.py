@@ -1,7 +1,6 @@
 """What every figure shares: colours, markers, curves over runs, captions, saving. Nothing outside this folder draws.
 
-Figures take numbers from results.json, fresh or as read back, where nan is null. Arrays with an axis S have one row a
-run: runs that differ in their seed alone.
+Figures take numbers from results.json, fresh or as read back, where nan is null. S: runs that differ in their seed.
 """
 
 import dataclasses
@@ -14,7 +13,6 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.colors import LinearSegmentedColormap
 from PIL import Image
 from scipy import stats
 
@@ -22,19 +20,10 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "
 SAVED = {"figure.dpi": 150, "figure.constrained_layout.use": True, "savefig.bbox": "tight"}
 plt.rcParams.update(STYLE | SAVED)
 
-# Okabe-Ito, distinct for every colour vision, in an order in which neighbours differ in lightness too; every line has
-# a marker of its own beside.
-LINES = (
-    ("#0072B2", "o"),
-    ("#D55E00", "s"),
-    ("#009E73", "^"),
-    ("#CC79A7", "D"),
-    ("#E69F00", "v"),
-    ("#56B4E9", "P"),
-    ("#000000", "X"),
-)
-BLUE, ORANGE, GREY = LINES[0][0], LINES[1][0], "#666666"
-BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
+# Okabe-Ito, distinct for every colour vision, ordered so that neighbours differ in lightness too; each with a marker.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
+BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"
 OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # a legend beside its axes
 NO_LINE = {"linestyle": "none"}
 WIDTH = 6.4  # inches of a paper's figure: legible at 600 pixels
@@ -57,19 +46,17 @@ def percent(x) -> np.ndarray:
 
 
 def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(mean_X, low_X, high_X) of the defined values over runs; the interval of fewer than two values, and the mean of
-    none, is nan.
+    """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of none, are nan.
 
-    kind: "t", a 95 % t interval; "range", from the lowest to the highest; "auto", t, but the range of two runs, whose t
-    interval would be thirteen times as wide.
+    kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t, but of two runs the range, 13 times narrower.
     """
     y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
     n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
     half_X = stats.t.ppf(0.975, n_X - 1) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
     is_t_X = (kind == "t") | ((kind == "auto") & (n_X > 2))
     ends = np.ma.where(is_t_X, mean_X - half_X, low_X), np.ma.where(is_t_X, mean_X + half_X, high_X)
-    mean_X, low_X, high_X = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, *ends))
-    return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in (low_X, high_X))
+    mean_X, *ends = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, *ends))
+    return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in ends)
 
 
 @dataclasses.dataclass
@@ -110,6 +97,10 @@ class Drawn:
         axes.plot(mean, height, **style | {"markersize": 6})
         self.row(panel, series, "", mean, low, high, value_S)
 
+    def legend_above(self, axes, columns: int):
+        handles, labels = axes.get_legend_handles_labels()
+        self.figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
+
     def row(self, panel: str, series: str, x, y, low, high, value_S):
         """Adds a number to the table: its interval, how many runs have it, and the value of each."""
         row = {"panel": panel, "series": series, "x": x, "y": y, "low": low, "high": high}
@@ -126,10 +117,6 @@ def size_axis(axes, sizes, label: str):
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.minorticks_off()
     axes.set_xlabel(label)
-
-
-def legend_above(figure, axes, columns: int):
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize=8)
 
 
 def reliability(axes, curves):
@@ -153,8 +140,7 @@ def square_root(axes):
 
 def caption(figure, text: str, results: dict):
     """Writes below the figure what it was made from; the commit last."""
-    width = int(17 * figure.get_figwidth())  # characters of this size
-    text = textwrap.fill(f"{text}. {commit(results)}", width)
+    text = textwrap.fill(f"{text}. {commit(results)}", int(17 * figure.get_figwidth()))  # characters of this size
     figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
 
 
@@ -170,8 +156,7 @@ def plain(text: str) -> str:
 
 
 def save(figure, path: Path, text: str = "", results: dict | None = None) -> Path:
-    """Writes a PNG, with the caption `text` if there is one. 256 colours make it a third of the size, since pictures
-    lie in repositories and are sent around."""
+    """Writes a PNG, with the caption `text` if there is one; 256 colours make it a third of the size."""
     if text:
         caption(figure, text, results)
     drawn = io.BytesIO()

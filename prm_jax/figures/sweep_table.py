@@ -14,10 +14,9 @@ from prm_jax.launch import run_folder
 
 # {kind of file: the numbers shown where no `y` is given, as far as the file has them}
 DEFAULT_Y = {
-    "summary": ("eval_loss", "eval_step_auroc"),
-    "results": ("step_auroc", "first_error_f1"),
+    "summary": ("eval_loss", "eval_step_auroc"), "results": ("step_auroc", "first_error_f1"),
     "metrics": ("loss", "eval_loss"),
-}
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +45,8 @@ def make_table(cfg: Config) -> dict:
     records = newest(records, left_out)
     known = {key for r in records for key in r.settings}
     for name, keys in (("x", texts(cfg.x) if cfg.x != "step" else []), ("by", texts(cfg.by)), ("over", cfg.over)):
-        for key in keys:
-            if key not in known:
-                raise InputError(f"{name}: got {key!r}, which no run was told; {near(key, known)}")
+        for key in [key for key in keys if key not in known]:
+            raise InputError(f"{name}: got {key!r}, which no run was told; {near(key, known)}")
     over = [key for key in cfg.over if key != cfg.x]
     settings = [{key: x for key, x in r.settings.items() if key not in over} for r in records]
     groups = run_folder.group_by_settings(settings)
@@ -94,18 +92,15 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
     everywhere = set().union(*keys.values())
     if not ys:
         raise InputError(f"y: name one; {near('loss', everywhere)}")
-    lacking = next((y for y in ys if y not in everywhere), None)
-    if lacking is None:
-        raise InputError(f"y: {', '.join(ys)}: no one kind of file has them all; ask for them one at a time")
-    raise InputError(f"y: got {lacking!r}, which no {' or '.join(kinds)} has; {near(lacking, everywhere)}")
+    for y in [y for y in ys if y not in everywhere]:
+        raise InputError(f"y: got {y!r}, which no {' or '.join(kinds)} has; {near(y, everywhere)}")
+    raise InputError(f"y: {', '.join(ys)}: no one kind of file has them all; ask for them one at a time")
 
 
 def default_y(kind: str, records: list[Record]) -> list[str]:
     """DEFAULT_Y; where runs have different losses, which share no unit, accuracies take their place."""
-    losses = {
-        repr(sorted((key, x) for key, x in r.settings.items() if key == "objective" or key.startswith("loss.")))
-        for r in records
-    }
+    settings = [r.settings.items() for r in records]
+    losses = {repr(sorted(x for x in items if x[0] == "objective" or x[0].startswith("loss."))) for items in settings}
     return [y if len(losses) == 1 else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
 
 

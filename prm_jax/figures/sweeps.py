@@ -138,11 +138,9 @@ def draw(table: dict, path: Path) -> Path:
             rows = [row for row in rows if row["y"] == y and row["n"]]
             x_n = [place_of(row, x) if numeric else places.index(place_of(row, x)) for row in rows]
             style = line_style(i) | {"label": plain(name), "linestyle": ("-", "--", ":")[i // 7 % 3]}
-            if x == "step":
-                draw_curve(axes, rows, x_n, style)
-            else:
+            if x != "step":
                 x_n = aside(np.array(x_n, float), places if numeric else None, is_log, i - (len(lines) - 1) / 2)
-                draw_points(axes, rows, x_n, style if numeric else style | NO_LINE)
+            draw_line(axes, rows, x_n, style if numeric or x == "step" else style | NO_LINE, x == "step")
         if is_log:
             axes.set_xscale("log")
         if x != "step" and len(places) <= 8:
@@ -165,16 +163,6 @@ def draw(table: dict, path: Path) -> Path:
     return path
 
 
-def columns(rows: list[dict]):
-    return (np.array([row[name] for row in rows], float) for name in ("mean", "low", "high"))
-
-
-def draw_curve(axes, rows: list[dict], steps: list[int], style: dict):
-    mean, low, high = columns(rows)
-    axes.plot(steps, mean, **style | {"marker": "" if len(steps) > 20 else style["marker"]})
-    axes.fill_between(steps, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
 def aside(place: np.ndarray, places: list | None, is_log: bool, k: float) -> np.ndarray:
     """Places moved k steps aside: of numbers 1 % of their span, of categories (None) an eighth of their distance."""
     if places is None:
@@ -183,9 +171,13 @@ def aside(place: np.ndarray, places: list | None, is_log: bool, k: float) -> np.
     return place * np.exp(0.01 * k * span) if is_log else place + 0.01 * k * span
 
 
-def draw_points(axes, rows: list[dict], places: np.ndarray, style: dict):
-    """Means with their intervals and the runs behind them."""
-    mean, low, high = columns(rows)
+def draw_line(axes, rows: list[dict], places, style: dict, is_curve: bool):
+    """Draws means with their intervals: as a band of a learning curve, else as bars with the runs behind them."""
+    mean, low, high = (np.array([row[name] for row in rows], float) for name in ("mean", "low", "high"))
+    if is_curve:
+        axes.plot(places, mean, **style | {"marker": "" if len(places) > 20 else style["marker"]})
+        axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        return
     axes.errorbar(places, mean, [mean - low, high - mean], capsize=2, elinewidth=0.8, **style)
     for place, row in zip(places, rows, strict=True):
         axes.plot([place] * len(row["values"]), row["values"], ".", color=style["color"], alpha=0.4, markersize=4)

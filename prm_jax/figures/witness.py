@@ -6,22 +6,21 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax import witness
-from prm_jax.figures.style import GREY, LINES, save
+from prm_jax.figures.style import COLOURS, GREY, save
 
-# Colour, dashes and hatching of the witness's traces, in their order.
 DASHES, HATCHES = ("solid", (0, (6, 2)), "dashdot", "dotted"), ("", "////", "....", "xxxx")
-TRACE_STYLES = [(colour, dashes, hatch) for (colour, _), dashes, hatch in zip(LINES, DASHES, HATCHES, strict=False)]
+TRACE_STYLES = list(zip(COLOURS, DASHES, HATCHES))  # of the witness's traces, in their order
 MASSES = {0.5: "solid", 0.9: "dotted"}  # contours of the mass on valid traces
 BETA_LABEL = r"$\beta$ (nats of score per nat of KL)"
 
 
 def witness_figures(results: dict, folder: Path) -> list[Path]:
     """Draws the mass of the traces by beta and the winner by beta, error and aggregator; writes the page."""
-    mass, phases = folder / "witness_mass.png", folder / "witness_phases.png"
     # The page has grids of its own.
     shown = {key: x for key, x in results.items() if key not in ("by_beta", "plane", "aggregators", "versions")}
     page = witness.page(folder / "witness.html", shown)
-    return [witness_mass(results, mass), witness_phases(results, phases), page]
+    phases = witness_phases(results, folder / "witness_phases.png")
+    return [witness_mass(results, folder / "witness_mass.png"), phases, page]
 
 
 def witness_mass(results: dict, path: Path) -> Path:
@@ -60,9 +59,7 @@ def witness_mass(results: dict, path: Path) -> Path:
 
 def witness_phases(results: dict, path: Path) -> Path:
     plane, traces, panels = results["plane"], results["traces"], results["plane"]["by_aggregator"]
-    panels = {
-        aggregator: panels[aggregator] for aggregator in results.get("aggregators", panels)
-    }  # older results name none
+    panels = {name: panels[name] for name in results.get("aggregators", panels)}  # older results name none
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
     winners = np.unique([panel["winner"] for panel in panels.values()])
     rows = -(-len(panels) // 3)
@@ -81,11 +78,10 @@ def witness_phases(results: dict, path: Path) -> Path:
         axis.set(xscale="log", xlim=(beta_b[0], beta_b[-1]))
         axis.xaxis.set_major_formatter("{x:g}")
         axis.set_title(aggregator, fontsize=9)
-    keys = [
-        plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins")
-        for i, (colour, _, hatch) in enumerate(TRACE_STYLES)
-        if i in winners
-    ]
+    keys = []
+    for i in winners:
+        colour, _, hatch = TRACE_STYLES[i]
+        keys.append(plt.Rectangle((0, 0), 1, 1, facecolor=colour, alpha=0.35, hatch=hatch, label=f"{traces[i]} wins"))
     for mass, dashes in MASSES.items():
         label = f"{mass} of the mass on traces without a wrong step"
         keys.append(plt.Line2D([], [], color="black", linewidth=0.9, linestyle=dashes, label=label))

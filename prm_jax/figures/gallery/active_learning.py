@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import mean_difference, results_at, scorer_of, share_solved, stage_differences, values_of
-from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels, size_axis
+from prm_jax.figures.paper import Stages, differences, mean_difference, results_at, scorer_of, share_solved, values_of
+from prm_jax.figures.style import GREY, Drawn, line_style, panels, size_axis
 
 KEYS = ("choice", "samples", "training", "seed")
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     (pool,) = results_at(stages["pool"])
     choices, sizes, budgets, seeds = (values_of(stages["verifier"], key) for key in KEYS)
     base, other = choices
@@ -40,8 +39,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
                 numbers.setdefault("step AUROC", {})[choice] = [x["auroc"] for x in steps]
                 numbers.setdefault("step ECE", {})[choice] = [x["ece"] for x in steps]
             drawn.statements += [mean_difference(f"{title}, {name}", x[other], x[base]) for name, x in numbers.items()]
-            drawn.statements.append(stage_differences(title, pool, runs[other], runs[base], N))
-    legend_above(figure, axes[0, 0], len(choices))
+            drawn.statements.append(differences(title, pool, runs[other], runs[base], N))
+    drawn.legend_above(axes[0, 0], len(choices))
     aurocs = ", ".join(f"{results['eval_step_auroc']:.3f}" for results in results_at(stages["selector"]))
     drawn.statements.append(f"the small PRM: step AUROC {aurocs} on validation problems")
     for choice in choices:

@@ -1,12 +1,11 @@
 """Problems solved against n, and by a solution without a wrong step: a PRM, an ORM, votes, the oracle."""
 
 from prm_jax.figures.best_of_n import NAMES, draw_best_of_n
-from prm_jax.figures.paper import best_of_n_differences, results_at, selection
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, best_of_n_differences, results_at, selection
 from prm_jax.figures.style import Drawn, floats
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     results = results_at(stages["pool"])
     first, drawn = results[0], draw_best_of_n(results)
     n = min(16, first["n_candidates"])

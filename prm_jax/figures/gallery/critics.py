@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import mean_difference, results_at, run_of, values_of
-from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels
+from prm_jax.figures.paper import Stages, mean_difference, results_at, run_of, values_of
+from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 WRITES, ALONE, ITSELF = "critic", "critic, verdict alone", "policy's own P(Yes)"
 FEW, FULL, MANY = "PRM", "critic, 8,000 solutions", "PRM, 8,000 solutions"
@@ -12,7 +11,7 @@ TITLES = {"plain": "plain lines", "merged": "merged lines"}
 PAIRS = ((WRITES, ALONE), (WRITES, FEW), (FULL, MANY))
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     votes = values_of(stages["criticised"], "votes")
     scored, once, (itself,) = (results_at(stages[line])[0]["runs"] for line in ("scored", "once", "itself"))
     series = {}  # {name: {votes: runs}}
@@ -26,10 +25,8 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     critics = next(iter(series.values()))
     tokens = {n: np.mean([tokens_a_step(run["critic"]) for run in critics[n]]) for n in votes}
     figure, (axes,) = panels(1, 2, 3.6, sharey=True)
-    text = (
-        f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does two "
-    )
-    text += "operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level "
+    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does "
+    text += "two operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level "
     drawn = Drawn(figure, text + "lines have one vote or none")
     for axis, (kind, title) in zip(axes, TITLES.items(), strict=True):
         for i, (name, runs) in enumerate(series.items()):
@@ -41,7 +38,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         axis.set_xticks(np.log2(votes), [f"{n}\n{tokens[n]:.0f}" for n in votes])
         axis.set_xlabel("votes\ntokens written a step")
     axes[0].set_ylabel("balanced accuracy")
-    legend_above(figure, axes[0], 3)
+    drawn.legend_above(axes[0], 3)
     first, last = votes[0], votes[-1]
     for kind in TITLES:
         y_S = {name: balanced(runs[first], kind) for name, runs in series.items()}

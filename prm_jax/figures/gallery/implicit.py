@@ -1,7 +1,6 @@
 """Implicit PRMs by form and beta, beside an explicit PRM and an outcome model: step AUROC and best of 16."""
 
-from prm_jax.figures.paper import mean_difference, results_at, run_of, share_solved
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, mean_difference, results_at, run_of, share_solved
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 EXPLICIT, LONGER, OUTCOME = "explicit PRM", "explicit PRM, the default run", "outcome model at each step"
@@ -10,7 +9,7 @@ EXPLICIT, LONGER, OUTCOME = "explicit PRM", "explicit PRM, the default run", "ou
 AGGREGATOR = {EXPLICIT: "prod", LONGER: "prod", OUTCOME: "last"}
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     (pool,), runs = results_at(stages["pool"]), results_at(stages["steps"])[0]["runs"]
     n = min(16, pool["n_candidates"])
     kinds = {EXPLICIT: stages["explicit"], LONGER: stages["longer"], OUTCOME: stages["orm"]}

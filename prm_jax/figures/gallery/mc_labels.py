@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import results_at, run_of, share_solved
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, results_at, run_of, share_solved
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
 
 KINDS = {  # {line of the figure: its name}
@@ -22,16 +21,15 @@ HOWS = ("last", "min", "prod", "mean")
 MEANINGS = {"auroc_correctness": "against correctness", "auroc_value": "against value"}
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     (pool,), kinds = results_at(stages["pool"]), {KINDS[line]: stages[line] for line in KINDS if line in stages}
     runs = [run for line in ("steps", "more_steps") for run in results_at(stages[line])[0]["runs"]]
     n, says = pool["n_candidates"], {name: [] for name in kinds}
     figure, ((left, right),) = panels(1, 2, 4.2, sharey=True, gridspec_kw={"width_ratios": [1.2, 1]})
-    text = f"AUROC: {runs[0]['n_solutions']:.0f} held-out samples; best of {n}: {pool['n_problems']} problems"
-    drawn = Drawn(figure, text)
-    drawn.spread = (
-        "small markers: runs, bars: 95 % t intervals of their mean; solutions and labels are the same in all runs"
-    )
+    drawn = Drawn(figure, f"AUROC: {runs[0]['n_solutions']:.0f} held-out samples")
+    drawn.text += f"; best of {n}: {pool['n_problems']} problems"
+    drawn.spread = "small markers: runs, bars: 95 % t intervals of their mean"
+    drawn.spread += "; solutions and labels are the same in all runs"
     for i, (key, meaning) in enumerate(MEANINGS.items()):
         for height, (name, members) in enumerate(kinds.items()):
             value_S = [run_of(runs, stage)[key] for stage in members]

@@ -1,6 +1,6 @@
 """Step AUROC, best of 16 and calibration by the objective that a PRM was trained on: a row an objective."""
 
-from prm_jax.figures.paper import mean_difference, results_at, scorer_of, share_solved, stage_differences, values_of
+from prm_jax.figures.paper import Stages, differences, mean_difference, results_at, scorer_of, share_solved, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
@@ -8,7 +8,7 @@ NO_PROBABILITY = ("pairwise", "PQM")  # objectives whose scores only rank
 LINES = (("verifier", "pool", "objective"), ("restated", "restated_pool", "neutral"))
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     figure, (axes,) = panels(1, 3, 4.3, sharey=True)
     first = results_at(stages["pool"])[0]
     n = min(16, first["n_candidates"])
@@ -39,7 +39,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
                 for name, value_S in numbers[kind].items():
                     drawn.statements.append(mean_difference(f"{title}, {name}", value_S, base[name]))
                 pair = pool, members[kind], members[kinds[0]]
-                drawn.statements.append(stage_differences(f"{title}, product", *pair, n))
+                drawn.statements.append(differences(f"{title}, product", *pair, n))
     for panel, name in zip(axes, ("step AUROC", f"best of {n}, share solved", "ECE of step scores"), strict=True):
         panel.set_title(name, fontsize=9)
         panel.axhline(line_height, color=GREY, linewidth=0.8)

@@ -4,12 +4,11 @@ import math
 
 import numpy as np
 
-from prm_jax.figures.paper import scorer_of, values_of
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, scorer_of, values_of
 from prm_jax.figures.style import NO_LINE, Drawn, floats, line_style, panels, square_root
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     pools = {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
     first = next(iter(pools.values()))
     N, n_problems = first["n_candidates"], first["n_problems"]

@@ -5,12 +5,10 @@ import itertools
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.paper import signed
-from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, panels, plain, square_root
+from prm_jax.figures.paper import Stages, signed
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels, plain, square_root
 
-# {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; of other scores the rule is
-# prod.
+# {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; other scores: prod.
 MODELS = {
     "qwen_prm": ("Qwen2.5-Math-PRM-7B", "prod"),
     "skywork_prm": ("Skywork-o1-Open-PRM-7B", "mean"),
@@ -23,7 +21,7 @@ MODELS = {
 NO_INTERVAL = (np.nan, np.nan)
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     by_rule = {stage.sweep["aggregator"]: stage.results() for stage in stages["pool"]}
     first, rules = next(iter(by_rule.values())), list(by_rule)
     if "majority" not in first:
@@ -38,12 +36,9 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     ece = {(s, aggregator): x["ece"] for s in scorers for aggregator, x in first["calibration"][s]["solutions"].items()}
 
     figure, ((left, right), (below, last)) = panels(2, 2, 7.4)
-    drawn = Drawn(
-        figure, f"{first['n_problems']} problems x {N} candidates, stored step scores. Filled: the authors' rule"
-    )
-    drawn.text += (
-        f", in the legend. Top right: lines weigh by exp(score / beta), markers are best of n = 1, 2, 4, ... {N}"
-    )
+    drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, stored step scores")
+    drawn.text += ". Filled: the authors' rule, in the legend. Top right: lines weigh by exp(score / beta)"
+    drawn.text += f", markers are best of n = 1, 2, 4, ... {N}"
     drawn.spread = "nothing is trained; lines at dots: 95 % bootstrap intervals over problems, of differences paired"
     panel = {
         f"best of {N} minus majority": (left, {key: (d["difference"], d["interval"]) for key, d in gain.items()}),
@@ -58,31 +53,30 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         tables, style = by_rule[rule_of[s]]["reward_kl"][s], line_style(i) | {"markersize": 4}
         gold = gold_against_kl(right, tables, style)
         left.plot([], [], **style, label=plain(f"{model[s]}: {rule_of[s]}"))
-        table = tables["reweighted"]
-        for x, y in zip(table["kl"], table["accuracy"], strict=True):
+        for x, y in zip(tables["reweighted"]["kl"], tables["reweighted"]["accuracy"], strict=True):
             drawn.row("share right against KL", model[s], x, y, "", "", [y])
         test = gain[s, rule_of[s]]
         text = f"{model[s]}, {rule_of[s]}: best of {N} - majority {shown(test)}, p {test['p']:.2g}"
         text += f"; share right {gold.max():.3f} at its highest, {gold[0]:.3f} at the arg max, {gold[-1]:.3f} alone"
         text += f"; ECE {ece[s, rule_of[s]]:.3f}" if (s, rule_of[s]) in ece else ""
         drawn.statements.append(f"{text}; length {shown(length[s, rule_of[s]], 'r')}")
-    legend_above(figure, left, 2)
+    drawn.legend_above(left, 2)
     clear = [d["difference"] for d in gain.values() if d["p"] < 0.05]
-    text = f"{sum(x > 0 for x in clear)} of {len(gain)} pairs of model and aggregator above majority"
-    text += f", {sum(x < 0 for x in clear)} below"
+    better, worse = sum(x > 0 for x in clear), sum(x < 0 for x in clear)
+    text = f"{better} of {len(gain)} pairs of model and aggregator above majority, {worse} below"
     drawn.statements.append(f"{text}, by sign-flip tests at .05, not adjusted for their number")
     pairs = [(s, a, b) for s in scorers for a, b in itertools.combinations(rules, 2)]
     within = {(s, a, b): differs[b][f"{s}.{a}.best_of_n", f"{s}.{b}.best_of_n"] for s, a, b in pairs}
     clear = [f"{model[s]} {a} - {b} {shown(d)} p {d['p']:.2g}" for (s, a, b), d in within.items() if d["p"] < 0.05]
     text = f"two aggregators of one model: {len(clear)} of {len(pairs)} pairs differ by the same test"
-    drawn.statements.append(": ".join([text, *filter(None, [", ".join(clear)])]))
+    drawn.statements.append(text + f": {', '.join(clear)}" * bool(clear))
     return drawn
 
 
 def dots(axes, title: str, numbers: dict, scorers: list[str], rules: list[str], rule_of: dict[str, str]):
     """A row of `rules`, in it a dot for each scorer; numbers: {(scorer, aggregator): (y, its interval)}."""
     for i, s in enumerate(scorers):
-        style = line_style(i) | {"linestyle": "none", "markersize": 5}
+        style = line_style(i) | NO_LINE | {"markersize": 5}
         for row, rule in enumerate(rules):
             y, interval = numbers.get((s, rule), (np.nan, NO_INTERVAL))
             place = row + 0.8 * ((i + 0.5) / len(scorers) - 0.5)
@@ -101,7 +95,7 @@ def gold_against_kl(axes, tables: dict, style: dict) -> np.ndarray:
     kl, gold = (floats(tables["reweighted"][name]) for name in ("kl", "accuracy"))
     axes.plot(kl, gold, color=style["color"], linewidth=1.2)
     best = tables["best_of_n"]
-    axes.plot(floats(best["kl"]), floats(best["accuracy"]), **style | {"linestyle": "none", "clip_on": False})
+    axes.plot(floats(best["kl"]), floats(best["accuracy"]), **style | NO_LINE, clip_on=False)
     square_root(axes)
     axes.set(xlim=(0, None), xticks=(0, 0.25, 1, 2, 3), xlabel="KL from the policy (nats, square-root axis)")
     axes.set_title("share right against KL", fontsize=9)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import signed, values_of
+from prm_jax.figures.paper import Stages, signed, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.records import read_lines
-from prm_jax.figures.style import Drawn, legend_above, line_style, over_seeds, panels
+from prm_jax.figures.style import Drawn, line_style, over_seeds, panels
 
 PANELS = {
     "eval_pass_at_1": "right (gold)",
@@ -22,7 +22,7 @@ SHARES = ("eval_pass_at_1", "eval_sound", "eval_restated", "eval_prm_step_auroc"
 IN_WORDS = list(PANELS)[:5]  # panels of the statements
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     figure, axes = panels(4, 2, 9.0, sharex=True)
     drawn = Drawn(figure, "Each point is an evaluation on problems that no policy learns from")
     drawn.spread = "thin lines: runs, whose intervals are in the table"
@@ -42,7 +42,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         drawn.statements.append(f"{kind}: {'; '.join(changes)}; {GAIN:.2f} more right after {tokens_to_gain(runs)}")
     for panel in axes[-1]:
         panel.set_xlabel("thousand policy tokens")
-    legend_above(figure, axes[0, 0], 3)
+    drawn.legend_above(axes[0, 0], 3)
     return drawn
 
 

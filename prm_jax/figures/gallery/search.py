@@ -2,13 +2,12 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import results_at, signed
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, results_at, signed
 from prm_jax.figures.search import LABELS, draw_search
 from prm_jax.figures.style import Drawn
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     results = results_at(stages["search"])
     drawn, searches = draw_search(results), [r["verifiers"][0]["searches"] for r in results]
     methods, budgets = (list(dict.fromkeys(s[key] for s in searches[0])) for key in ("method", "budget"))

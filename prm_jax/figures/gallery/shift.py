@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from prm_jax.figures.paper import results_at
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.style import Drawn, floats, line_style, over_seeds, panels, reliability
 
 LINES = {"home": "its own task", "solver": "the solver's samples", "shifted": "longer, more hidden work"}
@@ -18,7 +17,7 @@ WAYS = {
 }
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     runs = {line: [results["runs"][0] for results in results_at(stages[line])] for line in LINES}
     figure, ((left, right),) = panels(1, 2, 3.9, gridspec_kw={"width_ratios": [1, 1.15]})
     drawn = Drawn(figure, f"{len(runs['home'])} runs of the default PRM; dashed: perfect calibration")

@@ -2,14 +2,13 @@
 
 import itertools
 
-from prm_jax.figures.paper import results_at, share_solved, stage_differences, values_of
-from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, Drawn, legend_above, line_style, panels, size_axis
+from prm_jax.figures.paper import Stages, differences, results_at, share_solved, values_of
+from prm_jax.figures.style import GREY, Drawn, line_style, panels, size_axis
 
 COLUMNS = (("chain", "verifier", "pool", "samples"), ("injective", "control", "control_pool", "control_samples"))
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     kinds, seeds = (values_of(stages["verifier"], key) for key in ("supervision", "seed"))
     n = results_at(stages["pool"])[0]["n_candidates"]
     figure, axes = panels(2, 2, 5.4, sharex=True, sharey="row")
@@ -31,6 +30,6 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         drawn.statements.append(f"{task}: {lucky:.3f} of the right answers hold a wrong step")
         for a, b in itertools.pairwise(kinds):
             pair = ([stage_at[kind, samples[-1], seed] for seed in seeds] for kind in (a, b))
-            drawn.statements.append(stage_differences(f"{task}, {samples[-1]:,} solutions: {a} - {b}", pool, *pair, n))
-    legend_above(figure, axes[0, 0], len(kinds))
+            drawn.statements.append(differences(f"{task}, {samples[-1]:,} solutions: {a} - {b}", pool, *pair, n))
+    drawn.legend_above(axes[0, 0], len(kinds))
     return drawn

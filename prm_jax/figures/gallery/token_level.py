@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 
-from prm_jax.figures.paper import results_at, scorer_of, share_solved, stage_differences, values_of
+from prm_jax.figures.paper import Stages, differences, results_at, scorer_of, share_solved, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.records import read_lines
-from prm_jax.figures.style import GREY, Drawn, floats, legend_above, line_style, over_seeds, panels, size_axis
+from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels, size_axis
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     (pool,) = results_at(stages["pool"])
     kinds, lengths, seeds = (values_of(stages["verifier"], key) for key in ("at", "training", "seed"))
     stage_at = {(s.sweep["at"], s.sweep["training"], s.sweep["seed"]): s for s in stages["verifier"]}
@@ -33,7 +33,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
             drawn.statements.append(f"{kind}: {panel} after {', '.join(map(str, lengths))} steps {means}")
     for (a, b), length in itertools.product(itertools.pairwise(kinds), lengths):
         pair = ([stage_at[kind, length, seed] for seed in seeds] for kind in (a, b))
-        drawn.statements.append(stage_differences(f"{length} steps: {a} - {b}", pool, *pair, n))
+        drawn.statements.append(differences(f"{length} steps: {a} - {b}", pool, *pair, n))
     best.axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
     best.axhline(pool["mean"], color=GREY, linewidth=0.8, linestyle=":")
     for axes, name in ((curves, "held-out loss"), (auroc, "outcome AUROC"), (best, f"best of {n}")):
@@ -41,7 +41,7 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
     curves.set(xlabel="step of the longest run", xlim=(0, None))
     for axes in (auroc, best):
         size_axis(axes, lengths, "training steps")
-    legend_above(figure, curves, len(kinds))
+    drawn.legend_above(curves, len(kinds))
     return drawn
 
 

@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import results_at, signed
-from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels
+from prm_jax.figures.paper import Stages, results_at, signed
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
 from prm_jax.launch.config import expect
 
 TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "majority vote"}
 
 
-def draw(stages: dict[str, list[Stage]]) -> Drawn:
+def draw(stages: Stages) -> Drawn:
     results = results_at(stages["pool"])
     for stage, r in zip(stages["pool"], results, strict=True):
         expected = "`chosen`, which `python evaluate.py resume=` this folder adds from its scores"
@@ -33,18 +32,15 @@ def draw(stages: dict[str, list[Stage]]) -> Drawn:
         style = style_of(rule, first) | {"marker": ""}
         drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style, band=False)
         mean, low, high = over_seeds(y_SX)
-        errors = [f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share)))]
-        drawn.statements.append(
-            f"{name_of(rule)}: final error {errors[0]}, abstaining from 30 % of the problems {errors[1]}"
-        )
+        all_, some = (f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share))))
+        drawn.statements.append(f"{name_of(rule)}: final error {all_}, abstaining from 30 % of the problems {some}")
     right.set(xlabel="share of problems abstained from", ylabel="final-answer error of the others", xlim=(0, 0.95))
     right.set_ylim(0, None)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
-    for d in first["chosen"]["differences"]:
-        rows = [next(x for x in r["chosen"]["differences"] if x["b"] == d["b"]) for r in results]
-        runs = [signed(x["difference"], *x["interval"]) for x in rows]
-        title = f"trace error, {name_of(d['a'])} - {name_of(d['b'])}"
-        drawn.statements.append(f"{title}: {', '.join(runs)} (95 % bootstrap over problems, a run each)")
+    drawn.legend_above(left, 3)
+    for tests in zip(*(r["chosen"]["differences"] for r in results), strict=True):
+        title = f"trace error, {name_of(tests[0]['a'])} - {name_of(tests[0]['b'])}"
+        runs = ", ".join(signed(test["difference"], *test["interval"]) for test in tests)
+        drawn.statements.append(f"{title}: {runs} (95 % bootstrap over problems, a run each)")
     drawn.statements += agreements([r["chosen"]["agreement"] for r in results])
     return drawn
 
@@ -83,20 +79,19 @@ def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
     """One way to choose: each run small, their mean large."""
     x_S, y_S = ([row[name] for row in rows] for name in ("final_error", "trace_error"))
     mean, low, high = over_seeds(y_S)
-    points = {"color": style["color"], "linestyle": "none", "marker": style["marker"]}
+    points = {"color": style["color"], "marker": style["marker"]} | NO_LINE
     axes.plot(x_S, y_S, **points, markersize=3, alpha=0.4)
     axes.plot(np.mean(x_S), mean, **points, markersize=7)
-    axes.plot([], [], **style | ({"linestyle": "none"} if rule == "mean" else {}), label=name_of(rule))
+    axes.plot([], [], **style | (NO_LINE if rule == "mean" else {}), label=name_of(rule))
     drawn.row("trace error", name_of(rule), np.mean(x_S), mean, low, high, y_S)
 
 
 def agreements(tables: list[dict]) -> list[str]:
     """Says means over runs, and the value of each run."""
-    names, lines = {"correctness": "the step's label", "outcome": "the outcome"}, []
+    names = {"correctness": "the step's label", "outcome": "the outcome"}
+    pairs = {"steps up to the first wrong one: step label and outcome agree": [table["labels"] for table in tables]}
     for a, row in tables[0].items():
-        for b in row if a != "labels" else (None,):
-            values = [table[a][b] if b else table[a] for table in tables]
-            shares = f"{np.mean(values):.3f} ({', '.join(f'{x:.3f}' for x in values)})"
-            pair = f"{name_of(a)} agrees with {names.get(b) or name_of(b)}" if b else "step label and outcome agree"
-            lines.append(f"{'' if b else 'steps up to the first wrong one: '}{pair} on {shares}")
-    return lines
+        for b in row if a != "labels" else ():
+            pairs[f"{name_of(a)} agrees with {names.get(b) or name_of(b)}"] = [table[a][b] for table in tables]
+    each = {pair: ", ".join(f"{x:.3f}" for x in values) for pair, values in pairs.items()}
+    return [f"{pair} on {np.mean(values):.3f} ({each[pair]})" for pair, values in pairs.items()]
