@@ -40,17 +40,22 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
+class Rule(typing.NamedTuple):
     """A condition on a value beside its type, for an annotation such as `Count`."""
 
     allows: Callable[[typing.Any], bool]
     expected: str
 
 
-def one_of(names: typing.Collection[str]) -> Rule:
+class one_of:
     """The rule that a value is a key of a table, looked up when the value is read."""
-    return Rule(lambda x: x in names, " or ".join(", ".join(names).rsplit(", ", 1)))
+
+    def __init__(self, names: typing.Collection[str]):
+        self.names, self.allows = names, lambda x: x in names
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(", ".join(self.names).rsplit(", ", 1))
 
 
 Count = typing.Annotated[int, Rule(lambda n: n >= 1, "at least 1")]
