@@ -167,9 +167,8 @@ def label_kind(cfg: RelabelingConfig, scorer) -> str:
     return cfg.label_kind or kind
 
 
-# by -> the keys that its labels depend on, besides these of all
+# by -> the keys that its labels depend on, besides those of all
 KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "consensus": ("other", "other_threshold")}
-KEYS_OF_ALL = ("by", "threshold", "after_first_error")
 
 
 def labelled_rows(solutions, labels, origin: dict, counts: collections.Counter) -> Iterator[dict]:
@@ -198,7 +197,7 @@ def main(cfg):
             scorer = open_verifier(cfg.checkpoint, OpenOptions(*opening, task=cfg.checker, files=(cfg.input,)))
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
-        keys = {key: getattr(cfg, key) for key in (*KEYS_OF_ALL, *KEYS.get(cfg.by, ()))}
+        keys = {key: getattr(cfg, key) for key in ("by", "threshold", "after_first_error", *KEYS.get(cfg.by, ()))}
         origin = {"label_kind": label_kind(cfg, scorer), **keys, **({"scorer": scorer.name} if scorer else {})}
         weights = {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
         about = {**origin, "files": {file: file_fingerprint(file) for file in cfg.files}, **weights}
