@@ -40,11 +40,10 @@ from prm_jax.scoring import score_into, stored_scores
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
     """TD(lambda) target in [0, 1] of the value after each step, target_T, without roll-outs (AgentPRM, 2511.08325).
 
-    value_T: P(final answer right) after each step by a model. With V_t = value_T[t - 1] after step t, V_0 before the
-    first (it cancels), V_T = 0, since nothing follows, and the outcome as the last step's reward, generalised
-    advantages (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1};
-    the target of step t is V_{t-1} + A_t: for t = T the outcome, else with lambda (`decay`) = 1 gamma^(T-t) outcome,
-    with 0 gamma V_t.
+    V_t = value_T[t - 1] is a model's P(final answer right) after step t, but V_T = 0, since nothing follows. With the
+    outcome as the last step's reward, generalised advantages (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l
+    delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1}; the target of step t is V_{t-1} + A_t, in which V_0 cancels: for
+    t = T the outcome, else with lambda (`decay`) = 1 gamma^(T-t) outcome, with 0 gamma V_t.
     """
     target_T = np.full(len(value_T), outcome, np.float64)
     for t in reversed(range(len(value_T) - 1)):

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import hmac
+import logging
 import time
 from http import HTTPStatus
 
@@ -21,9 +22,10 @@ from prm_jax.rerank import AGGREGATORS, default_aggregator
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.bodies import pooling_answer, pooling_job, read_json, score_answer, score_job
 from prm_jax.serve.metrics import Metrics
-from prm_jax.serve.worker import LOG, Refused, Worker
+from prm_jax.serve.worker import Refused, Worker
 
 MOST_HEADERS = 1 << 14  # bytes
+LOG = logging.getLogger("prm_jax.serve")
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
 
