@@ -45,7 +45,7 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, g
             rivals[node.problem, group] += [child for child in siblings if child.is_open]
         if ahead:
             nodes = iter(state.look_ahead(list(itertools.chain(*rivals.values())), ahead))
-            rivals = {key: list(itertools.islice(nodes, len(group))) for key, group in rivals.items()}
+            rivals = {key: list(itertools.islice(nodes, len(children))) for key, children in rivals.items()}
         beams = []
         for (_, group), nodes in rivals.items():
             beams += [(node, group) for node in sorted(nodes, key=lambda node: node.value)[-keep:]]
