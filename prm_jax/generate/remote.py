@@ -18,7 +18,7 @@ import os
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -44,8 +44,7 @@ class Server:
 AS_USUAL = Server()
 
 
-@dataclasses.dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """The model that a server names; its weights are not known."""
 
     name: str
