@@ -56,7 +56,7 @@ def counts_of(line: dict) -> collections.Counter:
     candidates = line["candidates"]
     counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
     for c in candidates:
-        counts["empty" if c["steps"] == [""] else "finished" if c["finished"] else "cut"] += 1
+        counts["empty" if list(c["steps"]) == [""] else "finished" if c["finished"] else "cut"] += 1
         counts["unanswered"] += c["answer"] is None
         if c["finished"] or c["correct"] is None:
             counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1
