@@ -273,9 +273,9 @@ def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: 
     with described_file(lines, about) as counts, cli.progress("labelling", sum(map(len, chunks)), unit) as bar:
         counts.update({"without_outcome_left_out": n_given - len(solutions)} if is_search else {})
         for new, old in append_rows(lines, chunks, None, check, label_chunk):
+            counts.update(resumed=old)
             for line in new:
                 counts.update(counts_of(line))
-            counts["resumed"] += old
             bar.update(len(new))
         if is_tree:
             write_rows(path, (row for _, line in read_rows(lines) for row in line["paths"]))

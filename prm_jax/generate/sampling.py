@@ -329,9 +329,7 @@ def draw_pool(
     with described_file(path, about) as counts, cli.progress("sampling", total, "problem") as bar:
         counts.update(dict.fromkeys(COUNTS, 0))
         for rows, old in append_rows(path, problems, size, check, draw_rows):
-            counts["resumed"] += old
-            for row in rows:
-                counts.update(counts_of(row))
+            counts.update(sum(map(counts_of, rows), collections.Counter(resumed=old)))
             bar.update(len(rows))
     return counts
 

@@ -80,11 +80,11 @@ def read_json(path: Path, remedy: str = AGAIN, **kinds) -> dict:
     `int | None` for one that may be missing. InputError, which names the remedy, where it holds anything else."""
     try:
         value = decode_json(path.read_bytes(), str(path))
-        expect(isinstance(value, dict), str(path), value, "an object with named fields")
-        if (stored := value.pop("checksum", None)) is not None:  # an earlier version wrote none
-            expect(stored == _checksum(value), f"{path}: checksum", stored, "that of its content: damaged or edited")
+        expect(isinstance(value, dict), str(path), type_name(type(value)), "an object with named fields")
+        if value.pop("checksum", None) not in (None, _checksum(value)):  # an earlier version wrote none
+            raise InputError(f"{path}: checksum: is that of other content: the file is damaged, or was edited")
         for key, kind in kinds.items():
-            expect(isinstance(value.get(key), kind), f"{path}: {key}", value.get(key), type_name(kind))
+            expect(isinstance(value.get(key), kind), f"{path}: {key}", type_name(type(value.get(key))), type_name(kind))
     except (InputError, RecursionError) as error:
         why = str(error) if isinstance(error, InputError) else f"{path}: nested too deeply"
         raise InputError(f"{why}; {remedy}") from None
@@ -129,36 +129,29 @@ class KeptLines:
     """A JSON Lines file that a command appends to and goes on with. Beside it lies FILE.sum with a checksum for each
     line, of all bytes up to its end, written when the line is on the disk: a changed, lost, doubled or moved line is an
     InputError, and lines that have none are dropped. Where there is no FILE.sum (an earlier version's file, or the user
-    has deleted it) every whole line is taken, and gets its checksum."""
+    has deleted it) every whole line is taken, and gets its checksum. It is read to its end, then appended to."""
 
     def __init__(self, path: Path):
-        self.path, self.digest, self.number = path, hashlib.sha256(), 0  # of lines read or written
+        self.path, self.digest, self.number, self.ended = path, hashlib.sha256(), 0, False
         self.file, self.sums = open(path, "a+b"), open(sums_file(path), "a+b")  # noqa: SIM115 (closed by close)
         self.file.seek(0), self.sums.seek(0)
-        sums = self.sums.read()
-        self.known = sums[len(SUMS) :] if sums.startswith(SUMS) else None
-        if self.known is None:
-            self.sums.truncate(0)
-            self.sums.write(SUMS), self.sums.flush()
+        sums, is_new = self.sums.read(), not os.fstat(self.file.fileno()).st_size
+        self.known = sums[len(SUMS) :] if is_new or sums.startswith(SUMS) else None
+        self.right = bytearray(SUMS)  # what FILE.sum holds of the lines that were read
 
     def read(self) -> dict | None:
         """The next line; None after the last one that is whole, where the file then ends."""
-        start, line = self.file.tell(), self.file.readline()
-        known = b"" if self.known is None else self.known[17 * self.number :][:17]
-        if not line.endswith(b"\n") or self.known is not None and len(known) < 17:
-            if dropped := os.fstat(self.file.fileno()).st_size - start:
-                print(f"kept        {self.path}: its last {dropped:,} bytes, cut off by a stop, are made again")
-            self.file.truncate(start), self.file.seek(start)
-            self.sums.truncate(len(SUMS) + 17 * self.number)
-            return None
-        new, where = self._sum(line), f"{self.path} line {self.number}"
-        if self.known is None:
-            self.sums.write(new)
-        elif new != known:
+        start, line = self.file.tell(), b"" if self.ended else self.file.readline()
+        known = None if self.known is None else self.known[17 * self.number :][:17]
+        if not line.endswith(b"\n") or known is not None and len(known) < 17:
+            return self._end(start)
+        self.right += (new := self._sum(line))
+        where = f"{self.path} line {self.number}"
+        if known not in (None, new):
             remedy = f"delete the file to make it again, or {self.sums.name} to take its lines as they are"
             raise InputError(f"{where}: found another line than was written there, or before; {remedy}")
         row = decode_json(line, where, STRICT.decode)
-        expect(isinstance(row, dict), where, row, "an object with named fields")
+        expect(isinstance(row, dict), where, type_name(type(row)), "an object with named fields")
         return row
 
     def append(self, rows: list[dict]):
@@ -171,6 +164,15 @@ class KeptLines:
 
     def close(self):
         self.file.close(), self.sums.close()
+
+    def _end(self, end: int):
+        if self.ended:
+            return
+        if dropped := os.fstat(self.file.fileno()).st_size - end:
+            print(f"kept        {self.path}: its last {dropped:,} bytes, cut off by a stop, are made again")
+        self.file.truncate(end), self.file.seek(end)
+        self.sums.truncate(0), self.sums.write(self.right), self.sums.flush()
+        self.ended = True
 
     def _sum(self, line: bytes) -> bytes:
         self.digest.update(line)
