@@ -232,12 +232,14 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
         save_weights(new, model)
         tokenizer.save_pretrained(new)
         write_json(new / "config.json", config, checksum=False)
-        for old in (folder / "config.json", *folder.glob("model*.safetensors*")):
-            old.unlink(missing_ok=True)
-        for file in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
-            os.replace(file, folder / file.name)
-    finally:
+    except BaseException:
         shutil.rmtree(new, ignore_errors=True)
+        raise
+    for old in (folder / "config.json", *folder.glob("model*.safetensors*")):
+        old.unlink(missing_ok=True)
+    for file in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
+        os.replace(file, folder / file.name)
+    new.rmdir()
 
 
 def save_weights(folder: Path, model: PRM):
