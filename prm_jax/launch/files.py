@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from prm_jax import InputError
 from prm_jax.launch.config import expect, type_name
 
-CHECKSUM = "# sha256: "
+CHECKSUM = "sha256: "
 AGAIN = "delete it, and its command makes it again (resume=FOLDER where the command has that key)"
 
 
@@ -100,19 +100,22 @@ def _sha256(text: str) -> str:
 
 
 def write_yaml(path: Path, value: DictConfig | ListConfig):
-    """Writes a YAML file in one step, with its checksum in the last line, a comment."""
+    """Writes a YAML file in one step, with its checksum in the first line, a comment."""
     text = OmegaConf.to_yaml(value)
     with replaced(path) as temporary:
-        temporary.write_text(f"{text}{CHECKSUM}{_sha256(text)}\n", "utf-8")
+        temporary.write_text(f"# {CHECKSUM}{_sha256(text)}\n{text}", "utf-8")
 
 
 def read_yaml(path: Path) -> DictConfig | ListConfig:
     """The content of a YAML file; InputError where it is broken, or its checksum is that of other content."""
     try:
-        text, mark, stored = path.read_text("utf-8").rpartition(CHECKSUM)
-        if mark and stored.strip() != _sha256(text):
-            raise OSError(f"its last line {CHECKSUM}... is of other content; without that line it is taken as it is")
-        return OmegaConf.load(io.StringIO(text or stored))
+        whole = path.read_text("utf-8")
+        first, _, text = whole.partition("\n")
+        if not whole or CHECKSUM in first and first != f"# {CHECKSUM}{_sha256(text)}":
+            raise OSError(
+                "it is empty, or has the checksum of other content; without its first line it is taken as it is"
+            )
+        return OmegaConf.load(io.StringIO(whole))
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
 
