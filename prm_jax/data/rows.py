@@ -168,8 +168,9 @@ def append_rows(path, items: Iterable, size: int | None, check: Callable, make: 
                 kept.append(new)
             number += len(chunk)
             yield rows, old
-        more = kept.read()
-        expect(more is None, f"{path} line {number + 1}", str(more)[:60], "its end: it was made from other input")
+        if (more := kept.read()) is not None:
+            expected = "expected its end: it was made from other input; delete the file to make it again"
+            raise InputError(f"{path} line {number + 1}: got {str(more)[:60]}, {expected}")
 
 
 def file_fingerprint(path) -> str:

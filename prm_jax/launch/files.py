@@ -131,34 +131,40 @@ def sums_file(path: Path) -> Path:
 class KeptLines:
     """A JSON Lines file that a command appends to and goes on with. Beside it lies FILE.sum with a checksum for each
     line, of all bytes up to its end, written when the line is on the disk: a changed, lost, doubled or moved line is an
-    InputError, and lines that have none are dropped. Where there is no FILE.sum (an earlier version's file, or the user
-    has deleted it) every whole line is taken, and gets its checksum. It is read to its end, then appended to."""
+    InputError. Lines that have none yet (a stop came between, an earlier version wrote them, the user has deleted
+    FILE.sum) are taken where they are whole. The file is read to its end, then appended to."""
 
     def __init__(self, path: Path):
         self.path, self.digest, self.number, self.ended = path, hashlib.sha256(), 0, False
         self.file, self.sums = open(path, "a+b"), open(sums_file(path), "a+b")  # noqa: SIM115 (closed by close)
         self.file.seek(0), self.sums.seek(0)
-        sums, is_new = self.sums.read(), not os.fstat(self.file.fileno()).st_size
-        self.known = sums[len(SUMS) :] if is_new or sums.startswith(SUMS) else None
-        self.right = bytearray(SUMS)  # what FILE.sum holds of the lines that were read
+        self.has_sums = (sums := self.sums.read()).startswith(SUMS)
+        self.known = sums[len(SUMS) :] if self.has_sums else b""
+        self.right = bytearray(SUMS)  # what FILE.sum should hold of the lines that were read
 
     def read(self) -> dict | None:
         """The next line; None after the last one that is whole, where the file then ends."""
         start, line = self.file.tell(), b"" if self.ended else self.file.readline()
-        known = None if self.known is None else self.known[17 * self.number :][:17]
-        if not line.endswith(b"\n") or known is not None and len(known) < 17:
+        if not line.endswith(b"\n"):
             return self._end(start)
-        self.right += (new := self._sum(line))
-        where = f"{self.path} line {self.number}"
-        if known not in (None, new):
+        where, known = f"{self.path} line {self.number + 1}", self.known[17 * self.number :][:17]
+        try:
+            row = decode_json(line, where, STRICT.decode)
+            expect(isinstance(row, dict), where, type_name(type(row)), "an object with named fields")
+            self.right += (new := self._sum(line))
+            if len(known) == 17 and new != known:
+                raise InputError(f"{where}: found another line than was written there, or before")
+        except InputError as error:
+            if self.has_sums and len(known) < 17:
+                return self._end(start)
             remedy = f"delete the file to make it again, or {self.sums.name} to take its lines as they are"
-            raise InputError(f"{where}: found another line than was written there, or before; {remedy}")
-        row = decode_json(line, where, STRICT.decode)
-        expect(isinstance(row, dict), where, type_name(type(row)), "an object with named fields")
+            raise InputError(f"{error}; {remedy}") from None
         return row
 
     def append(self, rows: list[dict]):
         """Writes lines behind the last one that was read."""
+        if not self.number:
+            self.sums.write(SUMS), self.sums.flush()
         lines = [json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows]
         self.file.writelines(lines)
         sync(self.file)
@@ -174,7 +180,9 @@ class KeptLines:
         if dropped := os.fstat(self.file.fileno()).st_size - end:
             print(f"kept        {self.path}: its last {dropped:,} bytes, cut off by a stop, are made again")
         self.file.truncate(end), self.file.seek(end)
-        self.sums.truncate(0), self.sums.write(self.right), self.sums.flush()
+        self.sums.truncate(0)
+        if self.number:  # before the first line there is nothing worth to keep
+            self.sums.write(self.right), self.sums.flush()
         self.ended = True
 
     def _sum(self, line: bytes) -> bytes:
