@@ -199,8 +199,8 @@ def load_description(folder: Path) -> ModelConfig:
     path = folder / MODEL
     if not path.is_file():
         raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
+    values = read_json(path)
     try:
-        values = read_json(path)
         values = {new: values.pop(old) for new, old in RENAMED.items() if old in values} | values
         return parse(values, ModelConfig)
     except (ValueError, TypeError, AttributeError, AssertionError) as error:

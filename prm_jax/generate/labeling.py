@@ -26,7 +26,7 @@ from prm_jax import InputError, tasks
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, read_pool
-from prm_jax.data.rows import append_rows, field_error, read_rows, require_same, write_rows
+from prm_jax.data.rows import append_rows, field, field_error, read_rows, require_same, write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.steps import steps_of
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, build_tree, estimate, find_first_error, run_batched
@@ -229,7 +229,7 @@ def counts_of(line: dict) -> collections.Counter:
         n = len(row["completions"])
         expect(len(row["labels"]) == n, "labels", row["labels"], f"one for each of {n} steps")
         labelled += sum(0 <= y <= 1 for y in row["labels"] if y is not None)
-    costs = {name: line[name] for name in ("policy_tokens", "unanswered")}
+    costs = {name: field(line, name, int) for name in ("policy_tokens", "unanswered")}
     steps = sum(len(row["labels"]) for row in rows)
     return collections.Counter(costs, solutions=len(rows), steps=steps, labelled=labelled)
 
