@@ -194,7 +194,7 @@ def draw_samples(*args):
 
 def record_data(path: Path, data: Data):
     """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations read."""
-    if path.exists() and (old := run_folder.read_json(path)["files"]) != data.fingerprints:
+    if path.exists() and (old := run_folder.read_json(path, files=dict)["files"]) != data.fingerprints:
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
         raise InputError(f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead")
     run_folder.write_json(path, {"files": data.fingerprints, "problems": problem_hashes(data.splits["train"])})

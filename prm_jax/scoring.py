@@ -4,10 +4,7 @@ A model is one Scorer of protocols.py; those that need no model are in scorers.p
 Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a row.
 """
 
-import collections
 import dataclasses
-import itertools
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,10 +14,12 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
+from prm_jax.data.rows import append_rows, field, json_lines, require_same
 from prm_jax.data.units import UNITS
 from prm_jax.heads import good_logit
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import sums_file
 from prm_jax.launch.hosts import share_file
 from prm_jax.launch.mesh import check_divides, replicate, row_shards, shard_batch
 from prm_jax.model import PRM
@@ -149,55 +148,42 @@ class ModelScorer:
         return scores
 
 
-def score_stream(scorer, rows: Iterable, total: int | None = None, done: int = 0) -> Iterator[np.ndarray]:
-    """Yields the step scores of (problem, steps) rows in order, one float32 array a row. It reads CHUNK rows at a time,
-    so memory does not grow with the stream. The progress bar goes from `done` to `total`."""
-    rows = iter(rows)
-    if hasattr(scorer, "stats"):
-        scorer.stats = type(scorer.stats)()
-    with cli.progress("scoring", total, "solution", done, leave=not hasattr(scorer, "stats")) as bar:
-        while chunk := [(problem, tuple(steps)) for problem, steps in itertools.islice(rows, CHUNK)]:
-            yield from scorer.score(chunk)
-            bar.update(len(chunk))
-    if hasattr(scorer, "stats") and scorer.stats.solutions:
-        print(scorer.stats.summary())
-
-
 def score_into(path: Path, scorer, rows: Iterable, total: int):
-    """Appends the step scores of (id, problem, steps) rows to a file as they come, one JSON {id, unit, scores} a line.
-    An interrupted file is continued: rows that have a line are not scored again, and an incomplete last line is
-    dropped. Raises InputError where a line belongs to another row or has another unit. Each of several processes writes
-    its own file, and all continue that of process 0."""
-    share_file(path)
-    rows, ids, done = iter(rows), collections.deque(), 0
-    with path.open("a+b") as file:
-        file.seek(0)
-        while (line := file.readline()).endswith(b"\n"):
-            stored, row = json.loads(line), next(rows, (None,))
-            done += 1
-            where = f"{path} line {done}"
-            expect(stored["id"] == row[0], f"{where}: id", stored["id"], f"{row[0]!r}: scores of other input")
-            if (unit := stored.get("unit", "probability")) != scorer.unit:
-                why = "written by another version or for another format; delete the file to score again"
-                raise InputError(f"{where}: unit: got {unit}, expected {scorer.unit}: {why}")
-        file.truncate(file.tell() - len(line))
+    """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line. It reads CHUNK
+    rows at a time, so memory does not grow with their number. An interrupted file is continued: rows that have a line
+    are not scored again. Raises InputError where a line is damaged, belongs to another row or has another unit. Each of
+    several processes writes its own file, and all continue that of process 0."""
+    share_file(path), share_file(sums_file(path))
+    has_stats = hasattr(scorer, "stats")
+    if has_stats:
+        scorer.stats = type(scorer.stats)()
 
-        def texts():
-            for i, problem, steps in rows:
-                ids.append(i)
-                yield problem, steps
+    def check(line: dict, row):
+        require_same(line, id=row[0], unit=scorer.unit)
+        scores = field(line, "scores", list)
+        is_right = len(scores) == len(row[2]) and all(type(x) in (int, float) for x in scores)
+        expect(is_right, "scores", scores, f"a number for each of {len(row[2])} steps")
 
-        if done:
-            print(f"scored      {done} of {total} solutions before, in {path}")
-        for score_T in score_stream(scorer, texts(), total, done):
-            line = {"id": ids.popleft(), "unit": scorer.unit, "scores": score_T.tolist()}
-            file.write(json.dumps(line).encode() + b"\n")
+    def make(chunk: list, _, done: int) -> list[dict]:
+        scores = scorer.score([(problem, tuple(steps)) for _, problem, steps in chunk[done:]])
+        named = zip(chunk[done:], scores, strict=True)
+        return [{"id": i, "unit": scorer.unit, "scores": score_T.tolist()} for (i, *_), score_T in named]
+
+    before = 0
+    with cli.progress("scoring", total, "solution", leave=not has_stats) as bar:
+        for lines, old in append_rows(path, rows, CHUNK, check, make):
+            before += old
+            bar.update(len(lines))
+    if before:
+        print(f"scored      {before} of {total} solutions before, in {path}")
+    if has_stats and scorer.stats.solutions:
+        print(scorer.stats.summary())
 
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:
     """Yields a score file's rows as float32 log-odds; lines without a unit are probabilities."""
-    with path.open() as file:
-        for number, row in enumerate(map(json.loads, file), 1):
-            unit = row.get("unit", "probability")
-            expect(unit in UNITS, f"{path} line {number}: unit", unit, ", ".join(UNITS))
-            yield UNITS[unit].log_odds(np.array(row["scores"], np.float64)).astype(np.float32)
+    for number, row in json_lines(path):
+        where = f"{path} line {number}"
+        unit = row.get("unit", "probability")
+        expect(unit in UNITS, f"{where}: unit", unit, ", ".join(UNITS))
+        yield UNITS[unit].log_odds(np.array(row["scores"], np.float64)).astype(np.float32)

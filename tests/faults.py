@@ -52,7 +52,7 @@ CACHE_GROWTH = {
 }  # fmt: skip
 READS = {"score": "many.jsonl", "sample": "questions.jsonl", "best_of_n": "pool.jsonl", "train": "rows.jsonl"}
 READS |= {"resume": "rows.jsonl", "label": "rows.jsonl", "sweep": "rows.jsonl"}
-TIMES = ("seconds", "tokens_per_second", "train_seconds", "versions", "overrides", "trained", "verifiers")
+TIMES = ("seconds", "tokens_per_second", "train_seconds", "versions", "overrides", "trained", "verifiers", "checksum")
 
 
 class Cell:

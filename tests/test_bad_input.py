@@ -388,7 +388,7 @@ LINES = [
     ("sweeps runs=nowhere", r"runs: nowhere: no such file or folder"),
     ("sweeps runs=good.jsonl", r"runs: good.jsonl: expected a folder or"),
     ("sweeps runs=empty", r"runs: no finished run or evaluation in empty"),
-    ("sweeps runs=bad_summary", r"bad_summary/summary.json: not JSON"),
+    ("sweeps runs=bad_summary", r"bad_summary/summary.json: broken JSON .*; delete it, and its command makes it again"),
     ("sweeps runs=one_run y=none_such", r"y: got 'none_such', which no summary or results or metrics has"),
     ("sweeps runs=one_run x=none_such", r"x: got 'none_such', which no run was told"),
     ("sweeps runs=one_run interval=wide", r"interval: got 'wide', expected auto, t or range"),

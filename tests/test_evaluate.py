@@ -191,7 +191,7 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     verifier = () if task == "witness" else ("checkpoint=random",)
     printed(evaluate.main, monkeypatch, f"task={task}", *args, *verifier, "hydra.run.dir=out", cwd=tmp_path)
     first = sorted((tmp_path / "out/figures").iterdir())
-    results = json.loads((tmp_path / "out/results.json").read_text())
+    results = run_folder.read_json(tmp_path / "out/results.json")
     (tmp_path / "again").mkdir()
     again = sorted(importlib.import_module(f"prm_jax.evals.{task}").figures(results, tmp_path / "again"))
     assert [path.name for path in again] == [path.name for path in first] != []

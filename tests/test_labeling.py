@@ -259,7 +259,7 @@ def test_a_file_that_was_cut_becomes_the_undisturbed_one(tmp_path, solutions, la
         write(path, solutions, label=label, **more | {"k": 4})
     with pytest.raises(InputError, match="jsonl: noise: got .* which this command has"):
         write(path, solutions, label=label, **more | {"noise": EXACT})
-    with pytest.raises(InputError, match="jsonl line 1: .* it was drawn from other input"):
+    with pytest.raises(InputError, match="jsonl line 1: .* it was made from other input"):
         write(path, solutions[1:], label=label, **more)
 
 

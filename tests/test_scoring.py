@@ -16,7 +16,7 @@ from prm_jax.data.formats import Encoded, Format, train_tokenizer
 from prm_jax.data.units import probability
 from prm_jax.model import PRM
 from prm_jax.scorers import CheckerScorer, RandomScorer
-from prm_jax.scoring import ModelScorer, score_into, score_stream, step_ratios, stored_scores
+from prm_jax.scoring import ModelScorer, score_into, step_ratios, stored_scores
 
 PLAIN = Format("plain", "\n")
 
@@ -58,14 +58,16 @@ def test_a_score_that_is_no_number_is_an_error_that_names_verifier_and_problem(v
         score(broken, [("What is 2 + 3?", ("2 + 3 = 5",))], 1, 64)
 
 
-def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch):
+def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path):
     """Candidates of one problem, some with common first steps, scored as a tree, in small chunks, and each alone."""
     trunk = random_rows(rng, 3)
     rows = [(p, (*steps[:k], *more)) for p, steps in trunk for k in (1, 2) for _, more in random_rows(rng, 4)]
     rows += rows[:3]
     together = score(verifier, rows, 4, 256)
     monkeypatch.setattr(scoring, "CHUNK", 7)
-    stream = score_stream(verifier, iter(rows))
+    verifier = dataclasses.replace(verifier, batch_rows=4, row_tokens=256)
+    score_into(tmp_path / "s.jsonl", verifier, ((str(i), *row) for i, row in enumerate(rows)), len(rows))
+    stream = stored_scores(tmp_path / "s.jsonl")
     for row, mine, chunked in zip(rows, together, stream, strict=True):
         (alone,) = score(verifier, [row], 1, 256)
         np.testing.assert_allclose(mine, alone, atol=5e-5)
@@ -175,7 +177,7 @@ def test_probabilities_of_old_files_are_read_and_not_continued_in_another_unit(v
     assert a.dtype == np.float32
     np.testing.assert_allclose(a, [0, np.log(3)], rtol=1e-6)
     np.testing.assert_allclose(b, [np.log(3)], rtol=1e-6)
-    with pytest.raises(InputError, match="old.jsonl line 1: unit: got probability, expected logit: .*delete the file"):
+    with pytest.raises(InputError, match="old.jsonl line 1: unit: got None, expected 'logit': .*delete the file"):
         score_into(path, verifier, [("a", "1", ("2", "3")), ("b", "1", ("2",))], 2)
     path.write_text('{"id": "a", "unit": "percent", "scores": [50]}\n')
     with pytest.raises(InputError, match="old.jsonl line 1: unit: got 'percent', expected logit, probability"):
@@ -216,18 +218,22 @@ def test_a_checker_and_a_random_scorer_score_like_a_model():
     many = np.concatenate(scorer.score([(str(i), ("x",)) for i in range(4000)]))
     assert abs(many.mean()) < 0.05 and abs(many.std() - 1) < 0.05
     for one in (checker, scorer):
-        assert [len(s) for s in score_stream(one, iter(rows))] == [2, 3, 1]
+        assert [len(s) for s in one.score(rows)] == [2, 3, 1]
 
 
-def test_memory_holds_one_chunk_of_a_stream(verifier, monkeypatch):
-    """The stream is read a chunk ahead of the scores taken from it, and no further."""
+def test_memory_holds_one_chunk_of_a_stream(verifier, monkeypatch, tmp_path):
+    """The stream is read a chunk ahead of the scores that are written, and no further."""
     monkeypatch.setattr(scoring, "CHUNK", 8)
-    read = []
-    rows = ((str(read.append(i) or i), (f"{i} + 1",)) for i in range(100))
-    scores = score_stream(dataclasses.replace(verifier, batch_rows=2, row_tokens=64), rows)
-    for taken in range(20):
-        next(scores)
-        assert len(read) <= taken // 8 * 8 + 8
+    read, path, score = [], tmp_path / "s.jsonl", ModelScorer.score
+
+    def scored(self, rows):
+        assert len(read) <= path.read_bytes().count(b"\n") + 8
+        return score(self, rows)
+
+    monkeypatch.setattr(ModelScorer, "score", scored)
+    rows = ((str(read.append(i) or i), f"{i} + 1", ("2",)) for i in range(60))
+    score_into(path, dataclasses.replace(verifier, batch_rows=2, row_tokens=64), rows, 60)
+    assert path.read_bytes().count(b"\n") == len(read) == 60
 
 
 def test_a_sliding_window_counts_a_solutions_own_tokens(verifier, rng):

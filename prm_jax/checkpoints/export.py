@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 from typing import Literal
 
 from prm_jax import InputError
 from prm_jax.checkpoints.card import model_card, step_tag
-from prm_jax.checkpoints.hf import save
+from prm_jax.checkpoints.hf import UNFINISHED, save
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.data.formats import Format
 from prm_jax.launch import cli, run_folder
@@ -25,9 +24,11 @@ class ExportConfig:
 
 
 def require_free(folder: Path):
-    """InputError unless the folder is new, empty or an earlier export."""
-    with contextlib.suppress(OSError, ValueError):
-        if "prm_jax" in json.loads((folder / "config.json").read_text()):
+    """InputError unless the folder is new, empty or an earlier export, finished or not."""
+    if (folder / UNFINISHED).is_dir():  # a kill has left it
+        return
+    with contextlib.suppress(OSError, InputError):
+        if "prm_jax" in run_folder.read_json(folder / "config.json"):
             return
     if folder.exists() and not folder.is_dir():
         raise InputError(f"to: {folder} is a file; expected a new or an empty folder")

@@ -6,6 +6,8 @@ Dimension key: D model, V vocabulary, C head outputs. Hugging Face stores a proj
 import functools
 import json
 import math
+import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +25,11 @@ from prm_jax.checkpoints.hf_tensors import DTYPES, write_tensors
 from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.data.formats import all_formats
 from prm_jax.heads import HEADS
+from prm_jax.launch.files import write_json
 from prm_jax.launch.mesh import shardings
-from prm_jax.launch.run_folder import write_json
 from prm_jax.model import PRM, ModelConfig, cast_backbone, head_scale
 
+UNFINISHED = "unfinished_export"  # a folder in one that is being written
 # Our parameter -> (tensor name without `model.`, stored transposed); {} stands for the layer, then the expert.
 TOP = {"embed": ("embed_tokens.weight", False), "norm_out": ("norm.weight", False)}
 NORMS = {"norm_attn": "input_layernorm", "norm_ffn": "post_attention_layernorm"}
@@ -220,11 +223,23 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
-    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits it."""
+    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits it. All
+    is written into a folder UNFINISHED of it first; config.json, without which nothing is a model, is moved last.
+    """
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
-    save_weights(folder, model)
-    write_json(folder / "config.json", config)
-    tokenizer.save_pretrained(folder)
+    shutil.rmtree(new := folder / UNFINISHED, ignore_errors=True)  # of a call that was killed
+    try:
+        save_weights(new, model)
+        tokenizer.save_pretrained(new)
+        write_json(new / "config.json", config, checksum=False)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    for old in (folder / "config.json", *folder.glob("model*.safetensors*")):
+        old.unlink(missing_ok=True)
+    for file in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
+        os.replace(file, folder / file.name)
+    new.rmdir()
 
 
 def save_weights(folder: Path, model: PRM):

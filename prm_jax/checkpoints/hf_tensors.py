@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from prm_jax import InputError
-from prm_jax.launch.run_folder import write_json
+from prm_jax.launch.files import replaced, write_json
 
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 SHARD = 5 * 10**9  # bytes of a written file at most, as in transformers; a larger tensor has one to itself
@@ -57,9 +57,9 @@ def open_file(path: Path) -> dict:
 
 
 def write_tensors(folder: Path, parts: list[tuple]):
-    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`; all files are written before they get
-    their names. A part is (name, array, index into its first axes: (), a layer, or a layer and an expert; stored
-    transposed). Needs the memory of one file (5 GB) beside the arrays."""
+    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`. A part is (name, array, index into its
+    first axes: (), a layer, or a layer and an expert; stored transposed). Needs the memory of one file (5 GB) beside
+    the arrays."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
     parts = {part[0]: part[1:] for part in parts}
@@ -70,14 +70,9 @@ def write_tensors(folder: Path, parts: list[tuple]):
         arrays = {name: np.asarray(parts[name][0][parts[name][1]], np.float32) for name in names}
         arrays |= {name: np.ascontiguousarray(x.T) for name, x in arrays.items() if parts[name][2]}
         try:
-            save_file(arrays, folder / f"{file}.tmp", metadata={"format": "pt"})
+            with replaced(folder / file) as temporary:
+                save_file(arrays, temporary, metadata={"format": "pt"})
         except SafetensorError as error:
-            (folder / f"{file}.tmp").unlink(missing_ok=True)
             raise InputError(f"{folder / file}: cannot be written ({error})") from error
-    (folder / INDEX).unlink(missing_ok=True)  # read before the one file
-    for file in split.filename_to_tensors:
-        (folder / f"{file}.tmp").replace(folder / file)
     if split.is_sharded:
-        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
-    for old in {path.name for path in folder.glob("model*.safetensors")} - split.filename_to_tensors.keys():
-        (folder / old).unlink()
+        write_json(folder / INDEX, {"metadata": split.metadata, "weight_map": split.tensor_to_filename}, checksum=False)

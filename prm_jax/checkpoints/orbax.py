@@ -24,7 +24,7 @@ from prm_jax.data.rows import file_fingerprint
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import broadcast
 from prm_jax.launch.mesh import abstract_arrays, shardings
-from prm_jax.launch.run_folder import run_config, write_json
+from prm_jax.launch.run_folder import read_json, run_config, write_json
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
@@ -33,7 +33,7 @@ args = ocp.args
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 CHECKSUMS = "checksums.json"  # {file: sha256} of a step's folder
-COMPLETED_AFTER_SAVE = "_CHECKPOINT_METADATA"  # times of the save
+COMPLETED_AFTER_SAVE = "_CHECKPOINT_METADATA"  # times of the save, which nothing depends on
 MODEL = "model_config.json"
 
 
@@ -101,7 +101,7 @@ def manager(folder: Path) -> ocp.CheckpointManager:
             for step in folder.glob("*.orbax-checkpoint-tmp"):
                 files = sorted(p for p in step.rglob("*") if p.is_file() and p.name != COMPLETED_AFTER_SAVE)
                 sums = {str(p.relative_to(step)): file_fingerprint(p) for p in files}
-                (step / CHECKSUMS).write_text(json.dumps(sums))
+                write_json(step / CHECKSUMS, sums)
 
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     saves = ocp.AsyncOptions(post_finalization_callback=write_checksums)
@@ -112,8 +112,10 @@ def manager(folder: Path) -> ocp.CheckpointManager:
 def find_damage(step: Path) -> str | None:
     """What is wrong with a step's folder; None where every file holds what was written."""
     try:
-        sums = json.loads((step / CHECKSUMS).read_text())
-    except (OSError, ValueError):
+        sums = read_json(step / CHECKSUMS)
+    except (OSError, InputError):
+        sums = {}
+    if not sums:
         return f"has no whole {CHECKSUMS}, the last file of a checkpoint: incomplete, or written by another version"
     for name, expected in sums.items():
         if not (step / name).is_file():
@@ -188,7 +190,7 @@ def save_description(folder: Path, cfg: ModelConfig, tokenizer):
     """Writes the model's configuration, the tokenizer, and a config.json that names the tokenizer's class."""
     folder.mkdir(exist_ok=True)
     tokenizer.save_pretrained(folder)
-    write_json(folder / "config.json", hf_config.hf_config(cfg, tokenizer))
+    write_json(folder / "config.json", hf_config.hf_config(cfg, tokenizer), checksum=False)
     write_json(folder / MODEL, dataclasses.asdict(cfg))
 
 
@@ -197,8 +199,8 @@ def load_description(folder: Path) -> ModelConfig:
     path = folder / MODEL
     if not path.is_file():
         raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
+    values = read_json(path)
     try:
-        values = json.loads(path.read_text())
         values = {new: values.pop(old) for new, old in RENAMED.items() if old in values} | values
         return parse(values, ModelConfig)
     except (ValueError, TypeError, AttributeError, AssertionError) as error:

@@ -19,6 +19,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -225,7 +226,7 @@ def with_answers(problems: Sequence) -> list:
 
 class Checker:
     """Compares answers by one rule; safe to use from several threads, of which it serves `workers` at a time. `cache`:
-    a JSON Lines file of Math-Verify's verdicts; rows of other versions or limits are ignored."""
+    a JSON Lines file of Math-Verify's verdicts with checksums; rows of other versions or limits are ignored."""
 
     def __init__(self, rule: str, workers: int = 1, cache: Path | str | None = None):
         require(rule in RULES, "how", rule, "string, number or math")
@@ -244,17 +245,23 @@ class Checker:
     def _read_cache(self):
         try:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.cache, "a+", encoding="utf-8") as file:
+            with open(self.cache, "a+", encoding="utf-8", errors="replace") as file:
                 file.seek(0)
                 text = file.read()
                 file.write("" if text.endswith("\n") or not text else "\n")  # a kill cut the last line off
         except OSError as error:
             raise InputError(f"cache: {self.cache} cannot be read and written ({error})") from None
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a broken line only costs a comparison
+        broken = 0
+        for line in filter(None, text.split("\n")):
+            try:
                 row = json.loads(line)
-                if row["checker"] == self.name:
+                if row["checker"] == self.name and "sum" in row:  # an earlier version wrote none
+                    require(row.pop("sum") == _sum(row), "sum", line, "that of its line")
                     self._known[row["gold"], row["answer"]] = row["verdict"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                broken += 1
+        if broken:
+            print(f"answers     {broken} broken lines of {self.cache} are left out, and their answers compared again")
 
     def verdict(self, gold: str | None, answer: str | None) -> str:
         """One of VERDICTS; `gold` first."""
@@ -283,7 +290,7 @@ class Checker:
                 if self.cache and verdict != "crash":  # a crash need not happen again
                     row = {"checker": self.name, "gold": gold, "answer": answer, "verdict": verdict}
                     with open(self.cache, "a", encoding="utf-8") as file:
-                        print(json.dumps(row), file=file)
+                        print(json.dumps(row | {"sum": _sum(row)}), file=file)
         return self._known[gold, answer]
 
     def map(self, function, items: Sequence, what: str, unit: str) -> list:
@@ -306,6 +313,10 @@ class Checker:
             if worker := self._idle.get():
                 worker.kill()
                 worker.communicate()
+
+
+def _sum(row):
+    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
 
 
 def _compare_numbers(gold, answer):

@@ -79,7 +79,7 @@ def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
     for number, row in read_rows(path):
         place = row_place(path, number)
         try:
-            problem = _problem(row, names)
+            problem = problem_of(row, names)
             other = place_of.get(problem.id)
             require(not other, "id", problem.id, f"an id not seen before, {other} has it")
         except InputError as error:
@@ -88,7 +88,8 @@ def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
         yield problem
 
 
-def _problem(row, names):
+def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
+    """The problem of a pool file's row; InputError names the field."""
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):

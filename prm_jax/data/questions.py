@@ -9,7 +9,7 @@ from prm_jax import InputError
 from prm_jax.data.formats import Format
 from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.pools import Candidate
-from prm_jax.data.rows import field_error, read_rows, row_place
+from prm_jax.data.rows import field, field_error, read_rows, row_place
 from prm_jax.data.steps import steps_of
 
 
@@ -54,9 +54,10 @@ COUNTS += ["right", "wrong", "ungraded"]
 def counts_of(line: dict) -> collections.Counter:
     """The counts of one line of a pool. A candidate that was cut off is neither right nor wrong."""
     candidates = line["candidates"]
-    counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=line["policy_tokens"])
+    tokens = field(line, "policy_tokens", int)
+    counts = collections.Counter(problems=1, candidates=len(candidates), policy_tokens=tokens)
     for c in candidates:
-        counts["empty" if c["steps"] == [""] else "finished" if c["finished"] else "cut"] += 1
+        counts["empty" if list(c["steps"]) == [""] else "finished" if c["finished"] else "cut"] += 1
         counts["unanswered"] += c["answer"] is None
         if c["finished"] or c["correct"] is None:
             counts[{True: "right", False: "wrong", None: "ungraded"}[c["correct"]]] += 1

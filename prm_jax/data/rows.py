@@ -1,10 +1,10 @@
 """Reads and writes rows of data files (JSON Lines, JSON, Parquet, the hub); every error names file, line and field."""
 
+import contextlib
 import gzip
 import hashlib
 import itertools
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import DECODER, KeptLines, decode_json, replaced
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 
@@ -66,7 +67,7 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     suffix = Path(path.name.removesuffix(".gz")).suffix
-    readers = {".jsonl": _json_lines, ".json": _json_values, ".parquet": _parquet}
+    readers = {".jsonl": json_lines, ".json": _json_values, ".parquet": _parquet}
     if suffix not in readers:
         raise InputError(f"{path}: unknown type of file, expected .jsonl, .json (or .gz of these) or .parquet")
     try:
@@ -83,40 +84,17 @@ def _open(path, mode):
     return gzip.open(path, mode) if path.name.endswith(".gz") else open(path, mode)
 
 
-def _whole_number(digits):
-    if len(digits) > 300:  # fits no float, and from 4,300 digits on Python refuses
-        raise ValueError(f"a whole number of {len(digits)} digits, expected at most 300")
-    return int(digits)
-
-
-DECODER = json.JSONDecoder(parse_int=_whole_number)
-
-
-def _decoded(data: bytes, where: str, decode):
-    """decode(text) of JSON in UTF-8, with one-line errors."""
-    try:
-        value = decode(data.decode("utf-8-sig").rstrip())  # -sig drops a byte order mark
-        if b"\\ud" in data.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates has no UTF-8
-        return value
-    except json.JSONDecodeError as error:
-        line = "" if "line" in where else f"line {error.lineno} "
-        problem = f"{error.msg} at {line}column {error.colno}"
-    except (ValueError, RecursionError) as error:
-        problem = str(error)
-    raise InputError(f"{where}: broken JSON ({problem})")
-
-
-def _json_lines(path):
+def json_lines(path) -> Iterator[tuple[int, dict]]:
+    """Yields (number from 1, value) of the lines that are not blank."""
     with _open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if line.removeprefix(b"\xef\xbb\xbf").strip():
-                yield number, _decoded(line, f"{path} line {number}", DECODER.decode)
+                yield number, decode_json(line, f"{path} line {number}")
 
 
 def _json_values(path):
     with _open(path, "rb") as file:
-        return enumerate(_decoded(file.read(), str(path), _values), 1)
+        return enumerate(decode_json(file.read(), str(path), _values), 1)
 
 
 def _values(text):
@@ -156,46 +134,43 @@ def write_rows(path, rows: Iterable[dict]):
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
         raise InputError(f"{path}: unknown type of file to write, expected .jsonl or .jsonl.gz")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"tmp.{path.name}")
-    try:
-        with _open(temporary, "wb") as file:
-            file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(path) as temporary, _open(temporary, "wb") as file:
+        file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
 
 
-def append_rows(path, items: Iterable, size: int | None, fields: Callable, make: Callable) -> Iterator[tuple]:
+def require_same(row: dict, **wanted):
+    """Raises InputError where a kept row has other values than those of its item."""
+    for name, value in wanted.items():
+        expect(row.get(name) == value, name, row.get(name), f"{value!r}: it was made from other input")
+
+
+def append_rows(path, items: Iterable, size: int | None, check: Callable, make: Callable) -> Iterator[tuple]:
     """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them it had).
 
-    make(items, number of the first) makes the missing rows in fixed chunks. A chunk that was cut off is made again as a
-    whole, so that the file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists.
-    Raises InputError if a row lacks the values `fields(item)` of its item.
+    make(items, number of the first, how many have a row) gives the other rows; where it makes them in fixed chunks, the
+    file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists. InputError if a
+    line is damaged (KeptLines) or check(row, item) raises it.
     """
     items, number = iter(items), 0
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
-    with open(path, "a+b") as file:
-        file.seek(0)
+    with contextlib.closing(KeptLines(Path(path))) as kept:
         for chunk in chunks:
-            rows = []
-            while len(rows) < len(chunk) and (line := file.readline()):
-                if not line.endswith(b"\n"):
-                    file.truncate(file.tell() - len(line))
-                    break
-                rows.append(json.loads(line))
+            rows = list(itertools.islice(iter(kept.read, None), len(chunk)))
             for row, (i, item) in zip(rows, enumerate(chunk, number + 1), strict=False):
-                wanted = fields(item)
-                stored, wanted = tuple(row.get(name) for name in wanted), tuple(wanted.values())
-                expect(stored == wanted, f"{path} line {i}", stored, f"{wanted!r}: it was drawn from other input")
+                try:
+                    check(row, item)
+                except (InputError, LookupError, TypeError, AttributeError) as error:
+                    why = error if isinstance(error, InputError) else "has other fields than such a line"
+                    raise InputError(f"{path} line {i}: {why}; delete the file to make it again") from None
             old = len(rows)
             if old < len(chunk):
-                rows += make(chunk, number)[old:]
-                file.writelines(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows[old:])
-                file.flush()
+                rows += (new := make(chunk, number, old))
+                kept.append(new)
             number += len(chunk)
             yield rows, old
-        more = file.readline()[:60]
-        expect(not more, f"{path} line {number + 1}", more, "its end: it was drawn from other input")
+        if (more := kept.read()) is not None:
+            expected = "expected its end: it was made from other input; delete the file to make it again"
+            raise InputError(f"{path} line {number + 1}: got {str(more)[:60]}, {expected}")
 
 
 def file_fingerprint(path) -> str:

@@ -91,5 +91,5 @@ def parameters_of(folder: str | None) -> dict[str, list[float]] | None:
     try:
         first = run_folder.read_json(Path(path))["runs"][0]
         return {way: first["recalibrated"][way]["parameters"] for way in WAYS}
-    except (OSError, KeyError, IndexError):
+    except (OSError, LookupError, TypeError):
         raise InputError(f"calibrated_by: {path}: expected the results of task=steps with fitted scalings") from None

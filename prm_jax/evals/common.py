@@ -147,10 +147,10 @@ def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
     return data_config(run.data), run.seed
 
 
-def record_of(name: str, file: str) -> dict:
+def record_of(name: str, file: str, **kinds) -> dict:
     """The content of one of a run's JSON files; empty for other verifiers."""
     path = Path(name) / file
-    return run_folder.read_json(path) if path.exists() else {}
+    return run_folder.read_json(path, **kinds) if path.exists() else {}
 
 
 def trained(name: str) -> dict:
@@ -163,7 +163,7 @@ def trained(name: str) -> dict:
 
 def trained_on(name: str, data: Data, test) -> int:
     """How many distinct problems of `test` a run was trained on; prints which files of its data have changed since."""
-    record = record_of(name, "data.json")
+    record = record_of(name, "data.json", files=dict, problems=list)
     for file, fingerprint in data.fingerprints.items():
         if record.get("files", {}).get(file, fingerprint) != fingerprint:
             print(f"note        {file} has changed since {name} was trained")

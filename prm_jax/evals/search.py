@@ -17,6 +17,7 @@ from prm_jax.data import grading
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import Problem, read_pool, write_pool
 from prm_jax.data.questions import Question, read_questions
+from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
@@ -170,7 +171,10 @@ def search_once(
     """(costs, the graded pool) of one method at one budget, read if it is done already. size: tokens of a solution."""
     done = file.with_name(file.name.removesuffix(".jsonl.gz") + ".json")
     if done.exists():
-        return run_folder.read_json(done), read_pool(file)
+        costs = run_folder.read_json(done, policy_tokens=float)
+        if costs.pop("sha256", None) in (None, file.exists() and file_fingerprint(file)):  # an earlier version had none
+            return costs, read_pool(file)
+        print(f"search      {file} is not what was written: searched again")
     questions, start, key = inputs.questions, time.perf_counter(), jax.random.key(seed)
     computed = scorer.stats.computed if getattr(scorer, "stats", None) else None
     state = SearchState(inputs.policy, scorer, [q.problem for q in questions], aggregator, cfg.max_steps, key)
@@ -186,7 +190,7 @@ def search_once(
     drawn = state.pool([q.id for q in questions], [q.answer for q in questions], "search")
     pool = [inputs.grade(problem) for problem in drawn]
     write_pool(file, pool)
-    run_folder.write_json(done, costs)
+    run_folder.write_json(done, costs | {"sha256": file_fingerprint(file)})
     return costs, pool
 
 

@@ -93,18 +93,23 @@ class Stage:
     @property
     def by_other_code(self) -> str:
         """Names the commit that has made it, where the code has changed since; empty where it is the same."""
-        made_by = run_folder.read_json(self.folder / "stage.json").get("code")
+        made_by = self.read("stage.json").get("code")
         return "" if made_by == code_fingerprint() else f", made by other code: commit {self.record()['commit'][:10]}"
 
     def record(self) -> dict:
         """The content of DONE: seconds, commit."""
-        return run_folder.read_json(self.folder / "DONE")
+        return self.read("DONE", seconds=float | int, cpu_seconds=float | int, resumed=bool, commit=str)
 
     def results(self) -> dict:
         """results.json or summary.json."""
         files = [self.folder / name for name in RESULTS if (self.folder / name).exists()]
         expect(bool(files), str(self.folder), "neither", " or ".join(RESULTS))
-        return run_folder.read_json(files[0])
+        return self.read(files[0].name)
+
+    def read(self, name: str, **kinds) -> dict:
+        """One of its JSON files; InputError says how it is made again."""
+        remedy = f"delete {self.folder}, and the same command makes it again"
+        return run_folder.read_json(self.folder / name, remedy, **kinds)
 
 
 @functools.cache
@@ -293,7 +298,7 @@ def changed_keys(stage: Stage) -> str:
     """The keys in which a stage differs from the older folder of its name that differs in fewest; empty without one."""
     config, changed = json.loads(json.dumps(stage.config, default=str)), {}
     for path in stage.folder.parent.glob(f"{stage.name}-*/stage.json"):
-        older = run_folder.read_json(path)
+        older = run_folder.read_json(path, f"delete {path.parent}", name=str, config=dict)
         if path.parent != stage.folder and older["name"] == stage.name:
             before = older["config"]
             rows = [(k, before.get(k, MISSING), config.get(k, MISSING)) for k in sorted(config | before)]

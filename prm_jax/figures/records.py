@@ -1,9 +1,7 @@
 """Finished runs and evaluations below some folders: the settings of each, and its numbers."""
 
-import contextlib
 import dataclasses
 import difflib
-import json
 import math
 import os
 from collections.abc import Iterable
@@ -13,6 +11,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.launch import run_folder
+from prm_jax.launch.run_log import read_log
 
 LARGE = ("checkpoints", "model", "figures", "tensorboard", "wandb")  # folders of a run that hold no run
 
@@ -30,6 +29,11 @@ class Record:
     made: float  # time of the file's last change
     whole: bool = True  # whether the settings are the whole configuration, not the overrides alone
 
+    def __post_init__(self):
+        versions = self.values.get("versions") or {}
+        if not isinstance(versions, dict) or not all(isinstance(x, str) for x in self.overrides):
+            raise TypeError("versions or overrides of another type")
+
 
 def read_records(paths: Iterable[str]) -> tuple[list[Record], dict[str, str]]:
     """(records, {what is left out: why}) of files, and of folders with all below them."""
@@ -40,13 +44,13 @@ def read_records(paths: Iterable[str]) -> tuple[list[Record], dict[str, str]]:
         if path.is_file():
             if path.name not in READ:
                 raise InputError(f"runs: {path}: expected a folder or {', '.join(READ)}")
-            records += READ[path.name](path)
+            records += read_file(path)
         for folder in folders(path):  # none below a file
             files = [file for file in READ if (folder / file).exists()]
             if {"summary.json", "results.json"}.isdisjoint(files):
                 left_out[str(folder)] = why_not(folder)
             else:
-                records += [r for file in files for r in READ[file](folder / file)]
+                records += [r for file in files for r in read_file(folder / file)]
     # Overrides alone do not name what was left at its default, which is a value as any other.
     bare = {key: "default" for r in records if not r.whole for key in r.settings}
     return [r if r.whole else dataclasses.replace(r, settings=bare | r.settings) for r in records], left_out
@@ -67,7 +71,7 @@ def why_not(folder: Path) -> str:
     """Says why a folder in which a command has run has no number."""
     if (folder / "error.txt").exists():
         return f"failed: {(folder / 'error.txt').read_text().strip()}"
-    if curve := read_lines(folder / "metrics.jsonl"):
+    if curve := read_log(folder / "metrics.jsonl")[0]:
         return f"not finished: at step {curve[-1]['step']} of {run_folder.run_config(folder).get('steps')}"
     return "not finished" if (folder / ".hydra").exists() else "not begun, or refused at its start"
 
@@ -81,7 +85,7 @@ def read_summary(path: Path) -> list[Record]:
 
 def read_metrics(path: Path) -> list[Record]:
     """The last line, and all of them as a curve; the settings of the summary beside it, where the run is finished."""
-    lines, summary = tuple(read_lines(path)), path.with_name("summary.json")
+    lines, summary = tuple(read_log(path)[0]), path.with_name("summary.json")
     if not lines:
         raise InputError(f"runs: {path}: holds no line, expected one JSON object a logged step")
     if summary.exists():
@@ -116,13 +120,12 @@ def read_results(path: Path) -> list[Record]:
 READ = {"summary.json": read_summary, "results.json": read_results, "metrics.jsonl": read_metrics}
 
 
-def read_lines(path: Path) -> list[dict]:
-    """The whole lines of metrics.jsonl; a kill may leave half a line."""
-    lines = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
-    return lines
+def read_file(path: Path) -> list[Record]:
+    """The records of one file; InputError where it holds anything but what our commands write."""
+    try:
+        return READ[path.name](path)
+    except (AttributeError, LookupError, TypeError, RecursionError) as error:
+        raise InputError(f"runs: {path}: is not as a command writes it ({error}); leave it out or delete it") from None
 
 
 def settings_of(folder: Path) -> dict:

@@ -73,7 +73,7 @@ def make_table(cfg: Config) -> dict:
         "x": x, "y": ys, "lines": lines, "over": over, "interval": kind, "n_runs": len(records),
         "everywhere": [o for o, n in shared.items() if n == len(records)], "left_out": left_out,
         "objectives": sorted({str(r.values.get("objective")) for r in records}),
-        "commits": sorted({r.values.get("versions", {}).get("commit", "unknown") for r in records}),
+        "commits": sorted({str((r.values.get("versions") or {}).get("commit", "unknown")) for r in records}),
         "rows": sorted(rows, key=lambda row: (ys.index(row["y"]), order(row, lines, x))),
     }  # fmt: skip
 

@@ -26,7 +26,7 @@ from prm_jax import InputError, tasks
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, read_pool
-from prm_jax.data.rows import append_rows, field_error, read_rows, write_rows
+from prm_jax.data.rows import append_rows, field, field_error, read_rows, require_same, write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.steps import steps_of
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, build_tree, estimate, find_first_error, run_batched
@@ -216,6 +216,18 @@ def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -
     return {**native_row(s, labels), **counts, **of_problem, **complete.charge_tokens(prefixes_of(s))}
 
 
+def counts_of(line: dict) -> collections.Counter:
+    """The counts of a line of labels.jsonl or trees.jsonl."""
+    rows, labelled = line.get("paths", [line]), 0
+    for row in rows:
+        n = len(row["completions"])
+        expect(len(row["labels"]) == n, "labels", row["labels"], f"one for each of {n} steps")
+        labelled += sum(0 <= y <= 1 for y in row["labels"] if y is not None)
+    costs = {name: field(line, name, int) for name in ("policy_tokens", "unanswered")}
+    steps = sum(len(row["labels"]) for row in rows)
+    return collections.Counter(costs, solutions=len(rows), steps=steps, labelled=labelled)
+
+
 def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: Labels, seed: int, grade) -> dict:
     """Writes native rows with labels, problem by problem, to `path`, and about.json beside it; returns the counts. A
     search leaves out and counts solutions without an outcome, such as cut ones, which may not be wrong. label=tree
@@ -231,17 +243,19 @@ def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: 
     used = {"weights": weights, "sampling": sampling, "format": policy.format.name, "batch_rows": policy.batch_rows}
     about = {**origin, **used, **settings}
 
-    def label_chunk(chunk: Sequence, _) -> list[dict]:
+    def label_chunk(chunk: Sequence, _, old: int) -> list[dict]:
         complete = Completions(cfg, lambda p, k: roll_outs(policy, p, golds, k, seed, cfg.noise, grade))
         if is_tree:
-            return tree_lines(chunk, complete, cfg, origin)
+            return tree_lines(chunk, complete, cfg, origin)[old:]
         labels = label_to_first_error(chunk, complete) if is_search else label_all_prefixes(chunk, cfg, complete)
-        return [row_of(s, label_T, complete) | origin for s, label_T in zip(chunk, labels, strict=True)]
+        return [row_of(s, label_T, complete) | origin for s, label_T in zip(chunk, labels, strict=True)][old:]
 
-    def fields(item) -> dict:
+    def check(line: dict, item):
         if is_tree:
-            return {"id": item[0].id, "prompt": item[0].problem, "given": len(item)}
-        return {"id": item.id, "prompt": item.problem, "completions": list(item.steps)}
+            require_same(line, id=item[0].id, prompt=item[0].problem, given=len(item))
+        else:
+            require_same(line, id=item.id, prompt=item.problem, completions=list(item.steps))
+        counts_of(line)
 
     # Chunks fill batches: with all prefixes of a solution or, in a search, with one of each solution or problem.
     groups, k = list(by_problem.values()), max(cfg.adapt.k) if cfg.adapt else cfg.k
@@ -252,11 +266,10 @@ def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: 
     lines, unit = (path.with_name("trees.jsonl"), "problem") if is_tree else (path, "solution")
     with described_file(lines, about) as counts, cli.progress("labelling", sum(map(len, chunks)), unit) as bar:
         counts.update({"without_outcome_left_out": n_given - len(solutions)} if is_search else {})
-        for new, old in append_rows(lines, chunks, None, fields, label_chunk):
-            rows = [row for line in new for row in line["paths"]] if is_tree else new
-            counts.update({name: sum(line[name] for line in new) for name in ("policy_tokens", "unanswered")})
-            counts.update(resumed=old, solutions=len(rows), steps=sum(len(row["labels"]) for row in rows))
-            counts.update(labelled=sum(y is not None for row in rows for y in row["labels"]))
+        for new, old in append_rows(lines, chunks, None, check, label_chunk):
+            counts.update(resumed=old)
+            for line in new:
+                counts.update(counts_of(line))
             bar.update(len(new))
         if is_tree:
             write_rows(path, (row for _, line in read_rows(lines) for row in line["paths"]))

@@ -29,14 +29,15 @@ from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.data.formats import Format, encode
 from prm_jax.data.grading import RULES, Checker, grader
-from prm_jax.data.pools import Problem
+from prm_jax.data.pools import Problem, problem_of
 from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questions
-from prm_jax.data.rows import append_rows
+from prm_jax.data.rows import append_rows, require_same
 from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.generate.remote import AS_USUAL, RemotePolicy, Served, Server
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, one_of, parse
+from prm_jax.launch.files import sums_file
 from prm_jax.launch.hosts import share_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
@@ -291,7 +292,7 @@ def described_file(path: Path, about: dict):
     The file may be left by a stopped call; InputError where that had another `about`.
     """
     start, counts = time.perf_counter(), collections.Counter()
-    share_file(path), share_file(path.with_name("about.json"))
+    share_file(path), share_file(sums_file(path)), share_file(path.with_name("about.json"))
     run_folder.check_about(path, about)
     yield counts
     end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
@@ -311,21 +312,24 @@ def draw_pool(
     settings = {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
     about = {**origin, **settings, "batch_rows": policy.batch_rows}
 
-    def draw_rows(questions, first: int) -> list[dict]:
+    def check(row: dict, q):
+        require_same(row, id=q.id, problem=q.problem)
+        drawn = len(problem_of(row).candidates)
+        expect(counts_of(row) and drawn == n, "candidates", drawn, f"{n}, as asked")
+
+    def draw_rows(questions, first: int, old: int) -> list[dict]:
         rows, prefixes = [], [(q.problem, ()) for q in questions]
         for q, samples in zip(questions, policy.extend(prefixes, n, "end", jax.random.key(seed), first), strict=True):
             candidates = tuple(as_candidate(policy.format, c.text, c.finish_reason == "eos") for c in samples)
             graded = grade(Problem(q.id, q.problem, q.answer, candidates))
             rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
-        return rows
+        return rows[old:]
 
     path, policy.stats, size = Path(path), SamplingStats(), max(1, 4 * policy.batch_rows // n)
     with described_file(path, about) as counts, cli.progress("sampling", total, "problem") as bar:
         counts.update(dict.fromkeys(COUNTS, 0))
-        for rows, old in append_rows(path, problems, size, lambda q: {"id": q.id, "problem": q.problem}, draw_rows):
-            counts["resumed"] += old
-            for row in rows:
-                counts.update(counts_of(row))
+        for rows, old in append_rows(path, problems, size, check, draw_rows):
+            counts.update(sum(map(counts_of, rows), collections.Counter(resumed=old)))
             bar.update(len(rows))
     return counts
 

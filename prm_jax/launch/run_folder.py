@@ -14,13 +14,12 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, expect, flatten
+from prm_jax.launch.files import read_json, read_yaml, write_json, write_yaml
 
 
 def output_dir() -> Path:
@@ -33,8 +32,8 @@ def create_run_folder(folder: Path, cfg: DictConfig):
     since it precedes this refusal. Ours appears in one step, so that a kill leaves a folder that is free or a run."""
     record, temporary = folder / ".hydra", folder / f".hydra.{os.getpid()}"
     temporary.mkdir(exist_ok=True)
-    OmegaConf.save(cfg, temporary / "config.yaml")
-    OmegaConf.save(OmegaConf.create(list(HydraConfig.get().overrides.task)), temporary / "overrides.yaml")
+    write_yaml(temporary / "config.yaml", cfg)
+    write_yaml(temporary / "overrides.yaml", OmegaConf.create(list(HydraConfig.get().overrides.task)))
     try:
         os.rename(temporary, record)  # `record` may be an empty folder
     except OSError:
@@ -67,13 +66,6 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
             raise
 
 
-def read_json(path: Path) -> dict:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON ({error})") from None
-
-
 def newest_run() -> Path:
     """The training run under runs/ that finished last and is no language model, which could not score."""
     summaries = sorted(Path("runs").glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
@@ -102,10 +94,7 @@ def run_config(folder: Path) -> DictConfig:
     path = folder / ".hydra" / "config.yaml"
     if not path.exists():
         raise InputError(f"{folder} is no run folder (it has no .hydra/config.yaml)")
-    try:
-        stored = OmegaConf.load(path)
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
+    stored = read_yaml(path)
     if not OmegaConf.is_dict(stored) or not stored:
         raise InputError(f"{path}: holds no configuration, expected that of a run")
     if OmegaConf.select(stored, "format.critic.first_error", default=None) is False:  # an old key, without effect
@@ -142,7 +131,7 @@ def group_by_settings(settings: list[dict]) -> list[tuple[dict, list[int]]]:
 def overrides_of(folder: str | Path) -> list[str]:
     """The command-line overrides of a run or an evaluation; [] for other folders."""
     path = Path(folder) / ".hydra" / "overrides.yaml"
-    return list(OmegaConf.load(path)) if path.exists() else []
+    return list(map(str, read_yaml(path))) if path.exists() else []
 
 
 def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
@@ -184,8 +173,7 @@ def record_length(folder: Path, cfg: DictConfig):
     overrides = [*(o for o in overrides_of(folder) if not o.startswith("steps=")), f"steps={cfg.steps}"]
     stored.steps, stored.lengthened = cfg.steps, cfg.lengthened
     for name, value in {"overrides": overrides, "config": stored}.items():
-        OmegaConf.save(OmegaConf.create(value), record / f"{name}.yaml.tmp")
-        os.replace(record / f"{name}.yaml.tmp", record / f"{name}.yaml")
+        write_yaml(record / f"{name}.yaml", OmegaConf.create(value))
     (folder / "summary.json").unlink(missing_ok=True)
 
 
@@ -202,20 +190,12 @@ def overridden_keys() -> list[str]:
     return [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
 
 
-def write_json(path: Path, value):
-    """Writes a JSON file in one step, with null for NaN and infinities."""
-    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(finite, indent=2) + "\n")
-    temporary.replace(path)
-
-
 def check_about(path: Path, about: dict):
     """Writes about.json beside a file that is to be made; InputError where the file exists with another about.json."""
     beside = path.with_name("about.json")
     if path.exists() and path.stat().st_size:
         expect(beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made")
-        stored = read_json(beside)
+        stored = read_json(beside, f"delete {path} to make it again")
         for name, value in json.loads(json.dumps(about)).items():
             expected = f"{value!r}, which this command has; write into another folder"
             expect(stored.get(name) == value, f"{path}: {name}", stored.get(name), expected)

@@ -12,7 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from prm_jax import InputError
-from prm_jax.launch.config import flatten
+from prm_jax.launch.config import expect, flatten
+from prm_jax.launch.files import decode_json, replaced
 from prm_jax.launch.run_folder import run_config
 
 
@@ -44,20 +45,14 @@ class MetricsLog:
             run_id = hashlib.sha256(path.encode()).hexdigest()[:16]  # the same for a resumed run
             config, quiet = dict(flatten(run_config(run))), Settings(silent=True, console="off")
             self.wandb = init(**names, dir=path, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet)
-        path, kept, broken = run / "metrics.jsonl", [], 0
-        for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-            try:
-                kept += [line] if json.loads(line)["step"] <= first else []
-            except (ValueError, KeyError, TypeError):
-                broken += 1
-        if broken:
-            print(f"metrics     {broken} broken lines of {path} are left out")
+        path = run / "metrics.jsonl"
+        rows, broken = read_log(path)
+        kept = [row for row in rows if row["step"] <= first]
         if every and len(kept) + broken < first // every:
             lines = f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
             print(f"metrics     {path} {lines}: others are lost")
-        temporary = path.with_name(path.name + ".tmp")  # a kill now loses no line
-        temporary.write_text("".join(line + "\n" for line in kept))
-        temporary.replace(path)
+        with replaced(path) as temporary:  # a kill now loses no line
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.file = path.open("a")
 
     def write(self, record: dict):
@@ -75,6 +70,22 @@ class MetricsLog:
             self.board.close()
         if self.wandb is not None:
             self.wandb.finish()
+
+
+def read_log(path: Path) -> tuple[list[dict], int]:
+    """(the lines of metrics.jsonl, how many others are left out): objects with a `step` above that of the line before.
+    A kill leaves half a line."""
+    rows, broken = [], 0
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        try:
+            row = decode_json(line, "a line")
+            expect(type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1), "step", row, "rising")
+            rows.append(row)
+        except (InputError, LookupError, TypeError):
+            broken += 1
+    if broken:
+        print(f"metrics     {broken} broken lines of {path} are left out")
+    return rows, broken
 
 
 class StepReader:

@@ -4,8 +4,8 @@ import numpy as np
 
 from prm_jax.figures.paper import Stages, signed, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.records import read_lines
 from prm_jax.figures.style import Drawn, line_style, over_seeds, panels
+from prm_jax.launch.run_log import read_log
 
 PANELS = {
     "eval_pass_at_1": "right (gold)",
@@ -62,7 +62,7 @@ def histories(stages: list[Stage]) -> list[dict[str, list[float]]]:
     """The numbers of each run's evaluations, and the tokens written by then, at the steps that all runs have."""
     runs = []
     for stage in stages:
-        lines = [line for line in read_lines(stage.folder / "metrics.jsonl") if "eval_pass_at_1" in line]
+        lines = [line for line in read_log(stage.folder / "metrics.jsonl")[0] if "eval_pass_at_1" in line]
         # No tokens are written before the first step.
         runs.append({line["step"]: {"tokens": line.get("total_policy_tokens", 0)} | line for line in lines})
     steps = sorted(set.intersection(*map(set, runs)))

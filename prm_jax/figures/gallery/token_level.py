@@ -6,8 +6,8 @@ import numpy as np
 
 from prm_jax.figures.paper import Stages, differences, results_at, scorer_of, share_solved, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.records import read_lines
 from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels, size_axis
+from prm_jax.launch.run_log import read_log
 
 
 def draw(stages: Stages) -> Drawn:
@@ -52,5 +52,5 @@ def auroc_of(pool: dict, stage: Stage) -> float:
 
 def held_out_losses(stages: list[Stage]) -> tuple[list[int], list[list[float]]]:
     """(the steps of the evaluations, the validation loss of each run there, asked at the end of a solution)."""
-    runs = [[x for x in read_lines(s.folder / "metrics.jsonl") if "eval_loss" in x] for s in stages]
+    runs = [[x for x in read_log(s.folder / "metrics.jsonl")[0] if "eval_loss" in x] for s in stages]
     return [line["step"] for line in runs[0]], [[line["eval_loss"] for line in run] for run in runs]
