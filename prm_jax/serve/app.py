@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hmac
 import ipaddress
-import itertools
 import logging
 import socket
 import time
@@ -193,8 +192,8 @@ class App:
 
     def check(self, path: str, request: Request):
         """Refuses headers that are too long, and by its token, or without one by the name that it calls, a stranger."""
-        parts = request.scope["raw_path"], request.scope["query_string"], *itertools.chain(*request.headers.raw)
-        if sum(map(len, parts)) > MOST_HEADERS:  # they came in one piece
+        lines = (request.scope["raw_path"], request.scope["query_string"]), *request.headers.raw
+        if sum(len(name) + len(value) + 4 for name, value in lines) > MOST_HEADERS:  # they came in one piece
             raise Refused(431, TOO_LONG)
         if self.token is None:
             name = request.headers.get("host", "")
@@ -287,4 +286,5 @@ def make_server(app: App, host: str, port: int, stop_seconds: int) -> uvicorn.Se
     http = functools.partial(PatientProtocol, seconds=app.limits.seconds, metrics=app.metrics)
     settings = {"http": http, "ws": "none", "lifespan": "off", "access_log": False, "log_level": "warning"}
     settings |= {"server_header": False, "proxy_headers": False, "timeout_keep_alive": 30}
+    settings["h11_max_incomplete_event_size"] = 1 << 18  # the protocol's own limit comes first, with its reason
     return uvicorn.Server(uvicorn.Config(app, host, port, timeout_graceful_shutdown=stop_seconds, **settings))
