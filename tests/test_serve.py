@@ -631,8 +631,14 @@ def test_a_token_is_asked_for_where_there_is_one(scorer):
 
 
 def test_sigterm_finishes_what_was_accepted(tmp_path):
-    """A request whose body is still on its way when the signal comes; a new connection is refused."""
-    asked = ["checkpoint=random", "port=0", f"hydra.run.dir={tmp_path}/run"]
+    """A request whose body is still on its way when the signal comes; a new connection is refused. The server was killed
+    before and started again by the same command, so at the same port and in the same folder."""
+    with command.listen("127.0.0.1", 0) as listener:
+        asked = ["checkpoint=random", f"port={listener.getsockname()[1]}", f"hydra.run.dir={tmp_path}/run"]
+    process = start("prm_jax/serve/__main__.py", *asked, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert process.stdout.readline() == "verifier    random\n"
+    process.kill()
+    process.communicate()
     process = start("prm_jax/serve/__main__.py", *asked, cwd=tmp_path, PYTHONPATH=str(ROOT))
     try:
         assert process.stdout.readline() == "verifier    random\n"

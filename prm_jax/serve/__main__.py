@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
@@ -103,7 +104,9 @@ def main(cfg):
     except ImportError as error:
         raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
     raw_cfg, cfg, folder = cfg, parse(cfg, ServeConfig), run_folder.output_dir()
-    with run_folder.locked_run_folder(folder, raw_cfg), listen(cfg.host, cfg.port) as listener:
+    record = folder / ".hydra" / "config.yaml"
+    restarts = record.is_file() and record.read_bytes() == OmegaConf.to_yaml(raw_cfg).encode()  # the same command again
+    with run_folder.locked_run_folder(folder, raw_cfg, restarts), listen(cfg.host, cfg.port) as listener:
         scorer, name = open_served(cfg)
         token, names = os.environ.get("PRM_JAX_TOKEN") or None, (name, scorer.name)
         app = App(scorer, names, cfg.aggregator, cfg.limits, cfg.batch, cfg.host, token, PAGE.read_bytes())
