@@ -4,7 +4,6 @@ import dataclasses
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -126,7 +125,6 @@ def main(cfg):
         why = f"; {left} left unanswered after stop_seconds={cfg.stop_seconds}" if left else ""
         print(f"stopped     {answered} requests answered, {app.metrics.steps} steps scored{why}", flush=True)
     if left or not has_ended:
-        sys.stderr.flush()
         os._exit(int(left > 0))  # Python would wait for a batch that nobody wants
 
 
