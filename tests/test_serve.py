@@ -5,8 +5,10 @@ import dataclasses
 import http.client
 import json
 import re
+import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -40,7 +42,7 @@ def config(*overrides):
         return parse(hydra.compose("serve", ["checkpoint=embedded_orm", *overrides]), command.ServeConfig)
 
 
-LIMITS = config().limits  # before a command runs in this process
+DEFAULTS = config()  # before a command runs in this process
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +51,14 @@ def scorer():
 
 
 @contextlib.contextmanager
-def served(scorer, token=None, solutions=512, how="min", **limits):
+def served(scorer, token=None, how="min", host="127.0.0.1", batch=(), stop_seconds=5, **limits):
     """(address, App) of a server in this process."""
-    app = App(
-        scorer,
-        ("embedded_orm",),
-        how,
-        dataclasses.replace(LIMITS, **limits),
-        solutions,
-        token,
-        command.PAGE.read_bytes(),
-    )
+    batch = dataclasses.replace(DEFAULTS.batch, **dict(batch))
+    limits = dataclasses.replace(DEFAULTS.limits, **limits)
+    app = App(scorer, ("embedded_orm",), how, limits, batch, host, token, command.PAGE.read_bytes())
     with command.listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        server = make_server(app, "127.0.0.1", port, 5)
+        server = make_server(app, "127.0.0.1", port, stop_seconds)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -98,11 +94,15 @@ def raw(url, *parts, pause=0.0):
         for part in parts:
             client.sendall(part)
             time.sleep(pause)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            while part := client.recv(1 << 16):
-                answer += part
-    return answer.decode()
+        return to_the_end(client).decode()
+
+
+def to_the_end(client):
+    answer = b""
+    with contextlib.suppress(ConnectionResetError):
+        while part := client.recv(1 << 16):
+            answer += part
+    return answer
 
 
 # Answers
@@ -169,7 +169,7 @@ def test_pooling_of_other_heads(head, outcome):
     fmt = types.SimpleNamespace(outcome=outcome)
     fake = types.SimpleNamespace(format=fmt, model=types.SimpleNamespace(cfg=types.SimpleNamespace(head=head)))
     logit_T = np.array([0.0] if outcome else [0.0, np.log(3)], np.float32)
-    job = Job(encoded=[Encoded(np.zeros(7, np.int32), np.arange(len(logit_T)), 0)], scores=[logit_T])
+    job = Job(scores=[logit_T])
     shown = lambda activated: bodies.pooling_answer(job, activated, fake, "m")["data"][0]["data"]
     np.testing.assert_allclose(shown(True), [0.5] if outcome else [[0.5, 0.5], [0.25, 0.75]], rtol=1e-6)
     np.testing.assert_allclose(shown(False), [0] if outcome else [[0, 0], [0, np.log(3)]], atol=1e-6)
@@ -197,7 +197,7 @@ def test_health_metrics_and_page(scorer):
         assert headers["content-type"].startswith("text/plain; version=0.0.4")
         for line in ('requests_total{path="/score",status="200"} 1', 'requests_total{path="/score",status="400"} 1',
                      'requests_total{path="other",status="404"} 1', 'batch_solutions_bucket{le="1"} 1', "steps_total 2",
-                     "batch_solutions_count 1", "request_seconds_count 3", "requests_waiting 0"):  # fmt: skip
+                     "batch_solutions_count 1", "request_seconds_count 4", "requests_waiting 0", "requests_arriving 0"):  # fmt: skip
             assert f"\nprm_jax_{line}\n" in text
         assert re.fullmatch(r"(# (HELP|TYPE) .*\n|[a-z_]+(\{[^}]*\})? [-+.e\d]+\n)*", text)
         assert ask(url, "GET", "/")[2]["content-security-policy"].startswith("default-src 'none'")
@@ -231,10 +231,11 @@ class Gate:
     name, unit, label_kind, objective = "gate", "logit", "unknown", "prm"
 
     def __init__(self):
-        self.open, self.sizes = threading.Event(), []
+        self.open, self.sizes, self.problems = threading.Event(), [], []
 
     def score(self, rows):
         self.sizes.append(len(rows))
+        self.problems.append({problem for problem, _ in rows})
         self.open.wait(20)
         if any("fail" in problem for problem, _ in rows):
             raise RuntimeError("a secret of /home/me")
@@ -286,7 +287,7 @@ def test_what_waits_is_scored_together_and_one_failure_is_no_one_elses(caplog):
 
 def test_a_batch_takes_no_more_solutions_than_it_may():
     gate = Gate()
-    with served(gate, solutions=4) as (url, app):
+    with served(gate, batch={"solutions": 4}) as (url, app):
         first, _ = in_threads(url, ["first"])
         until(lambda: gate.sizes == [1])
         threads, found = in_threads(url, [f"good {n}" for n in range(9)])
@@ -295,6 +296,140 @@ def test_a_batch_takes_no_more_solutions_than_it_may():
         for thread in first + threads:
             thread.join()
     assert gate.sizes == [1, 4, 4, 1] and {answer[0] for answer in found.values()} == {200}
+
+
+def post(problem, candidates=1, headers=""):
+    """The bytes of a request."""
+    body = json.dumps({"problem": problem, "candidates": [["s"]] * candidates}).encode()
+    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+@pytest.mark.parametrize("batch", [{"solutions": 3}, {"characters": 33}])
+def test_a_large_request_takes_turns_with_small_ones(batch):
+    """A solution has 11 characters: nine of the problem, its step and its end."""
+    gate = Gate()
+    with served(gate, batch=batch) as (url, app), connected(url) as large, connected(url) as small:
+        large.sendall(post("large 012", candidates=9))
+        until(lambda: gate.sizes == [3])
+        small.sendall(post("small 012"))
+        until(lambda: app.metrics.waiting == 2)
+        gate.open.set()
+        answers = [one.recv(1 << 16).partition(b"\r\n\r\n")[2] for one in (small, large)]
+    assert gate.sizes == [3, 3, 3, 1] and gate.problems[1] == {"small 012", "large 012"}
+    small, large = (json.loads(answer)["problems"][0]["candidates"] for answer in answers)
+    assert [c["log_odds"] for c in small + large] == [[9.0]] * 10 and len(large) == 9
+
+
+def test_what_costs_too_much_is_refused_before_it_is_tokenised(address, scorer, monkeypatch):
+    """The last problem fits by its characters, so it is tokenised, once."""
+    calls, score = [], scorer.score
+    monkeypatch.setattr(scorer, "score", lambda rows: calls.append(len(rows)) or score(rows))
+    long, wide = {"problem": "1" * 980_000}, {"problem": "1" * 100_000}
+    for body, why in (
+        (long | {"candidates": [["s"]] * 400}, "the longest solution: got '980002 characters', expected at most 131072"),
+        (wide | {"candidates": [["s"]] * 50}, "the body: got '5000100 characters in all solutions', expected at most 4194304"),
+        ({"problems": [{"problem": "2", "steps": ["s"]}, long | {"steps": ["s"]}]}, "got '980002 characters'"),
+        (wide | {"candidates": [["s"]] * 40}, "a solution has 100"),
+    ):  # fmt: skip
+        begun = time.monotonic()
+        status, answer, _ = ask(address, "POST", "/score", body)
+        assert status == 413 and why in answer["error"]["message"] and time.monotonic() - begun < 1
+    assert calls == [1]
+    status, answer, _ = ask(address, "POST", "/pooling", {"input": ["1" * 140_000, "2"]})
+    assert status == 413 and "got '140000 characters'" in answer["error"]["message"]
+
+
+def test_the_sum_over_candidates_is_a_limit_of_its_own():
+    gate = Gate()
+    gate.open.set()
+    with served(gate, characters=90) as (url, _):
+        for n, status in ((9, 200), (10, 413)):
+            assert ask(url, "POST", "/score", {"problem": "p" * 8, "candidates": [["s"]] * n})[0] == status
+
+
+@pytest.mark.parametrize("leave", ["reset", "close"])
+def test_the_jobs_of_clients_that_have_left_are_not_scored(leave):
+    gate = Gate()
+    with served(gate) as (url, app):
+        first, found = in_threads(url, ["first"])
+        until(lambda: gate.sizes == [1])
+        with connected(url) as client:
+            client.sendall(post("gone"))
+            until(lambda: app.metrics.waiting == 2)
+            if leave == "reset":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        until(lambda: app.metrics.requests["/score", 499] == 1)
+        assert app.metrics.waiting == 1
+        gate.open.set()
+        first[0].join()
+    assert found["first"][0] == 200 and gate.problems == [{"first"}]
+
+
+def test_a_client_that_ends_its_side_after_its_requests_gets_the_answers():
+    gate = Gate()
+    with served(gate) as (url, app), connected(url) as client:
+        client.sendall(post("one") + post("second"))
+        client.shutdown(socket.SHUT_WR)
+        until(lambda: gate.sizes == [1])
+        time.sleep(1.1)  # it is asked twice whether it has left
+        gate.open.set()
+        answer = to_the_end(client)
+        assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n") and answer.count(b"HTTP/1.1 200 OK") == 2
+        assert b'"log_odds":[3.0]' in answer and b'"log_odds":[6.0]' in answer
+    assert app.metrics.requests == {("/score", 200): 2}
+
+
+def test_bodies_that_arrive_slowly_give_way_to_others():
+    gate = Gate()
+    gate.open.set()
+    with served(gate, requests=2) as (url, app), contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connected(url)) for _ in range(2)]
+        for client in slow:
+            client.sendall(post("slow")[:-5])
+        until(lambda: len(app.metrics.arriving) == 2)
+        assert ask(url, "POST", "/score", {"problem": "quick", "steps": ["s"]})[0] == 200
+        slow.sort(key=lambda client: not select.select([client], [], [], 0.2)[0])  # the oldest first
+        assert b"408" in slow[0].recv(1 << 16) and len(app.metrics.arriving) == 1
+        slow[1].sendall(post("slow")[-5:])
+        assert slow[1].recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_stopping_ends_in_time_and_says_what_was_not_answered(tmp_path):
+    """One request is scored, one waits and one's body arrives when the time is over; the model goes on for a minute."""
+    script = tmp_path / "slow.py"
+    script.write_text(
+        "import time\nfrom prm_jax.serve import __main__ as command\n"
+        "class Slow:\n    name, unit, label_kind, objective = 'slow', 'logit', 'unknown', 'prm'\n"
+        "    def score(self, rows):\n        time.sleep(60)\n"
+        "command.open_served = lambda cfg: (Slow(), 'slow')\ncommand.main()\n"
+    )
+    process = start(
+        script, "port=0", "stop_seconds=1", f"hydra.run.dir={tmp_path}/run", cwd=tmp_path, PYTHONPATH=str(ROOT)
+    )
+    try:
+        assert process.stdout.readline() == "verifier    slow\n"
+        url = process.stdout.readline().split()[1]
+        with connected(url) as scored, connected(url) as waits, connected(url) as arrives:
+            scored.sendall(post("a"))
+            waits.sendall(post("b"))
+            arrives.sendall(post("c")[:-1])
+            until(lambda: "waiting 2" in (text := ask(url, "GET", "/metrics")[1]) and "arriving 1" in text)
+            begun = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            answers = [to_the_end(client) for client in (scored, waits, arrives)]
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 1 and time.monotonic() - begun < 4
+    assert out.endswith("0 steps scored; 3 left unanswered after stop_seconds=1\n") and "Traceback" not in out + err
+    assert all(answer.startswith(b"HTTP/1.1 503") and b"the server stopped" in answer for answer in answers)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["requests"]["other 503"] == 3
 
 
 def test_a_long_solution_widens_the_rows_of_its_own_batch_alone(scorer):
@@ -391,11 +526,11 @@ def test_the_server_is_alive_after_all_of_them(address):
 
 
 def test_what_is_no_http_gets_a_reason_and_slow_writers_are_cut(scorer):
-    head = b"POST /score HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with served(scorer, seconds=0.3) as (url, _):
         for parts, status, why in (
             ((b"\x16\x03\x01\x02\x00\r\n\r\n",), 400, "Invalid HTTP request"),
-            ((b"GET / HTTP/1.1\r\nHost: h\r\nx: " + b"y" * 100_000,), 4, ""),
+            ((b"GET / HTTP/1.1\r\nHost: localhost\r\nx: " + b"y" * 100_000,), 431, "more than 16384 bytes"),
             ((b"",), 408, "the headers did not arrive within 0.3 s"),
             ((b"GET /health HT",), 408, "the headers did not arrive within 0.3 s"),
             (
@@ -412,11 +547,50 @@ def test_what_is_no_http_gets_a_reason_and_slow_writers_are_cut(scorer):
             assert json.loads(answer.split("\r\n\r\n", 1)[1])["error"]["type"] == "invalid_request_error"
         # A byte now and then is slow too; so is the second request of a connection.
         assert "the headers did not arrive" in raw(url, b"G", b"E", b"T", b" ", b"/", pause=0.08)
-        both = raw(url, b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n", b"GET /health", pause=0.05)
+        both = raw(url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health", pause=0.05)
         assert both.startswith("HTTP/1.1 200") and "HTTP/1.1 408" in both
         with contextlib.closing(socket.create_connection(url.removeprefix("http://").split(":"))) as client:
             client.sendall(head + b"Content-Length: 40\r\n\r\n{")  # and leaves
         assert ask(url, "POST", "/score", STEPS)[0] == 200
+
+
+def test_long_headers_are_refused_in_one_piece_too(scorer):
+    """What the protocol refuses before there is a request is counted as well."""
+    with served(scorer, seconds=0.3) as (url, app):
+        for head in (
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: " + b"y" * 70_000,
+            b"GET /health HTTP/1.1\r\nHost: localhost" + b"\r\nx: y" * 5000,
+            b"GET /health?" + b"y" * 60_000 + b" HTTP/1.1\r\nHost: localhost",
+            b"GET /" + b"y" * 60_000 + b" HTTP/1.1\r\nHost: localhost",
+        ):
+            answer = raw(url, head + b"\r\n\r\n")
+            assert answer.startswith("HTTP/1.1 431") and "the headers have more than 16384 bytes" in answer
+        answer = raw(url, b"GET / HTTP/1.1\r\nx: ", b"y" * 20_000, pause=0.05)
+        assert answer.startswith("HTTP/1.1 431") and "the headers have more than 16384 bytes" in answer
+        raw(url, b"GET")
+        raw(url, b"nonsense\r\n\r\n")
+        counts = app.metrics.requests
+        assert counts["other", 408] == counts["other", 400] == 1
+        assert sum(n for (_, status), n in counts.items() if status == 431) == 5
+
+
+@pytest.mark.parametrize(
+    ("host", "more"),
+    [("127.0.0.1", []), ("prm.example", ["PRM.example:8000"]), ("0.0.0.0", ["192.168.1.5:8000", "[fe80::1]"])],
+)
+def test_without_a_token_a_page_of_another_site_cannot_ask(scorer, host, more):
+    """A page can give its own name this machine's address."""
+    local = ["localhost:8000", "127.0.0.1", "127.1.2.3:80", "[::1]:8000", socket.gethostname(), *more]
+    strange = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "[", "", "8.8.8.8.", "a b"]
+    with served(scorer, host=host) as (url, _):
+        for name in local + strange:
+            for asked in (("GET", "/health"), ("GET", "/"), ("POST", "/score", STEPS), ("GET", "/none")):
+                status, answer, _ = ask(url, *asked, headers=JSON | {"Host": name})
+                assert (status == 421) == (name in strange), (name, asked)
+                assert status != 421 or f"Host: got {name!r}, expected localhost" in answer["error"]["message"]
+    with served(scorer, host=host, token="secret") as (url, _):
+        headers = JSON | {"Authorization": "Bearer secret", "Host": "evil.example"}
+        assert ask(url, "POST", "/score", STEPS, headers)[0] == 200
 
 
 def test_who_does_not_read_the_answer_is_cut():
@@ -428,9 +602,7 @@ def test_who_does_not_read_the_answer_is_cut():
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = url.removeprefix("http://").split(":")
         client.connect((host, int(port)))
-        head = (
-            f"POST /score HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         until(lambda: app.metrics.requests["/score", 200] == 1)
         time.sleep(0.5)
@@ -459,8 +631,14 @@ def test_a_token_is_asked_for_where_there_is_one(scorer):
 
 
 def test_sigterm_finishes_what_was_accepted(tmp_path):
-    """A request whose body is still on its way when the signal comes; a new connection is refused."""
-    asked = ["checkpoint=random", "port=0", f"hydra.run.dir={tmp_path}/run"]
+    """A request whose body is still on its way when the signal comes; a new connection is refused. The server was killed
+    before and started again by the same command, so at the same port and in the same folder."""
+    with command.listen("127.0.0.1", 0) as listener:
+        asked = ["checkpoint=random", f"port={listener.getsockname()[1]}", f"hydra.run.dir={tmp_path}/run"]
+    process = start("prm_jax/serve/__main__.py", *asked, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert process.stdout.readline() == "verifier    random\n"
+    process.kill()
+    process.communicate()
     process = start("prm_jax/serve/__main__.py", *asked, cwd=tmp_path, PYTHONPATH=str(ROOT))
     try:
         assert process.stdout.readline() == "verifier    random\n"
@@ -468,9 +646,9 @@ def test_sigterm_finishes_what_was_accepted(tmp_path):
         host, port = url.removeprefix("http://").split(":")
         body = json.dumps({"problem": "p", "steps": ["s"]}).encode()
         with socket.create_connection((host, int(port)), timeout=20) as client:
-            head = f"POST /score HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             client.sendall(head.encode() + body[:5])
-            until(lambda: "requests_waiting 1" in ask(url, "GET", "/metrics")[1])
+            until(lambda: "requests_arriving 1" in ask(url, "GET", "/metrics")[1])
             process.send_signal(signal.SIGTERM)
 
             def refuses():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
@@ -27,6 +28,7 @@ PAGE = Path(__file__).parents[1] / "assets" / "serve.html"
 @dataclasses.dataclass(frozen=True)
 class ServeBatch(ScoreBatch):
     solutions: Count
+    characters: Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Limits:
     solutions: Count
     steps: Count
     tokens: Count
+    characters: Count
     requests: Count
     seconds: Positive
 
@@ -100,10 +103,12 @@ def main(cfg):
     except ImportError as error:
         raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
     raw_cfg, cfg, folder = cfg, parse(cfg, ServeConfig), run_folder.output_dir()
-    with run_folder.locked_run_folder(folder, raw_cfg), listen(cfg.host, cfg.port) as listener:
+    record = folder / ".hydra" / "config.yaml"
+    restarts = record.is_file() and record.read_bytes() == OmegaConf.to_yaml(raw_cfg).encode()  # the same command again
+    with run_folder.locked_run_folder(folder, raw_cfg, restarts), listen(cfg.host, cfg.port) as listener:
         scorer, name = open_served(cfg)
         token, names = os.environ.get("PRM_JAX_TOKEN") or None, (name, scorer.name)
-        app = App(scorer, names, cfg.aggregator, cfg.limits, cfg.batch.solutions, token, PAGE.read_bytes())
+        app = App(scorer, names, cfg.aggregator, cfg.limits, cfg.batch, cfg.host, token, PAGE.read_bytes())
         host, port = listener.getsockname()[:2]
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again once it has stopped
             signal.signal(number, lambda *_: None)
@@ -112,10 +117,15 @@ def main(cfg):
         print(f"verifier    {scorer.name}")
         print(f"serving     http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         make_server(app, cfg.host, port, cfg.stop_seconds).run([listener])
-        app.worker.stop()
-        answered = {f"{path} {status}": n for (path, status), n in sorted(app.metrics.requests.items())}
-        run_folder.write_json(folder / "results.json", {"verifier": scorer.name, "requests": answered})
-        print(f"stopped     {sum(answered.values())} requests answered, {app.metrics.steps} steps scored")
+        has_ended, requests = app.worker.stop(), sorted(app.metrics.requests.items())
+        answered = sum(n for (_, status), n in requests if status not in (499, 503))  # 499: the client left
+        left = sum(n for (_, status), n in requests if status == 503)
+        requests = {f"{path} {status}": n for (path, status), n in requests}
+        run_folder.write_json(folder / "results.json", {"verifier": scorer.name, "requests": requests})
+        why = f"; {left} left unanswered after stop_seconds={cfg.stop_seconds}" if left else ""
+        print(f"stopped     {answered} requests answered, {app.metrics.steps} steps scored{why}", flush=True)
+    if left or not has_ended:
+        os._exit(int(left > 0))  # Python would wait for a batch that nobody wants
 
 
 if __name__ == "__main__":

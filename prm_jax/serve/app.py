@@ -5,8 +5,11 @@ import contextlib
 import dataclasses
 import functools
 import hmac
+import ipaddress
 import logging
+import socket
 import time
+import urllib.parse
 from http import HTTPStatus
 
 import uvicorn
@@ -22,9 +25,10 @@ from prm_jax.rerank import AGGREGATORS, default_aggregator
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.bodies import pooling_answer, pooling_job, read_json, score_answer, score_job
 from prm_jax.serve.metrics import Metrics
-from prm_jax.serve.worker import Refused, Worker
+from prm_jax.serve.worker import Job, Refused, Worker
 
 MOST_HEADERS = 1 << 14  # bytes
+TOO_LONG = f"the headers have more than {MOST_HEADERS} bytes"
 LOG = logging.getLogger("prm_jax.serve")
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'"
 
@@ -37,13 +41,23 @@ def refusal(status: int, why: str) -> Response:
     return JSONResponse({"error": {"message": why, "type": kind, "code": status}}, status, headers)
 
 
-class PatientProtocol(AutoHTTPProtocol):
-    """uvicorn's protocol with JSON refusals, a limit on headers, and a limit of `seconds` for headers to arrive and for
-    the client to read its answer."""
+def is_local(header: str, host: str) -> bool:
+    """Whether a header Host names what no page of another site can be called: localhost, this machine, `host`, at which
+    the server listens, a loopback address, or any address where `host` stands for all."""
+    with contextlib.suppress(ValueError):  # no address
+        name = urllib.parse.urlsplit(f"//{header}").hostname or ""
+        is_named = name in ("localhost", socket.gethostname().lower(), host.lower())
+        return is_named or ipaddress.ip_address(name).is_loopback or ipaddress.ip_address(host).is_unspecified
+    return False
 
-    def __init__(self, *args, seconds: float, **more):
+
+class PatientProtocol(AutoHTTPProtocol):
+    """uvicorn's protocol with JSON refusals, which are counted, a limit on headers, a limit of `seconds` for headers to
+    arrive and for the client to read its answer, and answers for clients that end their side after a request."""
+
+    def __init__(self, *args, seconds: float, metrics: Metrics, **more):
         super().__init__(*args, **more)
-        self.seconds, self.timer, self.size = seconds, None, 0
+        self.seconds, self.metrics, self.timer, self.size, self.ended = seconds, metrics, None, 0, False
 
     def connection_made(self, transport):
         super().connection_made(transport)
@@ -55,7 +69,7 @@ class PatientProtocol(AutoHTTPProtocol):
         if self.cycle is not None and not self.cycle.response_complete:  # the headers have arrived
             self.set_timer(None)
         elif self.size > MOST_HEADERS:
-            self.refuse(431, f"the headers have more than {MOST_HEADERS} bytes")
+            self.refuse(431, TOO_LONG)
         elif self.timer is None:  # the next request has begun
             self.timer = self.loop.call_later(self.seconds, self.refuse_late)
 
@@ -70,6 +84,24 @@ class PatientProtocol(AutoHTTPProtocol):
     def connection_lost(self, exc):
         self.set_timer(None)
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:
+        """Whether the connection stays open, for the answer to a request that has arrived."""
+        self.ended = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if self.ended:
+            self.probe()
+            self.loop.call_later(1, self.probe)
+        return self.ended
+
+    def probe(self):
+        """Writes what every client ignores. One that has left answers the first with a reset, which the second meets."""
+        if not (self.cycle.response_started or self.transport.is_closing() or self.scope["http_version"] == "1.0"):
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_response_complete(self):
+        super().on_response_complete()
+        if self.ended and self.cycle.response_complete:  # no pipelined request is left
+            self.transport.close()
 
     def set_timer(self, act):
         """Replaces the timer by one that calls act(), or by none."""
@@ -89,53 +121,66 @@ class PatientProtocol(AutoHTTPProtocol):
         response = refusal(status, why)
         lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
         lines += [b"%s: %s" % pair for pair in response.raw_headers]
+        self.metrics.requests["other", status] += 1
         self.transport.write(b"\r\n".join([*lines, b"", response.body]))
         self.transport.close()
 
 
 class App:
-    """The state of the routes. A client may call the model by any of `names`, and must send `token` if there is one."""
+    """The state of the routes. A client may call the model by any of `names`, and must send `token` if there is one, else
+    the name of this machine or `host`, so that no page of another site can ask."""
 
-    def __init__(self, scorer, names: tuple[str, ...], aggregator, limits, solutions: int, token, page: bytes):
-        self.scorer, self.names, self.limits, self.token = scorer, names, limits, token
+    def __init__(self, scorer, names: tuple[str, ...], aggregator, limits, batch, host: str, token, page: bytes):
+        self.scorer, self.names, self.limits, self.host, self.token = scorer, names, limits, host, token
         self.aggregator = aggregator or default_aggregator(scorer)
         self.metrics, self.page = Metrics(), page
-        self.worker = Worker(scorer, solutions, self.metrics)
+        self.worker = Worker(scorer, batch, self.metrics)
         routes = [self.route("GET", "/", self.show_page), self.route("GET", "/health", self.health)]
         routes += [self.route("GET", "/metrics", self.show_metrics), self.route("POST", "/score", self.score)]
         routes += [self.route("POST", "/pooling", self.pooling)]
-        self.asgi = Starlette(routes=routes, exception_handlers={HTTPException: self.no_route})
-        self.asgi.router.redirect_slashes = False
+        self.routes = Starlette(routes=routes, exception_handlers={HTTPException: self.guard("other", self.no_route)})
+        self.routes.router.redirect_slashes = False
+
+    async def __call__(self, scope, receive, send):
+        """Answers a request as ASGI, or when the time to stop is over says that it is not answered."""
+        try:
+            await self.routes(scope, receive, send)
+        except asyncio.CancelledError:
+            self.metrics.requests["other", 503] += 1
+            with contextlib.suppress(RuntimeError, TimeoutError):  # a part of an answer was sent; nobody reads
+                async with asyncio.timeout(0.5):
+                    await refusal(503, "the server stopped before it could answer")(scope, receive, send)
 
     def route(self, method: str, path: str, answer) -> Route:
-        """A route that returns answer(request), or a refusal without a traceback, and counts it."""
+        return Route(path, self.guard(path, answer), methods=[method])
 
-        async def endpoint(request: Request) -> Response:
+    def guard(self, path: str, answer):
+        """A function that returns answer(request), or a refusal without a traceback, and counts it."""
+
+        async def endpoint(request: Request, *unrouted) -> Response:
             start = time.perf_counter()
             try:
-                self.check_token(path, request)
-                response = await answer(request)
+                self.check(path, request)
+                response = await answer(request, *unrouted)
             except Refused as error:
                 response = refusal(error.status, str(error))
-                if error.status != 408:
-                    await self.drain(request)
             except InputError as error:  # such as a step that contains the format's separator
                 response = refusal(400, str(error))
             except Exception:
                 LOG.exception("POST or GET %s failed", path)
                 response = refusal(500, "the server failed; its log says why")
+            if response.status_code >= 400 and response.status_code != 408:
+                await self.drain(request)
             self.metrics.requests[path, response.status_code] += 1
             self.metrics.seconds.add(time.perf_counter() - start)
             return response
 
-        return Route(path, endpoint, methods=[method])
+        return endpoint
 
     async def no_route(self, request: Request, error: HTTPException) -> Response:
-        self.metrics.requests["other", error.status_code] += 1
         why = f"{request.method} {request.url.path[:80]!r}: {error.detail}"
         response = refusal(error.status_code, f"{why}; POST /score, /pooling, GET /, /health, /metrics")
         response.headers.update(error.headers or {})
-        await self.drain(request)
         return response
 
     async def drain(self, request: Request):
@@ -145,47 +190,68 @@ class App:
                 async for _ in request.stream():
                     pass
 
-    def check_token(self, path: str, request: Request):
-        if self.token is None or path in ("/", "/health"):
-            return
-        sent = request.headers.get("authorization", "").encode()
-        if not hmac.compare_digest(sent, f"Bearer {self.token}".encode()):  # in constant time
-            raise Refused(401, "authorization: expected `Bearer` and the server's token")
+    def check(self, path: str, request: Request):
+        """Refuses headers that are too long, and by its token, or without one by the name that it calls, a stranger."""
+        lines = (request.scope["raw_path"], request.scope["query_string"]), *request.headers.raw
+        if sum(len(name) + len(value) + 4 for name, value in lines) > MOST_HEADERS:  # they came in one piece
+            raise Refused(431, TOO_LONG)
+        if self.token is None:
+            name = request.headers.get("host", "")
+            if not is_local(name, self.host):
+                expected = f"localhost, a loopback address or host={self.host}; with PRM_JAX_TOKEN any name will do"
+                raise Refused(421, f"the header Host: got {name[:80]!r}, expected {expected}")
+        elif path in ("/score", "/pooling", "/metrics"):
+            sent = request.headers.get("authorization", "").encode()
+            if not hmac.compare_digest(sent, f"Bearer {self.token}".encode()):  # in constant time
+                raise Refused(401, "authorization: expected `Bearer` and the server's token")
 
     async def body(self, request: Request) -> dict:
-        """The request's JSON object. A body that is too long is read to its end, so that the client sees the answer."""
+        """The request's JSON object. A body that is too long is read to its end, so that the client sees the answer. As
+        many bodies may arrive as requests may wait; the one that takes longest gives its place to the next."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         # Pages of other sites can make a browser send text here, but not JSON.
         if kind != "application/json":
             raise Refused(415, f"content-type: got {kind[:80]!r}, expected 'application/json'")
-        size, kept = 0, bytearray()
+        size, kept, arriving = 0, bytearray(), self.metrics.arriving
         try:
-            async with asyncio.timeout(self.limits.seconds):
+            async with asyncio.timeout(self.limits.seconds) as limit:
+                arriving[limit] = None
+                if len(arriving) > self.limits.requests:
+                    oldest = next(iter(arriving))
+                    del arriving[oldest]
+                    with contextlib.suppress(RuntimeError):  # its time is just over
+                        oldest.reschedule(0)
                 async for part in request.stream():
                     size += len(part)
                     kept += part if size <= self.limits.body else b""
         except TimeoutError:
-            raise Refused(408, f"the body did not arrive within {self.limits.seconds:g} s: {size} bytes did") from None
+            when = f"within {self.limits.seconds:g} s" if limit in arriving else f"before {len(arriving)} others"
+            raise Refused(408, f"the body did not arrive {when}: {size} bytes did") from None
         except ClientDisconnect:
             raise Refused(400, f"the body ended after {size} bytes") from None
+        finally:
+            arriving.pop(limit, None)
         if size > self.limits.body:
             raise Refused(413, f"the body has {size} bytes, expected at most {self.limits.body}")
+        if self.metrics.waiting >= self.limits.requests:
+            raise Refused(429, f"{self.metrics.waiting} requests are being answered, the most at a time; try later")
         return read_json(bytes(kept))
 
     async def scored(self, request: Request, read):
         """(scored job, second result) of `read`, which makes a job of the request's body."""
-        if self.metrics.waiting >= self.limits.requests:
-            raise Refused(429, f"{self.metrics.waiting} requests are being answered, the most at a time; try later")
+        job, extra = read(await self.body(request))
+        answer = self.worker.submit(job)
+        watch = asyncio.create_task(drop_if_left(request, job))
         self.metrics.waiting += 1
         try:
-            job, extra = read(await self.body(request))
-            return await self.worker.score(job), extra
+            return await answer, extra
         finally:
             self.metrics.waiting -= 1
+            watch.cancel()
 
     async def score(self, request: Request) -> Response:
-        job, sizes = await self.scored(request, lambda body: score_job(body, self.aggregator, self.limits))
-        return JSONResponse({"model": self.names[0]} | score_answer(job, sizes, self.scorer))
+        job, counts = await self.scored(request, lambda body: score_job(body, self.aggregator, self.limits))
+        return JSONResponse({"model": self.names[0]} | score_answer(job, counts, self.scorer))
 
     async def pooling(self, request: Request) -> Response:
         read = functools.partial(pooling_job, scorer=self.scorer, names=self.names, limits=self.limits)
@@ -207,8 +273,18 @@ class App:
         return Response(self.page, headers=headers, media_type="text/html")
 
 
+async def drop_if_left(request: Request, job: Job):
+    """Ends a job whose client disconnects, so that it is not scored."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    if not job.answer.done():
+        job.rows = ()
+        job.answer.set_exception(Refused(499, "the client has left"))
+
+
 def make_server(app: App, host: str, port: int, stop_seconds: int) -> uvicorn.Server:
-    http = functools.partial(PatientProtocol, seconds=app.limits.seconds)
+    http = functools.partial(PatientProtocol, seconds=app.limits.seconds, metrics=app.metrics)
     settings = {"http": http, "ws": "none", "lifespan": "off", "access_log": False, "log_level": "warning"}
     settings |= {"server_header": False, "proxy_headers": False, "timeout_keep_alive": 30}
-    return uvicorn.Server(uvicorn.Config(app.asgi, host, port, timeout_graceful_shutdown=stop_seconds, **settings))
+    settings["h11_max_incomplete_event_size"] = 1 << 18  # the protocol's own limit comes first, with its reason
+    return uvicorn.Server(uvicorn.Config(app, host, port, timeout_graceful_shutdown=stop_seconds, **settings))

@@ -14,6 +14,8 @@ from prm_jax.rerank import AGGREGATORS
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.worker import Job, Refused
 
+MOST_CHARACTERS = 16  # a token; no text has as many on average, so what has more need not be tokenised
+
 
 def expect(is_right: bool, where: str, value, expected: str, status: int = 400):
     if not is_right:
@@ -53,6 +55,15 @@ def check_list(x, where: str, most: int):
     expect(len(x) <= most, where, f"{len(x)} entries", f"at most {most}", 413)
 
 
+def check_sizes(sizes: list[int], limits):
+    """Refuses a request by its characters, since counting them costs nothing."""
+    longest, most = max(sizes), MOST_CHARACTERS * limits.tokens
+    expected = f"at most {most}: {limits.tokens} tokens have no more"
+    expect(longest <= most, "the longest solution", f"{longest} characters", expected, 413)
+    total, expected = sum(sizes), f"at most {limits.characters} (each solution counts with its problem)"
+    expect(total <= limits.characters, "the body", f"{total} characters in all solutions", expected, 413)
+
+
 def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
     """(job with the solutions of all problems, number of solutions of each problem) of POST /score. The body is
     {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, each optionally
@@ -64,7 +75,7 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
     expect(aggregator in list(AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))  # it may have no hash
     problems = body["problems"] if many else [{key: x for key, x in body.items() if key != "aggregator"}]
     check_list(problems, "problems", limits.solutions)
-    rows, sizes = [], []
+    rows, counts = [], []
     for p, problem in enumerate(problems):
         where = f"problems[{p}]." if many else ""
         check_keys(problem, where.rstrip("."), ("problem", "steps", "candidates"))
@@ -79,17 +90,19 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
             for t, step in enumerate(steps):
                 check_text(step, f"{key}[{t}]")
             rows.append((problem["problem"], tuple(steps)))
-        sizes.append(len(candidates))
+        counts.append(len(candidates))
     expect(len(rows) <= limits.solutions, "problems", f"{len(rows)} solutions", f"at most {limits.solutions}", 413)
-    return Job(rows, aggregator), sizes
+    sizes = [len(problem) + sum(map(len, steps)) + len(steps) for problem, steps in rows]
+    check_sizes(sizes, limits)
+    return Job(rows, sizes, aggregator), counts
 
 
-def score_answer(job: Job, sizes: list[int], scorer) -> dict:
+def score_answer(job: Job, counts: list[int], scorer) -> dict:
     """The answer to POST /score: candidates with step scores, aggregate and weakest step, and a ranking per problem."""
     problems, start, log_odds = [], 0, UNITS[scorer.unit].log_odds
-    for size in sizes:
-        scores, score_N = job.scores[start : start + size], job.log_scores[start : start + size]
-        start += size
+    for count in counts:
+        scores, score_N = job.scores[start : start + count], np.array(job.log_scores[start : start + count])
+        start += count
         candidates = []
         for score_T, score in zip(scores, score_N.tolist(), strict=True):
             steps = {"probability": probability(log_odds(score_T)).tolist(), "log_odds": score_T.tolist()}
@@ -138,12 +151,13 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
         check_list(one, f"input[{i}]", limits.tokens)
         for token in one:
             expect(type(token) is int and 0 <= token < vocab, f"input[{i}]", token, f"token ids from 0 to {vocab - 1}")
-    special = body.get("add_special_tokens") is not False
+    sizes, special = [len(one) for one in inputs], body.get("add_special_tokens") is not False
+    check_sizes(sizes, limits)
 
-    def tokens() -> list[Encoded]:
-        """The encoded inputs; runs in the worker, since a tokenizer belongs to one thread."""
+    def encode(numbered_inputs) -> list[Encoded]:
+        """Runs in the worker, since a tokenizer belongs to one thread."""
         tag, encoded = step_tag(scorer.format, scorer.tokenizer), []
-        for i, one in enumerate(inputs):
+        for i, one in numbered_inputs:
             ids = scorer.tokenizer.encode(one, add_special_tokens=special) if isinstance(one, str) else one
             ids_L = np.array(ids, np.int32)
             read_T = np.array([len(ids_L) - 1]) if outcome else np.flatnonzero(ids_L == tag)
@@ -151,7 +165,7 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
             encoded.append(Encoded(ids_L, read_T.astype(np.int32), 0))
         return encoded
 
-    return Job(tokens=tokens), body.get("use_activation") is not False
+    return Job(list(enumerate(inputs)), sizes, encode=encode), body.get("use_activation") is not False
 
 
 def pooling_answer(job: Job, activated: bool, scorer, name: str) -> dict:
@@ -164,6 +178,6 @@ def pooling_answer(job: Job, activated: bool, scorer, name: str) -> dict:
         rows = np.stack([bad_T, good_T] if two else [good_T], -1)
         rows = rows[0] if scorer.format.outcome else rows
         data.append({"index": index, "object": "pooling", "data": rows.tolist()})
-    n = sum(len(e.ids_L) for e in job.encoded)
     answer = {"id": f"pool-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": name}
-    return answer | {"data": data, "usage": {"prompt_tokens": n, "total_tokens": n, "completion_tokens": 0}}
+    usage = {"prompt_tokens": job.tokens, "total_tokens": job.tokens, "completion_tokens": 0}
+    return answer | {"data": data, "usage": usage}

@@ -26,11 +26,12 @@ class Histogram:
 
 
 class Metrics:
-    """Counts since the start; only the event loop writes the first three, only the worker the others."""
+    """Counts since the start; only the event loop writes the first four, only the worker the others."""
 
     def __init__(self):
         self.requests = collections.Counter()  # by (path, status)
         self.seconds = Histogram(SECONDS)
+        self.arriving = {}  # the time limit of each body that has not arrived yet, the oldest first
         self.waiting = 0
         self.solutions = Histogram(SOLUTIONS)  # of each batch
         self.steps = 0
@@ -39,8 +40,9 @@ class Metrics:
         """All metrics; `stats` are the ScoringStats of a scorer with a model."""
         requests = {f'{{path="{path}",status="{status}"}}': n for (path, status), n in sorted(self.requests.items())}
         metrics = [  # name, type, help, a Histogram or {labels: value}
-            ("prm_jax_requests_total", "counter", "requests answered", requests),
-            ("prm_jax_requests_waiting", "gauge", "requests that arrive, wait or are scored", {"": self.waiting}),
+            ("prm_jax_requests_total", "counter", "requests by path and status", requests),
+            ("prm_jax_requests_arriving", "gauge", "requests whose body arrives", {"": len(self.arriving)}),
+            ("prm_jax_requests_waiting", "gauge", "requests that wait or are scored", {"": self.waiting}),
             ("prm_jax_request_seconds", "histogram", "from a request's headers to its answer", self.seconds),
             ("prm_jax_batch_solutions", "histogram", "solutions that were scored together", self.solutions),
             ("prm_jax_steps_total", "counter", "steps scored", {"": self.steps}),
