@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from omegaconf import OmegaConf
-
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.evals.common import ScoreBatch, check_there
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
+from prm_jax.launch.files import read_yaml, write_json
 from prm_jax.model import choose_dtype
 from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
 from prm_jax.scoring import ModelScorer
@@ -104,7 +103,7 @@ def main(cfg):
         raise InputError(f"the server needs the package {error.name}: pip install starlette uvicorn") from None
     raw_cfg, cfg, folder = cfg, parse(cfg, ServeConfig), run_folder.output_dir()
     record = folder / ".hydra" / "config.yaml"
-    restarts = record.is_file() and record.read_bytes() == OmegaConf.to_yaml(raw_cfg).encode()  # the same command again
+    restarts = record.is_file() and read_yaml(record) == raw_cfg  # the same command again
     with run_folder.locked_run_folder(folder, raw_cfg, restarts), listen(cfg.host, cfg.port) as listener:
         scorer, name = open_served(cfg)
         token, names = os.environ.get("PRM_JAX_TOKEN") or None, (name, scorer.name)
@@ -121,7 +120,7 @@ def main(cfg):
         answered = sum(n for (_, status), n in requests if status not in (499, 503))  # 499: the client left
         left = sum(n for (_, status), n in requests if status == 503)
         requests = {f"{path} {status}": n for (path, status), n in requests}
-        run_folder.write_json(folder / "results.json", {"verifier": scorer.name, "requests": requests})
+        write_json(folder / "results.json", {"verifier": scorer.name, "requests": requests})
         why = f"; {left} left unanswered after stop_seconds={cfg.stop_seconds}" if left else ""
         print(f"stopped     {answered} requests answered, {app.metrics.steps} steps scored{why}", flush=True)
     if left or not has_ended:
