@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+
 from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.evals.common import ScoreBatch, check_there
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
-from prm_jax.launch.files import read_yaml, write_json
+from prm_jax.launch.files import read_yaml
 from prm_jax.model import choose_dtype
 from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
 from prm_jax.scoring import ModelScorer
@@ -120,7 +121,7 @@ def main(cfg):
         answered = sum(n for (_, status), n in requests if status not in (499, 503))  # 499: the client left
         left = sum(n for (_, status), n in requests if status == 503)
         requests = {f"{path} {status}": n for (path, status), n in requests}
-        write_json(folder / "results.json", {"verifier": scorer.name, "requests": requests})
+        run_folder.write_json(folder / "results.json", {"verifier": scorer.name, "requests": requests})
         why = f"; {left} left unanswered after stop_seconds={cfg.stop_seconds}" if left else ""
         print(f"stopped     {answered} requests answered, {app.metrics.steps} steps scored{why}", flush=True)
     if left or not has_ended:
