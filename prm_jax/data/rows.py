@@ -53,6 +53,11 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
     return tuple(values)
 
 
+def writable(text: str) -> str:
+    """The text with U+FFFD for each half of a pair of surrogates, which JSON may name and no file can hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def row_place(path, number: int) -> str:
     """A row's place in an error: its line in JSON Lines, its rank in other files, both from 1."""
     return f"{path} {'line' if str(path).removesuffix('.gz').endswith('.jsonl') else 'row'} {number}"

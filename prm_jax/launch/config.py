@@ -58,6 +58,7 @@ Natural = typing.Annotated[int, Rule(lambda n: n >= 0, "at least 0")]
 Seed = typing.Annotated[int, Rule(lambda n: 0 <= n < 2**32, "at least 0 and below 2^32")]
 Share = typing.Annotated[float, Rule(lambda x: 0 <= x <= 1, "a number in [0, 1]")]
 BelowOne = typing.Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1)")]
+Finite = typing.Annotated[float, Rule(math.isfinite, "a finite number")]
 Positive = typing.Annotated[float, Rule(lambda x: 0 < x < math.inf, "a number above 0")]
 NotNegative = typing.Annotated[float, Rule(lambda x: 0 <= x < math.inf, "a finite number, at least 0")]
 
