@@ -258,7 +258,7 @@ LINES = [
     ("evaluate", r"checkpoint: no finished run under"),
     ("evaluate checkpoint=./nowhere", r"nowhere: no such folder"),
     ("evaluate checkpoint=empty", r"empty: is neither a run with checkpoints nor a Hugging Face folder"),
-    ("evaluate checkpoint=[]", r"checkpoint: got an empty list"),
+    ("evaluate checkpoint=[]", r"checkpoint: got \[\], expected a name or a list of names"),
     ("evaluate checkpoint=[random,./nowhere] data=chain", r"nowhere: no such folder"),
     ("evaluate checkpoint=checker-2-3", r"checker-2-3"),
     ("evaluate checkpoint=stopped", r"stopped: stopped before its first checkpoint; python train.py resume=stopped"),

@@ -125,8 +125,8 @@ def open_weights(folder: Path) -> dict:
             shapes = f"{b_Or.shape} and {a_rI.shape}"
             raise InputError(f"{path}: {module}: shapes {shapes} do not update {name} of shape {expected}")
         r, patterns = len(a_rI), settings.get("alpha_pattern") or {}
-        names = ((key.replace("\\.", "."), alpha) for key, alpha in patterns.items())
-        alphas = (alpha for key, alpha in names if key == f"^{module}" or f".{module}".endswith(f".{key}"))
+        literal = ((key.replace("\\.", "."), alpha) for key, alpha in patterns.items())
+        alphas = (alpha for key, alpha in literal if key == f"^{module}" or f".{module}".endswith(f".{key}"))
         scale = next(alphas, settings["lora_alpha"]) / (r**0.5 if settings.get("use_rslora") else r)
         tensors[name] = Updated(tensors[name], b_Or, np.float32(scale) * a_rI)
     return tensors

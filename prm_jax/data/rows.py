@@ -16,6 +16,9 @@ from prm_jax.launch.config import expect
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
 
 
+LONGEST = 1 << 29  # bytes of a line, of which a packed file may hold any number
+
+
 def field_error(name: str, value, expected: str) -> InputError:
     """The one-line error of a field."""
     text = "null" if value is None else repr(value)
@@ -114,7 +117,8 @@ def _decoded(data: bytes, where: str, decode):
 
 def _json_lines(path):
     with _open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
+            expect(len(line) < LONGEST, f"{path} line {number}", f"{LONGEST:,} bytes", "fewer in a line")
             if line.removeprefix(b"\xef\xbb\xbf").strip():
                 yield number, _decoded(line, f"{path} line {number}", DECODER.decode)
 

@@ -13,10 +13,10 @@ from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, read_rows, require
 from prm_jax.data.solutions import Solution
-from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
+from prm_jax.launch.config import Count, Positive, expect, one_of, one_or_more, parse
 
 LabelKind = Literal["correctness", "value", "advantage"]
-Files = str | Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")] | None
+Files = str | Annotated[list, one_or_more("file")] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, nam
 
 def _load(cfg: FileData, labels_required: bool, **extra_paths):
     """Returns the fields of Data: the rows of `path` or `hub` as `train`, those of extra files by name."""
-    if (cfg.path is None) == (cfg.hub is None):
+    if bool(cfg.path) == bool(cfg.hub):
         expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
         raise InputError(f"data.path: expected {expected}")
     options = {key: getattr(cfg, key) for key in sources.OPTIONS}

@@ -1,5 +1,6 @@
 """Makes a paper's figure from nothing: runs the commands that it needs and that are not done yet, then draws it."""
 
+import collections
 import dataclasses
 import re
 import sys
@@ -31,6 +32,8 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
         if "=" not in arg:
             raise InputError(f"{arg}: expected key=value")
     overrides = dict(arg.split("=", 1) for arg in args)
+    if repeated := [key for key, n in collections.Counter(arg.split("=")[0] for arg in args).items() if n > 1]:
+        raise InputError(f"{repeated[0]}: is given more than once")
     if "resume" in overrides:
         raise InputError("resume: the same command continues a stopped figure")
     if "why" in overrides:
