@@ -628,6 +628,7 @@ def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
         refuses("no tokenizer that transformers can read", tokenizer=text)
     tokenizer.save_pretrained(tmp_path)
     refuses("no tokenizer that transformers can read", tokenizer_config="{")
+    refuses("model_max_length: got 'x', expected a number", tokenizer_config='{"model_max_length": "x"}')
     refuses("auto_map: the tokenizer is Python code", tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}')
 
 

@@ -14,8 +14,6 @@ from prm_jax import InputError
 from prm_jax.launch.config import expect
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
-
-
 LONGEST = 1 << 29  # bytes of a line, of which a packed file may hold any number
 
 
