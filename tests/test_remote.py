@@ -356,11 +356,8 @@ def endless(piece, seconds=0.0, head=b"HTTP/1.1 200 OK\r\nContent-Type: applicat
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (endless(b" ", 0.05), "Request timed out. .its reply took more than 0.5 seconds"),
-        (
-            endless(b"X: y\r\n", 0.05, b"HTTP/1.1 200 OK\r\n"),
-            "Request timed out. .its reply took more than 0.5 seconds",
-        ),
+        (endless(b" ", 0.05), "Request timed out. .timed out"),
+        (endless(b"X: y\r\n", 0.05, b"HTTP/1.1 200 OK\r\n"), "Request timed out. .timed out"),
         (endless(b" " * 2**16), "Connection error. .its reply is longer than any"),
         (endless(b" " * 2**16, 0, b"HTTP/1.1 200 OK\r\nX: "), "Connection error. "),
     ],

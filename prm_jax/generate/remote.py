@@ -101,10 +101,10 @@ def open_client(url: str, server: Server, max_tokens: int):
 
     def read(read, errors, n, timeout=None):
         seconds = reply.end - time.monotonic()
-        data = read(n, min(timeout or seconds, seconds)) if seconds > 0 else b""
-        reply.left -= len(data)
         if seconds <= 0:
-            raise errors.ReadTimeout(f"its reply took more than {server.timeout:g} seconds")
+            raise errors.ReadTimeout("timed out")
+        data = read(n, min(timeout or seconds, seconds))
+        reply.left -= len(data)
         if reply.left < 0:
             raise errors.ReadError("its reply is longer than any to this request")
         return data
