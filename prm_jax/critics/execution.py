@@ -67,7 +67,7 @@ mount -t tmpfs -o mode=755 none "$root"
 while [ "$1" != -- ]; do
     mkdir -p "$root$1"; mount --bind "$1" "$root$1"; mount -o remount,bind,ro "$root$1"; shift
 done
-shift; mount -o remount,ro "$root"
+shift; mount -o remount,bind,ro "$root"
 chroot "$root" "$@"; exit $?
 """
 
