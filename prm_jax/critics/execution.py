@@ -1,10 +1,11 @@
 """Runs the code of a critique in a process of its own, where format.critic.execute=true.
 
-It has limits on CPU and real time, memory, processes and output, can enlarge no file, and sees no environment. What it
-started is killed with it. An audit hook refuses files but Python's own, processes and the network. The hook stops
-mistakes; code that wants to can disable it, so the code runs in a sandbox where the system has one (bubblewrap, or
-unshare and setpriv of util-linux): no network, no file but the system's programs and Python's own, all read-only, and
-no process that outlives it. Elsewhere a line says so, once; a critic that you do not trust then needs a container.
+It has limits on CPU and real time, memory, output and, unless it is root's, processes, can enlarge no file and sees no
+environment. Its process group is killed at its end. An audit hook refuses files but Python's own, processes and the
+network. The hook stops mistakes; code that wants to can disable it. So the code runs in a sandbox where one works
+(bubblewrap, or unshare and setpriv of util-linux): no network, no file but the system's programs and Python's own, all
+read-only, no process of others in sight, and none that outlives it. Elsewhere a line says what is not stopped; a critic
+that you do not trust then needs a container.
 """
 
 import contextlib
