@@ -202,8 +202,7 @@ def record_data(path: Path, data: Data):
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind: str) -> dict:
     """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best evaluation."""
-    b, checkpoints = cfg.batch, Checkpoints(run)
-    first, best = 0, {}
+    b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
     seconds_before = best.pop("seconds", 0.0)

@@ -125,5 +125,6 @@ def test_what_was_cut_and_what_is_searched_already_is_left_out():
     complete = lambda prefixes: [answers[steps] for _, steps in prefixes]
     ((states, paths),) = run_batched([build_tree("p", [right, wrong, wrong, cut, nothing], 4, TREE)], complete)
     assert {steps: state.mc for steps, state in states.items()} == {(): MC(1, 5), ("a",): MC(1, 2)}
-    assert [(path.steps, path.search["start"], path.search["first_error"]) for path in paths] == [(("a", "b"), 0, 1)]
-    assert paths[0].search["q"] == pytest.approx(0.5**0.8 * 0.9 ** (2 / 500)) and paths[0].search["u"] == 0
+    ((steps, answer, search),) = paths
+    assert (steps, answer, search["start"], search["first_error"]) == (("a", "b"), "2", 0, 1)
+    assert search["q"] == pytest.approx(0.5**0.8 * 0.9 ** (2 / 500)) and search["u"] == 0

@@ -22,8 +22,7 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
     sampling, never_V = Sampling(1.0, None, 1.0, s.new_tokens), np.zeros(model.cfg.vocab, bool)
     greedy_sampling = dataclasses.replace(sampling, temperature=0.0)
     for dtype in cfg.dtypes:
-        model = common.random_model(cfg, dtype)
-        plain = Format("plain", separator="\n")
+        model, plain = common.random_model(cfg, dtype), Format("plain", separator="\n")
         policy = Policy(model, hf.load_tokenizer(hf.EMBEDDED), plain, "bench", sampling, s.rows)
 
         def sample(policy, n):

@@ -13,10 +13,10 @@ from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, read_rows, require
 from prm_jax.data.solutions import Solution
-from prm_jax.launch.config import Count, Positive, expect, one_of, one_or_more, parse
+from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
 
 LabelKind = Literal["correctness", "value", "advantage"]
-Files = str | Annotated[list, one_or_more("file")] | None
+Files = str | Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")] | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +17,7 @@ from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, Seed, one_or_more
+from prm_jax.launch.config import Count, Seed
 from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import score_into, stored_scores
 from prm_jax.stats import bootstrap_interval
@@ -35,7 +35,7 @@ class ScoreBatch:
 class EvaluateConfig:
     """The keys that every task has; conf/evaluate.yaml says what each means."""
 
-    checkpoint: str | Annotated[list, one_or_more("name")] | None
+    checkpoint: str | list | None
     resume: str | None
     reference: str | None
     which: Literal["best", "latest"]
@@ -81,6 +81,8 @@ def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())] if needed else []
     names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
+    if not names:
+        raise InputError("checkpoint: got an empty list, expected at least one")
     groups = [run_folder.runs_of(Path(name)) if needs_folder(str(name)) else [name] for name in names]
     verifiers = [str(name) for group in groups for name in group]
     for name in filter(needs_folder, verifiers):

@@ -185,33 +185,27 @@ def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -
 
 
 def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Labels, origin: dict) -> list[dict]:
-    """A line for each problem, given by its solutions: its tree and the rows of the paths in it."""
+    """A line for each problem, given by its solutions: its tree, and a row for each path of it. A state's MC labels the
+    first path through it; the last step has 0. start: steps of the state that was searched from; visits: of each state;
+    q, u: the scores that chose the path."""
     roots = [[RollOut(s.steps, s.answer, s.outcome > 0, True, 0) for s in group] for group in groups]
     trees = [build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)]
     lines = []
     for group, (states, paths) in zip(groups, run_batched(trees, complete), strict=True):
-        first, mc = group[0], states[()].mc
-        rows = [row | origin for row in tree_rows(first, states, paths, complete)]
+        first, mc, rows, labelled = group[0], states[()].mc, [], set()
+        for i, (steps, answer, search) in enumerate(paths):
+            s = Solution(first.problem, steps, None, None, 0.0, answer, f"{first.id}/tree/{i}", first.task)
+            prefixes = [steps[: t + 1] for t in range(len(steps))]
+            labels = [states[p].mc.share if p in states and p not in labelled else None for p in prefixes[:-1]]
+            labelled.update(prefixes)
+            visits = [states[p].visits if p in states else None for p in prefixes]
+            rows.append({**row_of(s, [*labels, 0.0], complete), **search, "visits": visits, **origin})
         # The completions of a problem without a search are charged to no path.
         cost = complete.charge_tokens([(first.problem, ())])
         cost = {name: n + sum(row[name] for row in rows) for name, n in cost.items()}
         line = {"id": first.id, "prompt": first.problem, "given": len(group), "right": mc.right, "k": mc.k}
         lines.append({**line, "states": len(states), **cost, "paths": rows})
     return lines
-
-
-def tree_rows(first: Solution, states: dict, paths: Sequence, complete: Completions) -> list[dict]:
-    """A row for each path of a problem's tree. A state's MC labels the first path through it; the last step has 0.
-    start: steps of the state that was searched from; visits: of each state; q, u: the scores that chose the path."""
-    rows, labelled = [], set()
-    for i, (steps, answer, search) in enumerate(paths):
-        s = Solution(first.problem, steps, None, None, 0.0, answer, f"{first.id}/tree/{i}", first.task)
-        prefixes = [steps[: t + 1] for t in range(len(steps))]
-        labels = [states[p].mc.share if p in states and p not in labelled else None for p in prefixes[:-1]] + [0.0]
-        labelled.update(prefixes)
-        visits = [states[p].visits if p in states else None for p in prefixes]
-        rows.append({**row_of(s, labels, complete), **search, "visits": visits})
-    return rows
 
 
 def row_of(s: Solution, labels: Sequence[float | None], complete: Completions) -> dict:

@@ -19,13 +19,11 @@ MAX_IDLE = 2  # descents in a row that end at a finished child, after which the 
 
 def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: int, rule: str = "puct"):
     """Grows a tree a problem without roll-outs, as AlphaZero does, with the verifier's values (mctx; PUCT or Gumbel).
-
     A simulation descends to an unvisited child and samples `branch` steps there. Equal steps are one child, whose prior
     is proportional to its number of samples times its probability. Each node has one extra action, "sample this node
     again". Its value is the mean of the node's and its children's; its prior is how far that mean exceeds the best
     child. So the tree widens only where every sampled child is poor. A finished child ends the descent. A tree ends
-    after `simulations`, after MAX_IDLE descents in a row that grew nothing, or where the problem's budget ends.
-    """
+    after `simulations`, after MAX_IDLE descents in a row that grew nothing, or where the problem's budget ends."""
     P, K, problems = len(state.problems), branch + 1, sorted(problems)
 
     def prior_K(children: Sequence[Child]) -> np.ndarray:
@@ -99,8 +97,7 @@ def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
     def one_simulation(low, high, body, start):
         return body(i, (jax.random.fold_in(key, i), start[1] if tree is None else tree))
 
-    if rule == "puct":
-        search = functools.partial(mctx.muzero_policy, dirichlet_fraction=0.0)
-    else:
-        search = functools.partial(mctx.gumbel_muzero_policy, max_num_considered_actions=prior_PK.shape[1])
-    return search((), key, root, recurrent, simulations, loop_fn=one_simulation).search_tree
+    search, options = mctx.muzero_policy, {"dirichlet_fraction": 0.0}
+    if rule == "gumbel":
+        search, options = mctx.gumbel_muzero_policy, {"max_num_considered_actions": prior_PK.shape[1]}
+    return search((), key, root, recurrent, simulations, loop_fn=one_simulation, **options).search_tree

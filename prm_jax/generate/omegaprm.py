@@ -97,14 +97,6 @@ class State:
     visits: int = 0
 
 
-class SearchedPath(NamedTuple):
-    """A solution with a wrong answer that was searched for its first error."""
-
-    steps: tuple[str, ...]
-    answer: str | None
-    search: dict  # start: number of its steps in the state whose roll-out it was; first_error: index of a step; q; u
-
-
 def quality(share: float, r: RollOut, cfg: TreeConfig) -> float:
     """Q = alpha^(1 - MC) beta^(words / L): high for short wrong roll-outs from states that mostly go right. The paper
     counts tokens; words, as OpenR counts, are known without a tokenizer."""
@@ -112,12 +104,12 @@ def quality(share: float, r: RollOut, cfg: TreeConfig) -> float:
 
 
 def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConfig) -> Generator:
-    """Searches the tree of one problem; returns ({steps: State}, [SearchedPath in the order of search]).
+    """Searches the tree of one problem; returns ({steps: State}, [(steps, answer, search) of each searched solution]).
 
     Each search bisects the wrong roll-out with the highest Q + U, U = c_puct sqrt(visits of all states) / (1 + visits
     of this one), among the states with 0 < MC < 1; the states that it visits join the tree. The root's roll-outs are
     `solutions` and, where these are less than k, completions. No text is searched twice, and none that was cut off,
-    since it might have become right.
+    since it might have become right. search: start, the state's number of steps; first_error, a step's index; q; u.
     """
     states, paths, seen = {}, [], set()
 
@@ -145,5 +137,5 @@ def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConf
 
         error = len(start) + (yield from bisect(len(r.steps), is_alive))
         search = {"start": len(start), "first_error": error, "q": q, "u": u[start]}
-        paths.append(SearchedPath((*start, *r.steps), r.answer, search))
+        paths.append(((*start, *r.steps), r.answer, search))
     return states, paths

@@ -40,11 +40,10 @@ from prm_jax.scoring import score_into, stored_scores
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
     """TD(lambda) target in [0, 1] of the value after each step, target_T, without roll-outs (AgentPRM, 2511.08325).
 
-    value_T: P(final answer right) after each step by a model. With V_t = value_T[t - 1] after step t, V_0 before the
-    first (it cancels), V_T = 0, since nothing follows, and the outcome as the last step's reward, generalised
-    advantages (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1};
-    the target of step t is V_{t-1} + A_t: for t = T the outcome, else with lambda (`decay`) = 1 gamma^(T-t) outcome,
-    with 0 gamma V_t.
+    V_t = value_T[t - 1] is a model's P(final answer right) after step t, but V_T = 0, since nothing follows. With the
+    outcome as the last step's reward, generalised advantages (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l
+    delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1}; the target of step t is V_{t-1} + A_t, in which V_0 cancels: for
+    t = T the outcome, else with lambda (`decay`) = 1 gamma^(T-t) outcome, with 0 gamma V_t.
     """
     target_T = np.full(len(value_T), outcome, np.float64)
     for t in reversed(range(len(value_T) - 1)):
@@ -167,9 +166,8 @@ def label_kind(cfg: RelabelingConfig, scorer) -> str:
     return cfg.label_kind or kind
 
 
-# by -> the keys that its labels depend on, besides these of all
+# by -> the keys that its labels depend on, besides those of all
 KEYS = {"scores": ("scores", "scores_unit"), "td": ("td_lambda", "gamma"), "consensus": ("other", "other_threshold")}
-KEYS_OF_ALL = ("by", "threshold", "after_first_error")
 
 
 def labelled_rows(solutions, labels, origin: dict, counts: collections.Counter) -> Iterator[dict]:
@@ -198,7 +196,7 @@ def main(cfg):
             scorer = open_verifier(cfg.checkpoint, OpenOptions(*opening, task=cfg.checker, files=(cfg.input,)))
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
-        keys = {key: getattr(cfg, key) for key in (*KEYS_OF_ALL, *KEYS.get(cfg.by, ()))}
+        keys = {key: getattr(cfg, key) for key in ("by", "threshold", "after_first_error", *KEYS.get(cfg.by, ()))}
         origin = {"label_kind": label_kind(cfg, scorer), **keys, **({"scorer": scorer.name} if scorer else {})}
         weights = {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
         about = {**origin, "files": {file: file_fingerprint(file) for file in cfg.files}, **weights}

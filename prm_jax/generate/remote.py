@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -50,8 +50,7 @@ AS_USUAL = Server()
 MOST, PER_BYTE, PER_TOKEN = 1 << 22, 100, 1000
 
 
-@dataclasses.dataclass(frozen=True)
-class Served:
+class Served(NamedTuple):
     """The model that a server names; its weights are not known."""
 
     name: str

@@ -32,12 +32,10 @@ def best_of_n(state: SearchState, problems: Iterable[int], width: int):
 
 def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, groups=1, block=1, ahead=0):
     """Beam search: one group is a plain beam (Snell et al. 2024), width / branch are DVTS (Beeching et al. 2024).
-
     Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and
     so on; a finished solution leaves the beam. A step is ranked by its value, or by that of the node that `ahead` more
     greedy steps reach (lookahead). `block`: least number of tokens between two choices; long blocks with a value or
-    outcome model are value-guided search (2505.17373).
-    """
+    outcome model are value-guided search (2505.17373)."""
     keep = max(1, width // (groups * branch))
     beams, n = [(Node(p), group) for p in problems for group in range(groups)], width // groups
     for _ in range(state.max_steps):
@@ -47,7 +45,7 @@ def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, g
             rivals[node.problem, group] += [child for child in siblings if child.is_open]
         if ahead:
             nodes = iter(state.look_ahead(list(itertools.chain(*rivals.values())), ahead))
-            rivals = {key: list(itertools.islice(nodes, len(group))) for key, group in rivals.items()}
+            rivals = {key: list(itertools.islice(nodes, len(children))) for key, children in rivals.items()}
         beams = []
         for (_, group), nodes in rivals.items():
             beams += [(node, group) for node in sorted(nodes, key=lambda node: node.value)[-keep:]]
@@ -113,12 +111,10 @@ def tokens_per_solution(policy: Policy, problems: Sequence[str], key, n: int = 2
 
 
 def search(state: SearchState, method: str, budget: float, per_solution: float, options: Options):
-    """Spends a mean of `budget` policy tokens a problem by a method of METHODS.
-
-    Every second problem is searched first, with the width that per_solution pays for. Their measured cost of a unit of
-    width sets the width of the others. Problems with more than a unit's estimated cost left are searched again; the
-    last tokens pay for one whole solution each of the cheapest problems. With options.stop_at see `search_unsolved`.
-    """
+    """Spends a mean of `budget` policy tokens a problem by a method of METHODS. Every second problem is searched first,
+    with the width that per_solution pays for. Their measured cost of a unit of width sets the width of the others.
+    Problems with more than a unit's estimated cost left are searched again; the last tokens pay for one whole solution
+    each of the cheapest problems. With options.stop_at see `search_unsolved`."""
     state.budget, state.per_solution, state.stop_at = budget, per_solution, options.stop_at
     if options.stop_at is not None:
         return search_unsolved(state, method, budget, options)

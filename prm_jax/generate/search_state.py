@@ -47,7 +47,6 @@ class SearchState:
         self.prefixes_P = np.zeros(len(problems), int)  # number of continued prefixes
         self.steps, self.step_tokens = 0, 0  # continuations to the end of a step, and their tokens
         self.has_finished_P = np.zeros(len(problems), bool)
-        self.best_P = np.zeros(len(problems))  # P(good) of the best finished solution
         self.scores: dict[Prefix, np.ndarray] = {}  # log-odds: no text is scored twice
 
     def row(self, node: Node) -> Prefix:
@@ -95,11 +94,8 @@ class SearchState:
                 children[i] = child
         children = self.score(children)
         for child in children:
-            p = child.problem
-            self.nodes[p].append(child)
-            if child.finish_reason == "eos" and child.steps:
-                self.has_finished_P[p] = True
-                self.best_P[p] = max(self.best_P[p], self.probability(child))
+            self.nodes[child.problem].append(child)
+            self.has_finished_P[child.problem] |= child.finish_reason == "eos" and bool(child.steps)
         return [children[i : i + n] for i in range(0, len(children), n)]
 
     def look_ahead(self, nodes: Sequence[Node], steps: int) -> list[Node]:
@@ -120,7 +116,8 @@ class SearchState:
         pay for `samples` next steps and, where no solution is finished, for the end of one. With `stop_at` all problems
         share one budget."""
         if self.stop_at is not None:
-            return self.best_P[p] < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
+            best = max(map(self.probability, self.finished(p)), default=0.0)
+            return best < self.stop_at and self.tokens_P.sum() < self.budget * len(self.problems)
         cost = samples * self.step_tokens / max(self.steps, 1)
         if not self.has_finished_P[p]:
             cost += max(0.0, self.per_solution - self.deepest(p).tokens)

@@ -40,22 +40,22 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
+class Rule(typing.NamedTuple):
     """A condition on a value beside its type, for an annotation such as `Count`."""
 
     allows: Callable[[typing.Any], bool]
     expected: str
 
 
-def one_or_more(what: str) -> Rule:
-    """The rule that a list has texts, at least one."""
-    return Rule(lambda values: {*map(type, values)} == {str}, f"a {what} or a list of {what}s")
-
-
-def one_of(names: typing.Collection[str]) -> Rule:
+class one_of:
     """The rule that a value is a key of a table, looked up when the value is read."""
-    return Rule(lambda x: x in names, " or ".join(", ".join(names).rsplit(", ", 1)))
+
+    def __init__(self, names: typing.Collection[str]):
+        self.names, self.allows = names, lambda x: x in names
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(", ".join(self.names).rsplit(", ", 1))
 
 
 # No count of ours comes near 10^8: more is a slip of the keyboard, with which a command would hang in silence.
@@ -94,6 +94,9 @@ def _value(value, hint, key: str):
         if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
             if origin is dict:
                 return {name: _value(x, typing.get_args(kind)[1], f"{key}.{name}") for name, x in value.items()}
+            if origin is list:
+                is_flat = not any(x is None or isinstance(x, list | dict) for x in value)
+                expect(is_flat, key, value, "texts or numbers in the list")
             for rule in rules:
                 expect(rule.allows(value), key, value, rule.expected)
             return value

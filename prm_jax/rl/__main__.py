@@ -90,12 +90,11 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):
     wandb: Literal["offline", "online"] | None
 
     def __post_init__(self):
-        s = self.sampling
+        s, has_prm = self.sampling, self.reward.prm_checkpoint is not None
         exact = s.temperature == 1 and s.top_k is None and s.top_p == 1
         expect(exact, "sampling", f"{s}", "temperature 1 and all tokens, the distribution that the gradient is of")
         alone = self.n == 1 and self.estimator.needs_group
         expect(not alone, "n", self.n, "at least 2: the other responses to a problem are the baseline")
-        has_prm = self.reward.prm_checkpoint is not None
         expect(self.select != "prof" or has_prm, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
         expect(not self.online.every or has_prm, "reward.prm_checkpoint", None, "a verifier, which online.every trains")
 
@@ -108,17 +107,16 @@ def main(cfg):
     expect(isinstance(data_cfg, TaskData), "data", raw_cfg.data.name, f"an embedded task: {', '.join(tasks.TASKS)}")
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     require_packages(cfg.tensorboard, cfg.wandb)
-    mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
-    questions, n_held_out = cfg.questions, cfg.eval.problems
+    mesh, texts, questions = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run), cfg.questions
     checker = Checker(questions.checker if questions.checker in RULES else "number")  # where no task's checker does
     claim = run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*")
     with contextlib.closing(checker), claim, jax.set_mesh(mesh):
         if questions.critic:
-            problems = of_critic(data_cfg, questions.critic, n_held_out, cfg.seed)
+            problems = of_critic(data_cfg, questions.critic, cfg.eval.problems, cfg.seed)
         elif questions.file:
-            problems = of_files(questions, checker, n_held_out)
+            problems = of_files(questions, checker, cfg.eval.problems)
         else:
-            problems = of_task(data_cfg, n_held_out, cfg.seed)
+            problems = of_task(data_cfg, cfg.eval.problems, cfg.seed)
         trainer = Trainer(cfg, problems)
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
@@ -228,7 +226,6 @@ class Trainer:
         tokens = policy.stats.tokens
         self.spent["tokens"] += tokens
         clock.append(time.perf_counter())
-
         step_reward_NT, outcome_N, scores, means = self.rewards(rollouts)
         if cfg.estimator.sums_steps and step_reward_NT.any() and not self.has_warned:
             self.has_warned = True
@@ -238,7 +235,6 @@ class Trainer:
         learns_online = self.online is not None and step % cfg.online.every == 0
         online = self.online.learn(rollouts, scores) if learns_online else {}
         clock.append(time.perf_counter())
-
         updated = {}
         if keep_N.any():
             kept = [r for r, keep in zip(rollouts, keep_N, strict=True) if keep]

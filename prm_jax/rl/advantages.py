@@ -104,7 +104,7 @@ def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
 
 
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = R_i - mean of the other R_j, R as GRPO's."""
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, 2402.14740): A_i = R_i - mean of the other R_j, R as in `grpo`."""
     return outcome_rloo(outcome_N + step_reward_NT.sum(1), mask_NL, group_N)
 
 

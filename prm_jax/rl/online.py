@@ -68,8 +68,7 @@ class Online:
         kind = "outcome" if scorer.objective == "orm" else kind
         expect(cfg.labels == kind, "online.labels", cfg.labels, f"{kind}: what the verifier's scores mean")
         self.cfg, self.scorer, self.policy, self.row_tokens = cfg, scorer, policy, row_tokens
-        objective = "implicit" if self.is_implicit else "prm"
-        self.loss = LossConfig(objective, "bce", 1.0, 0.0, beta=scorer.format.beta)
+        self.loss = LossConfig("implicit" if self.is_implicit else "prm", "bce", 1.0, 0.0, beta=scorer.format.beta)
         optimizer = OptimizerConfig(cfg.lr, 0.0, 1.0, 0.0, 0.9, 0.98, 1.0, "all", "float32")
         self.opt = make_optimizer(scorer.model, optimizer, steps // cfg.every * cfg.passes)
 

@@ -110,12 +110,8 @@ class Rewards:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
         """(step_reward_NT, outcome_N, scores, the mean reward a response of each source)."""
-        scores = self.judge(rollouts)
-        step_reward_NT, outcome_N, means = (
-            padded([np.zeros(len(r.steps)) for r in rollouts]),
-            np.zeros(len(rollouts)),
-            {},
-        )
+        scores, outcome_N, means = self.judge(rollouts), np.zeros(len(rollouts)), {}
+        step_reward_NT = padded([np.zeros(len(r.steps)) for r in rollouts])
         for name, weight in self.cfg.weights.items():
             reward = as_arrays(f"reward.{name}", SOURCES[name](rollouts, scores), rollouts)
             if isinstance(reward, list):

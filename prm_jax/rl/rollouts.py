@@ -29,10 +29,10 @@ class Rollout:
     step_L: np.ndarray  # the step that each belongs to
 
 
-def roll_out(policy: Policy, problems: Sequence[str], n: int, key, first: int = 0) -> list[Rollout]:
+def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollout]:
     """n responses to each problem, problem by problem; `Policy.extend` says how they are drawn."""
     prefixes = [(problem, ()) for problem in problems]
-    prompts, responses = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key, first)
+    prompts, responses = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key)
     rollouts = []
     for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, responses, strict=True)):
         for sample in samples:

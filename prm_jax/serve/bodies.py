@@ -61,7 +61,7 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
     keys = ("problems",) if many else ("problem", "steps", "candidates")
     check_keys(body, "the body", (*keys, "aggregator"))
     aggregator = body.get("aggregator", default)
-    expect(aggregator in list(AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))
+    expect(aggregator in list(AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))  # it may have no hash
     problems = body["problems"] if many else [{key: x for key, x in body.items() if key != "aggregator"}]
     check_list(problems, "problems", limits.solutions)
     rows, sizes = [], []

@@ -21,8 +21,7 @@ class Histogram:
 
     def lines(self, name: str) -> list[str]:
         counts = list(itertools.accumulate(self.counts))
-        buckets = zip((*self.bounds, "+Inf"), counts, strict=True)
-        lines = [f'{name}_bucket{{le="{bound}"}} {n}' for bound, n in buckets]
+        lines = [f'{name}_bucket{{le="{x}"}} {n}' for x, n in zip((*self.bounds, "+Inf"), counts, strict=True)]
         return [*lines, f"{name}_sum {self.sum:.9g}", f"{name}_count {counts[-1]}"]
 
 
