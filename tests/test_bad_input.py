@@ -244,7 +244,7 @@ LINES = [
     ("figures name=best_of_n seed=[[1]]", r"seed: got '\[\[1\]\]', expected one value at least, or a list"),
     ("figures name=best_of_n 'seed=&a [*a]'", r"seed: got '&a \[\*a\]', expected one value at least, or a list"),
     ("figures name=best_of_n seed=2024-13-45", r"seed: got '.*2024-13-45.*', expected a value or a list of them"),
-    ("figures name=best_of_n name=search", r"name: is given more than once"),
+    ("figures name=best_of_n name=search", r"name: got 'several values', expected one"),
     ("train data=files", r"data.name: got None, expected chain"),
     ("train data=jsonl", r"data.path: expected a file"),
     ("train data=jsonl data.path=nowhere.jsonl", r"nowhere.jsonl: no such file"),

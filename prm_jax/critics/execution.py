@@ -113,15 +113,13 @@ def confined(code: str, seconds: int, megabytes: int, number: int) -> tuple[str,
         file.write(code.encode("utf-8", "replace"))
         file.seek(0)
         try:
-            process = subprocess.Popen(
+            with subprocess.Popen(
                 [*sandboxes(folder)[number], *command], stdin=file, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, cwd=folder, env=environment, start_new_session=True,
-            )  # fmt: skip
+            ) as process:  # fmt: skip
+                out, err = outputs(process, 4 * seconds)
         except FileNotFoundError as error:
             return f"Error: {error}", False
-        try:
-            with process:
-                out, err = outputs(process, 4 * seconds)
         except subprocess.TimeoutExpired:
             return f"Error: took more than {4 * seconds} seconds", False
     text = out.decode("utf-8", "replace").strip()
@@ -133,11 +131,9 @@ def confined(code: str, seconds: int, megabytes: int, number: int) -> tuple[str,
 
 
 def outputs(process: subprocess.Popen, seconds: float) -> list[bytes]:
-    """[the start of a process's output, the end of its errors]; its group has ended then. Raises TimeoutExpired where
-    it takes longer, or another process that holds its output."""
-    most, end = 4 * CHARACTERS, time.monotonic() + seconds
-    parts = {process.stdout: slice(most), process.stderr: slice(-most, None)}
-    kept = dict.fromkeys(parts, b"")
+    """The starts of a process's output and errors; its group has ended then. Raises TimeoutExpired where it takes
+    longer, or another process that holds its output."""
+    kept, end = {process.stdout: b"", process.stderr: b""}, time.monotonic() + seconds
     try:
         with selectors.DefaultSelector() as selector:
             for pipe in kept:
@@ -148,7 +144,7 @@ def outputs(process: subprocess.Popen, seconds: float) -> list[bytes]:
                     raise subprocess.TimeoutExpired(process.args, seconds)
                 for key, _ in ready:
                     data, pipe = os.read(key.fd, 1 << 16), key.fileobj
-                    kept[pipe] = (kept[pipe] + data)[parts[pipe]]
+                    kept[pipe] = (kept[pipe] + data)[: 4 * CHARACTERS]
                     if not data:
                         selector.unregister(pipe)
         process.wait(max(end - time.monotonic(), 0))

@@ -1,6 +1,5 @@
 """Makes a paper's figure from nothing: runs the commands that it needs and that are not done yet, then draws it."""
 
-import collections
 import dataclasses
 import re
 import sys
@@ -12,7 +11,7 @@ from prm_jax import InputError
 from prm_jax.figures import paper, pipeline, running
 from prm_jax.figures.gallery import drawing
 from prm_jax.launch import cli
-from prm_jax.launch.config import CONF, Count, parse
+from prm_jax.launch.config import CONF, Count, expect, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +31,8 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
         if "=" not in arg:
             raise InputError(f"{arg}: expected key=value")
     overrides = dict(arg.split("=", 1) for arg in args)
-    if repeated := [key for key, n in collections.Counter(arg.split("=")[0] for arg in args).items() if n > 1]:
-        raise InputError(f"{repeated[0]}: is given more than once")
+    for key in overrides:
+        expect(sum(arg.startswith(f"{key}=") for arg in args) == 1, key, "several values", "one")
     if "resume" in overrides:
         raise InputError("resume: the same command continues a stopped figure")
     if "why" in overrides:
