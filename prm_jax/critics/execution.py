@@ -144,7 +144,7 @@ def outputs(process: subprocess.Popen, seconds: float) -> list[bytes]:
                     raise subprocess.TimeoutExpired(process.args, seconds)
                 for key, _ in ready:
                     data, pipe = os.read(key.fd, 1 << 16), key.fileobj
-                    kept[pipe] = (kept[pipe] + data)[: 4 * CHARACTERS]
+                    kept[pipe] = (kept[pipe] + data)[: 1 << 16]
                     if not data:
                         selector.unregister(pipe)
         process.wait(max(end - time.monotonic(), 0))
