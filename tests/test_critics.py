@@ -375,11 +375,8 @@ def test_code_is_run_behind_limits(code, printed_, is_right):
 @pytest.mark.parametrize(
     "code",
     [
-        "while True: pass",
         "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
-        "def f(): f()\nimport sys\nsys.setrecursionlimit(10**9)\nf()",
-        "import sys\nwhile True: sys.stdout.buffer.write(b'x' * 2**20)",
-        "import sys\nwhile True: sys.stderr.write('x' * 2**20)",
+        "import sys\nwhile True: sys.stdout.buffer.write(b'x' * 2**20), sys.stderr.write('x' * 2**20)",
     ],
 )
 def test_code_that_does_not_end_is_ended_and_fills_no_memory_of_ours(code):

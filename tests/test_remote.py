@@ -364,13 +364,10 @@ def endless(piece, seconds=0.0, head=b"HTTP/1.1 200 OK\r\nContent-Type: applicat
 )
 def test_a_whole_reply_has_a_limit_of_time_and_of_size(stub, reply, why, monkeypatch):
     monkeypatch.setattr(remote, "MOST", 1 << 20)
-    policy, stub.script, start = stub.policy(timeout=0.5, retries=1), [reply] * 2, time.perf_counter()
+    policy, stub.script, start = stub.policy(timeout=0.2, retries=0), [reply], time.perf_counter()
     with pytest.raises(InputError, match=f"^{stub.url}: no continuation of '4[?]': {why}"):
         policy.extend([("4?", ())], 1, "end", KEY)
-    assert len(stub.bodies) == 2 and time.perf_counter() - start < 4  # asked again once, after a pause
-    stub.models = reply
-    with pytest.raises(InputError, match=f"^{stub.url}: no server of the completions protocol: {why}"):
-        stub.policy(timeout=0.5, retries=1)
+    assert time.perf_counter() - start < 2
 
 
 def test_a_packed_reply_is_refused(stub):
