@@ -158,7 +158,7 @@ def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
         if (override := overrides.get(key)) is not None:
             chosen = read_value(key, override if override.startswith("[") else f"[{override}]")
             are_values = chosen and not any(isinstance(value, list | dict) for value in chosen)
-            expect(are_values, key, override, "one value at least, or a list of values")
+            expect(are_values, key, override, "one value at least")
         for value in chosen if isinstance(values, dict) else ():
             expect(value in values, key, value, ", ".join(map(str, values)))
         table[key] = {value: values[value] if isinstance(values, dict) else str(value) for value in chosen}
