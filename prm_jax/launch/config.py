@@ -92,7 +92,7 @@ def _value(value, hint, key: str):
         if origin is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
-            if origin is dict:
+            if typing.get_origin(kind) is dict:
                 return {name: _value(x, typing.get_args(kind)[1], f"{key}.{name}") for name, x in value.items()}
             if origin is list:
                 is_flat = not any(x is None or isinstance(x, list | dict) for x in value)
