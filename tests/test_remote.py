@@ -330,13 +330,14 @@ def test_odd_listings_of_models_are_one_line(stub, data):
     assert "\n" not in str(caught.value)
 
 
-def test_texts_that_no_file_can_hold_are_mended_and_counted(stub, tmp_path):
+def test_texts_that_no_file_can_hold_are_mended_and_counted(stub, capsys):
     stub.models = [{"id": "m\ud800", "owned_by": "vllm"}]
     stub.script = [(200, answer("a\ud800b\U0001f600\udc00")), (200, answer("whole \U0001f600"))]
     policy = stub.policy(concurrency=1)
     (one, two), = policy.extend([("4?", ())], 2, "end", KEY)  # fmt: skip
     assert (one.text, two.text) == ("a\ufffdb\U0001f600\ufffd", "whole \U0001f600") and policy.model.name == "m\ufffd"
-    assert policy.stats.replaced == 1 and policy.stats.summary().endswith("; 1 with U+FFFD for what is no character")
+    said = f"samples     m\ufffd at {stub.url}: 1 of 2 texts have U+FFFD for what is no character\n"
+    assert capsys.readouterr().out == said
 
 
 def endless(piece, seconds=0.0, head=b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"):

@@ -39,7 +39,6 @@ class SamplingStats:
     tokens: int = 0  # new tokens
     places: int = 0  # for new tokens in the decoded rows
     seconds: float = 0.0
-    replaced: int = 0  # texts of a server with characters that are none
     shapes: set = dataclasses.field(default_factory=set)  # (program, rows, tokens), each compiled once
 
     def summary(self) -> str:
@@ -47,8 +46,7 @@ class SamplingStats:
         on_device = f", {idle:.1%} of places idle, {len(self.shapes)} shapes compiled" if self.places else ""
         rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
         prompts = f"{self.continuations:,} continuations of {self.prompts:,} distinct prompts"
-        replaced = f"; {self.replaced:,} with U+FFFD for what is no character" if self.replaced else ""
-        return f"sampled     {prompts}: {rate}{on_device}{replaced}"
+        return f"sampled     {prompts}: {rate}{on_device}"
 
 
 def check_format(fmt: Format):

@@ -220,7 +220,8 @@ class RemotePolicy:
             pool.shutdown(wait=False, cancel_futures=True)
         raw = [request.result() for request in requests]
         samples = [dataclasses.replace(c, text=writable(c.text)) for c in raw]
-        self.stats.replaced += sum(c.text != new.text for c, new in zip(raw, samples, strict=True))
+        if replaced := sum(c.text != new.text for c, new in zip(raw, samples, strict=True)):
+            print(f"samples     {self.name}: {replaced:,} of {size:,} texts have U+FFFD for what is no character")
         groups = [samples[i : i + n] for i in range(0, size, n)]
         if self.sampling.temperature > 0 and n > 1 and size > 16 and all(len({c.text for c in g}) == 1 for g in groups):
             alike = f"the {n} of each prefix are the same text; does it heed temperature and seed?"
