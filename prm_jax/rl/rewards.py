@@ -7,7 +7,6 @@ each roll-out, outcome_N; arrays or lists. A user's own is a function f(rollouts
 Dimension key: N roll-outs, T steps, L tokens.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import runpy
@@ -175,23 +174,15 @@ def read_function(place: str) -> Callable:
     path, _, name = place.rpartition(":")
     expect(Path(path).is_file(), "reward.own_function", place, "FILE.py:FUNCTION of a file that exists")
     where = f"reward.own_function: {place}"
-    with one_line_errors(where):
-        function = runpy.run_path(path).get(name)
+
+    def run(step: Callable):
+        try:
+            return step()
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:  # anybody's code; an interrupt passes
+            raise InputError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+    function = run(lambda: runpy.run_path(path).get(name))
     expect(callable(function), "reward.own_function", place, f"a function of {path}")
-
-    def reward(rollouts: Sequence[Rollout]):
-        with one_line_errors(where):
-            return as_arrays(where, function([*rollouts]), rollouts)
-
-    return reward
-
-
-@contextlib.contextmanager
-def one_line_errors(where: str):
-    """InputError for any error of anybody's code, and where it ends the process; an interrupt passes."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+    return lambda rollouts: run(lambda: as_arrays(where, function([*rollouts]), rollouts))
