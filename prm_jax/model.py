@@ -6,6 +6,7 @@ that a query may see (the row's own L tokens, or the slots of a cache); n tokens
 """
 
 import dataclasses
+import math
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -77,9 +78,10 @@ class ModelConfig:
         assert self.head in ("none", *HEADS), f"head: got {self.head!r}, expected none or one of {', '.join(HEADS)}"
         assert self.heads % self.kv_heads == 0, f"heads: {self.heads} is no multiple of kv_heads {self.kv_heads}"
         assert self.family in FAMILIES, f"model_type: got {self.family!r}, expected {', '.join(FAMILIES)}"
-        for name in ("window", "attn_logit_softcap", "final_logit_softcap"):
+        positive = ("window", "attn_logit_softcap", "final_logit_softcap", "rope_theta", "local_rope_theta", "norm_eps")
+        for name in (*positive, "embed_scale", "residual_scale", "query_scale", "logit_scale"):
             value = getattr(self, name)
-            assert value is None or value > 0, f"{name}: got {value}, expected above 0"
+            assert value is None or 0 < value < math.inf, f"{name}: got {value}, expected a number above 0"
         layers = len(self.sliding or range(self.layers))
         assert layers == self.layers, f"layer_types: has {layers} layers, expected {self.layers}"
         E, per_token = self.experts, self.experts_per_token

@@ -20,6 +20,7 @@ from hydra.types import RunMode
 import evaluate
 import train
 from prm_jax.checkpoints import export, hf
+from prm_jax.data import rows as data_rows
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import sweeps
 from prm_jax.generate import labeling, relabeling, sampling
@@ -152,6 +153,10 @@ ROWS = {
         ({"problem": 3}, r"problem: found 3"),
         ({"problem": ...}, r"problem"),
         ({"answer": [5]}, r"answer: found \[5\]"),
+        ({"answer": float("nan")}, r"answer: found nan, expected a text, a finite number or null"),
+        ('{"problem": "4 +5 mod7?", "answer": 1e400}', r"answer: found inf"),
+        ({"answer": True}, r"answer: found True"),
+        ({"id": {"a": 1}}, r"id: found \{'a': 1\}, expected a text"),
     ]),
     "labels": ("relabeling by=labels input={}", GOOD, [
         ({"labels": ...}, r"labels: missing"),
@@ -218,6 +223,28 @@ LINES = [
     ("train data=nothing", r"data: got 'nothing', expected .*chain, chain_easy, "),
     ("train experiment=base_lmm", r"experiment: got 'base_lmm', expected base_lm, "),
     ("rl experiment=base_lmm", r"experiment: got 'base_lmm', expected base_lm, "),
+    ("train data=null", r"data=null: Hydra cannot read it: Config group override must be a string"),
+    ("train data=1", r"data=1: Hydra cannot read it: Config group override must be a string"),
+    ("train data=[null]", r"data=\[null\]: Hydra cannot read it"),
+    ("evaluate task=null", r"task=null: Hydra cannot read it"),
+    ("train 'data.path=~/a b.jsonl'", r"a b.jsonl: Hydra cannot read it; quote such a value twice: 'data.path=\"~/a b.jsonl\"'"),
+    ("train batch.tokens=2147483648", r"batch.tokens: got 2147483648, expected at most 10\^8"),
+    ("train batch.rows=1000000000", r"batch.rows: got 1000000000, expected at most 10\^8"),
+    ("train cpu_devices=1000000", r"cpu_devices: got 1000000, expected .*at most 1024"),
+    ("train data.solutions=1000000000000", r"data.solutions: got 1000000000000, expected at most 10\^8"),
+    ("train data.solutions_per_problem=1000000000", r"data.solutions_per_problem: got 1000000000, expected at most 10\^8"),
+    ("train data.task.modulus=99999989", r"data.task.modulus: got 99999989, expected an odd prime below 1000"),
+    ("train data.task.max_operations=10000", r"data.task.max_operations: got 10000, expected at most 1000"),
+    ("train model.rope_theta=0", r"model.rope_theta: got 0.0, expected a number above 0"),
+    ("train model.rope_theta=nan", r"model.rope_theta: got nan, expected a number above 0"),
+    ("train data=jsonl 'data.path=\"\"'", r"data.path: expected a file"),
+    ("train data=jsonl data.path=good.jsonl 'data.test_path=\"\"'", r"no such file"),
+    ("evaluate checkpoint=[null]", r"checkpoint: got \[None\], expected texts or numbers in the list"),
+    ("evaluate checkpoint=[[random]]", r"checkpoint: got \[\['random'\]\], expected texts or numbers in the list"),
+    ("figures name=best_of_n seed=[[1]]", r"seed: got '\[\[1\]\]', expected one value at least"),
+    ("figures name=best_of_n 'seed=&a [*a]'", r"seed: got '&a \[\*a\]', expected one value at least"),
+    ("figures name=best_of_n seed=2024-13-45", r"seed: got '.*2024-13-45.*', expected a value or a list of them"),
+    ("figures name=best_of_n name=search", r"name: got 'several values', expected one"),
     ("train data=files", r"data.name: got None, expected chain"),
     ("train data=jsonl", r"data.path: expected a file"),
     ("train data=jsonl data.path=nowhere.jsonl", r"nowhere.jsonl: no such file"),
@@ -515,6 +542,22 @@ def test_a_bad_row_is_named_by_file_line_and_field(table, change, message, folde
     error = refused(command.format("rows.jsonl"), folder, monkeypatch)
     place = r"pool: problem other" if "problem other" in message else r"rows.jsonl line 2"
     assert re.search(place, error) and re.search(message, error), error
+
+
+def test_a_line_of_a_packed_file_is_not_read_beyond_a_limit(folder, monkeypatch):
+    monkeypatch.setattr(data_rows, "LONGEST", 1000)
+    (folder / "bomb.jsonl.gz").write_bytes(gzip.compress(json.dumps(GOOD).encode() + b"\n[" + b" " * 10**6))
+    error = refused("train data=jsonl data.path=bomb.jsonl.gz", folder, monkeypatch)
+    assert re.search(r"bomb.jsonl.gz line 2: got '1,000 bytes', expected fewer in a line", error), error
+
+
+def test_too_little_memory_is_one_line(folder, monkeypatch):
+    def fail(*_):
+        raise MemoryError("Unable to allocate 9. TiB")
+
+    monkeypatch.setattr(evaluate, "checkpoints", fail)
+    error = refused("evaluate checkpoint=random", folder, monkeypatch)
+    assert error.startswith("error: not enough memory (Unable to allocate 9. TiB); a file, a batch or a model is too")
 
 
 def test_the_tables_are_as_large_as_is_said():

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -330,6 +331,10 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ({"intermediate_size": 0}, "intermediate_size: got 0, expected a whole number"),
         ({"head_dim": 7}, "head_dim: 7 is odd"),
         ({"rms_norm_eps": "small"}, "a field of the wrong type"),
+        ({"rms_norm_eps": float("nan")}, "norm_eps: got nan, expected a number above 0"),
+        ({"rope_theta": float("nan"), "rope_scaling": None}, "rope_theta: got nan, expected a number above 0"),
+        ({"rope_theta": float("inf"), "rope_scaling": None}, "rope_theta: got inf, expected a number above 0"),
+        ({"rope_theta": 0, "rope_scaling": None}, "rope_theta: got 0.0, expected a number above 0"),
         ({"num_key_value_heads": 3}, "is no multiple of kv_heads 3"),
     ):
         with pytest.raises(InputError, match=pattern):
@@ -628,6 +633,7 @@ def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):
         refuses("no tokenizer that transformers can read", tokenizer=text)
     tokenizer.save_pretrained(tmp_path)
     refuses("no tokenizer that transformers can read", tokenizer_config="{")
+    refuses("model_max_length: got 'x', expected a number", tokenizer_config='{"model_max_length": "x"}')
     refuses("auto_map: the tokenizer is Python code", tokenizer_config='{"auto_map": {"AutoTokenizer": ["x.T", null]}}')
 
 
@@ -714,6 +720,19 @@ def test_a_hostile_config_is_refused_before_anything_large_is_made(tmp_path, tok
         with pytest.raises(InputError, match="config.json: not text that can be read as JSON") as caught:
             hf_config.read_config(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("objective", ["orm"]), ("objective", "rm"), ("label_kind", {}), ("label_kind", "x")]
+)
+def test_what_an_export_says_of_itself_is_checked(key, value, tmp_path):
+    for file in hf.SHIPPED["embedded_orm"].iterdir():
+        shutil.copy(file, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["prm_jax"][key] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=f"config.json: prm_jax.{key}: got {re.escape(repr(value))}, expected "):
+        open_checkpoint(tmp_path, "best", None, "float32")
 
 
 def test_a_write_that_fails_leaves_the_earlier_export_as_it_was(tmp_path, tokenizer, monkeypatch):

@@ -907,6 +907,13 @@ def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, sm
     assert hf.find_head(found, "x") == ("binary", "score")
     path = tmp_path / "a" / "adapter_config.json"
     good = json.loads(path.read_text())
+    update = found[f"{q}.weight"][:] - base[f"{q}.weight"][:]
+    for key, alpha in {
+        "q_proj": 16, "self_attn.q_proj": 16, r"self_attn\.q_proj": 16, f"^{q}": 16, "proj": 8, "^q_proj": 8, "attn.q_proj": 8
+    }.items():  # fmt: skip
+        path.write_text(json.dumps(good | {"alpha_pattern": {key: 16}}))
+        changed = open_weights(tmp_path / "a")[f"{q}.weight"][:] - base[f"{q}.weight"][:]
+        np.testing.assert_allclose(changed, alpha / 8 * update, atol=1e-4, err_msg=key)
     for changes, pattern in (
         ({"peft_type": "IA3"}, "peft_type: got 'IA3', expected 'LORA'"),
         ({"use_dora": True}, "use_dora: got True, expected false or null: only plain LoRA"),
@@ -914,6 +921,14 @@ def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, sm
         ({"base_model_name_or_path": None}, "base_model_name_or_path: got None"),
         ({"base_model_name_or_path": str(tmp_path / "a")}, "expected another folder"),
         ({"lora_alpha": "8"}, "lora_alpha: got '8'"),
+        ({"lora_alpha": float("inf")}, "lora_alpha: got inf, expected a number below"),
+        ({"lora_alpha": True}, "lora_alpha: got True"),
+        ({"alpha_pattern": [1]}, r"alpha_pattern: got \[1\], expected an object"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "q_proj: got 'x', expected a number"),
+        ({"alpha_pattern": {"q_proj": float("nan")}}, "q_proj: got nan, expected a number"),
+        ({"alpha_pattern": {"([a-z_.0-9]+)+X": 5}}, r"alpha_pattern: got '\(.*', expected the end of a module's name"),
+        ({"alpha_pattern": {"((": 5}}, r"alpha_pattern: got '\(\(', expected the end of a module's name"),
+        ({"alpha_pattern": {"": 5}}, "alpha_pattern: got '', expected the end of a module's name"),
     ):
         path.write_text(json.dumps(good | changes))
         with pytest.raises(InputError, match=pattern) as caught:
@@ -924,6 +939,7 @@ def test_adapters_bring_heads_and_other_scales_or_say_what_is_wrong(tmp_path, sm
             {"model.layers.7.self_attn.q_proj": (4, D, D)},
             "layers.7.self_attn.q_proj: A, B updates no matrix of the base",
         ),
+        ({q: (0, D, D)}, "q_proj.lora_A.weight: got 'an empty matrix', expected a rank of at least 1"),
         ({q: (4, D, D + 1)}, "q_proj: shapes .16, 4. and .4, 17. do not update .* of shape .16, 16."),
     ):
         shutil.rmtree(tmp_path / "a")

@@ -1,6 +1,8 @@
 """Policies behind a server: a real one (`transformers serve`, a process of its own), and every fault by a stub that obeys a script."""
 
+import contextlib
 import dataclasses
+import gzip
 import http.server
 import json
 import os
@@ -23,8 +25,8 @@ from prm_jax import InputError
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import iter_pool
+from prm_jax.generate import remote, sampling
 from prm_jax.generate import samples as lab
-from prm_jax.generate import sampling
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.remote import RemotePolicy, Served, Server, seeds
 from prm_jax.generate.search_state import Node, SearchState
@@ -181,7 +183,8 @@ def answer(text="7\n", finish="stop", tokens=3, **more):
 def stub():
     """A server that answers the next request for a completion with what stands in `script`, or else with `answer()`.
 
-    An entry: (status, JSON or bytes), None (the connection is dropped in the middle), a number (seconds until it answers).
+    An entry: (status, JSON or bytes), None (the connection is dropped in the middle), a number (seconds until it answers),
+    or a function of the handler.
     """
     lock, state = threading.Lock(), type("Stub", (), {"models": [{"id": "m", "owned_by": "vllm"}]})()
     state.script, state.bodies, state.now, state.most, state.delay, state.listed = [], [], 0, 0, 0.0, 0
@@ -205,6 +208,8 @@ def stub():
             state.key = self.headers["Authorization"]
             if self.path == "/v1/models":
                 state.listed += 1
+                if callable(state.models):
+                    return state.models(self)
                 self.give(*((200, {"data": state.models}) if isinstance(state.models, list) else state.models))
             else:
                 self.give(404, {"detail": "Not Found"})
@@ -219,7 +224,9 @@ def stub():
             time.sleep(entry if isinstance(entry, float) else state.delay)
             with lock:
                 state.now -= 1
-            if entry is None:
+            if callable(entry):
+                entry(self)
+            elif entry is None:
                 self.give(200, answer(), length=10_000)
                 self.close_connection = True
             else:
@@ -267,6 +274,109 @@ def test_what_fails_for_good_is_an_error_and_no_sample(stub, script, n_asked, wh
         policy.extend([("4?", ("3+4=0",)), ("5?", ())], 2, "end", KEY)
     assert len(stub.bodies) <= n_asked + 1  # the others were not asked any more, but for one that had begun
     assert policy.stats.tokens == policy.stats.continuations == 0
+
+
+def with_choice(tokens=3, **fields):
+    return {"choices": answer(**fields)["choices"], "usage": {"completion_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        with_choice(tokens=10**10), with_choice(tokens=10**30), with_choice(tokens=-1), with_choice(tokens=True),
+        with_choice(tokens=3.0), with_choice(tokens="3"), with_choice(tokens=61), with_choice(text="x" * 4001),
+        with_choice(token_ids=[1, 2, 2**40]), with_choice(token_ids={"0": 1, "1": 2, "2": 3}),
+        with_choice(token_ids=[[1], [2], [3]]), with_choice(token_ids=[1.0, 2.0, 3.0]), with_choice(token_ids=[-2, 0, 0]),
+        with_choice(token_ids="abc"), with_choice(token_ids=[True, 1, 1]), with_choice(token_ids=[1]),
+        with_choice(logprobs={"token_logprobs": [5.0, -1.0, -1.0]}), with_choice(logprobs={"token_logprobs": [[-1.0]] * 3}),
+        with_choice(logprobs={"token_logprobs": [float("nan")] * 3}), with_choice(logprobs={"token_logprobs": [-1e300] * 3}),
+        with_choice(logprobs={"token_logprobs": 7}), with_choice(logprobs=[1]), with_choice(logprobs="x"),
+        with_choice(finish=["stop"]), {"choices": {"0": 1}, "usage": {"completion_tokens": 3}}, {"choices": 5}, None, 3,
+        b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"1" * 5000,
+    ],
+    ids=lambda body: str(body)[:80],
+)  # fmt: skip
+def test_each_field_of_a_reply_is_checked_before_it_is_used(stub, body):
+    stub.script = [(200, body)] * 9
+    with pytest.raises(InputError, match=f"^{stub.url}: no continuation of '4[?]': ") as caught:
+        stub.policy(concurrency=1).extend([("4?", ())], 1, "end", KEY)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        5,
+        None,
+        "m",
+        {"id": "m"},
+        [5],
+        [None],
+        [{"id": 5}],
+        [{"id": None}],
+        [{"id": ["m"]}],
+        [{"id": {}}],
+        [{}],
+        b"[" * 100_000,
+    ],
+    ids=lambda data: str(data)[:40],
+)
+def test_odd_listings_of_models_are_one_line(stub, data):
+    stub.models = 200, data if isinstance(data, bytes) else {"data": data}
+    with pytest.raises(
+        InputError, match=f"^{stub.url}: (lists no model|no server of the completions protocol)"
+    ) as caught:
+        stub.policy()
+    assert "\n" not in str(caught.value)
+
+
+def test_texts_that_no_file_can_hold_are_mended_and_counted(stub, capsys):
+    stub.models = [{"id": "m\ud800", "owned_by": "vllm"}]
+    stub.script = [(200, answer("a\ud800b\U0001f600\udc00")), (200, answer("whole \U0001f600"))]
+    policy = stub.policy(concurrency=1)
+    (one, two), = policy.extend([("4?", ())], 2, "end", KEY)  # fmt: skip
+    assert (one.text, two.text) == ("a\ufffdb\U0001f600\ufffd", "whole \U0001f600") and policy.model.name == "m\ufffd"
+    said = f"samples     m\ufffd at {stub.url}: 1 of 2 texts have U+FFFD for what is no character\n"
+    assert capsys.readouterr().out == said
+
+
+def endless(piece, seconds=0.0, head=b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"):
+    """A reply that begins with `head` and never ends."""
+
+    def reply(handler):
+        handler.close_connection = True
+        with contextlib.suppress(OSError):
+            handler.wfile.write(head)
+            while True:
+                handler.wfile.write(piece)
+                time.sleep(seconds)
+
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (endless(b" ", 0.05), "Request timed out. .timed out"),
+        (endless(b"X: y\r\n", 0.05, b"HTTP/1.1 200 OK\r\n"), "Request timed out. .timed out"),
+        (endless(b" " * 2**16), "Connection error. .its reply is longer than any"),
+        (endless(b" " * 2**16, 0, b"HTTP/1.1 200 OK\r\nX: "), "Connection error. "),
+    ],
+)
+def test_a_whole_reply_has_a_limit_of_time_and_of_size(stub, reply, why, monkeypatch):
+    monkeypatch.setattr(remote, "MOST", 1 << 20)
+    policy, stub.script, start = stub.policy(timeout=0.2, retries=0), [reply], time.perf_counter()
+    with pytest.raises(InputError, match=f"^{stub.url}: no continuation of '4[?]': {why}"):
+        policy.extend([("4?", ())], 1, "end", KEY)
+    assert time.perf_counter() - start < 2
+
+
+def test_a_packed_reply_is_refused(stub):
+    packed = gzip.compress(b" " * 10**7)
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n".encode()
+    stub.script = [lambda handler: handler.wfile.write(head + packed)]
+    with pytest.raises(InputError, match=f"^{stub.url}: no continuation of '4[?]': sent a packed reply"):
+        stub.policy().extend([("4?", ())], 1, "end", KEY)
 
 
 def test_every_search_asks_the_server_for_its_model_once_in_all(stub):
@@ -469,6 +579,9 @@ def test_asked_at_once_a_judge_is_asked_for_two_log_probabilities_alone(stub, ju
             "its last token is 'Yes' with .*-1.0, not ' Yes' alone",
         ),
         ([(200, answer("Verdict: Yes")), (200, echo(" Yes", None))], "its last token is ' Yes' with .*None"),
+        ([(200, answer("Verdict: Yes")), (200, echo(" Yes", True))], "its last token is ' Yes' with .*True"),
+        ([(200, answer("Verdict: Yes")), (200, echo(" Yes", 0.5))], "its last token is ' Yes' with .*0.5"),
+        ([(200, answer("Verdict: Yes")), (200, echo(" Yes", float("nan")))], "its last token is ' Yes' with .*nan"),
         (
             [(200, answer("Verdict: Yes")), (400, {"detail": "echo is not supported"})],
             "status 400: .*echo is not supported",

@@ -26,7 +26,7 @@ from prm_jax.generate.sampling import open_policy
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files
-from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_scored, score
+from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_scored, read_function, score
 from prm_jax.rl.rollouts import lay_out, roll_out, split_steps
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, policy_loss, surrogate, token_weights, update
 
@@ -229,6 +229,8 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (["reward.answer=nan"], "reward.answer: got nan, expected a finite number"),
+        (["reward.own=inf"], "reward.own: got inf, expected a finite number"),
         (["reward.prm=1"], "reward.prm_checkpoint: got None, expected what to ask"),
         (["reward.answer=0"], "reward: got 0, expected a source with a weight"),
         (["sampling.temperature=0.7"], "sampling: .*expected temperature 1 and all tokens"),
@@ -278,21 +280,69 @@ def test_a_reward_of_ones_own_is_a_row_of_steps_a_roll_out(row, policy, rollouts
     assert step_reward_NT.sum(1).tolist() == [len(r.steps) for r in rollouts] and not outcome_N.any()
 
 
-WRONG = ["None", "1.0", "[1.0]", "np.zeros(2)", "np.zeros((6, 99))", "['1'] * 6", "[1j] * 6", "[[[1], [2, 3]]] * 6"]
+WRONG = ["itertools.count()", "iter(lambda: np.zeros(2), 1)", "[1e300] * 6", "[-10**30] * 6", "[10**400] * 6"]
+WRONG += [
+    "(rollouts.clear(), [1.0])[1]",
+    "None",
+    "1.0",
+    "[1.0]",
+    "np.zeros(2)",
+    "np.zeros((6, 99))",
+    "['1'] * 6",
+    "[1j] * 6",
+    "[[[1], [2, 3]]] * 6",
+]
 WRONG += ["[{}] * 6", "{'a': 1}", "[None] * 6", "[float('nan')] * 6"]
 
 
 @pytest.mark.parametrize("outcome", WRONG)
 def test_a_reward_of_ones_own_that_is_none_is_refused_by_its_key(outcome, policy, rollouts, tmp_path):
     with pytest.raises(
-        InputError, match=r"^reward.own: got '.*', expected (6 numbers, or as many rows|numbers)"
+        InputError, match=r"^reward.own_function: .*mine.py:f: got '.*', expected (6 numbers, or as many rows|numbers)"
     ) as caught:
         own_reward(outcome, policy, rollouts, tmp_path)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [
+        ("sys.exit(0)", "SystemExit: 0"),
+        ("(sys.exit() for r in rollouts)", "SystemExit: "),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("f(rollouts)", "RecursionError: "),
+        ("[].sort(1, 2)", "TypeError: "),
+        ("(_ for _ in ()).throw(ValueError('a\\n  b'))", "ValueError: a b"),
+        ("[[1.0], *('x' for x in 1 / 0)]", "TypeError: |ZeroDivisionError: "),
+    ],
+)
+def test_a_reward_of_ones_own_that_fails_is_one_line_with_its_name(outcome, why, policy, rollouts, tmp_path):
+    with pytest.raises(InputError, match=f"^reward.own_function: .*/mine.py:f: ({why})") as caught:
+        own_reward(outcome, policy, rollouts, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["raise SystemExit(0)", "import sys; sys.exit()", "1 / 0", "def f(", "f = 3", "\0", "\xff"]
+)
+def test_a_file_of_ones_own_that_fails_is_one_line_with_its_name(text, tmp_path):
+    (tmp_path / "mine.py").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError, match="^reward.own_function: .*mine.py") as caught:
+        read_function(f"{tmp_path}/mine.py:f")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="^reward.own_function: /etc/passwd:f: "):
+        read_function("/etc/passwd:f")
+
+
+def test_an_interrupt_of_a_reward_of_ones_own_is_one(policy, rollouts, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        own_reward("(_ for _ in ()).throw(KeyboardInterrupt)", policy, rollouts, tmp_path)
+
+
 def own_reward(text, policy, rollouts, folder):
-    (folder / "mine.py").write_text(f"import jax.numpy as jnp, numpy as np\ndef f(rollouts): return {text}\n")
+    (folder / "mine.py").write_text(
+        f"import itertools, jax.numpy as jnp, numpy as np, sys\ndef f(rollouts): return {text}\n"
+    )
     return make_rewards(policy, answer=0.0, own=1.0, own_function=f"{folder}/mine.py:f")(rollouts)
 
 

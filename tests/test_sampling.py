@@ -351,7 +351,10 @@ def test_a_solution_without_a_step_is_one_empty_step_unfinished():
             "error: {} line 1: problem: found 'text', expected a text under problem, prompt or question",
         ),
         ('{"problem": ""}\n', "error: {} line 1: problem: found '', expected a text under problem, prompt or question"),
-        ('{"problem": "1", "answer": [1]}\n', "error: {} line 1: answer: found [1], expected a text, a number or null"),
+        (
+            '{"problem": "1", "answer": [1]}\n',
+            "error: {} line 1: answer: found [1], expected a text, a finite number or null",
+        ),
         (
             '{"problem": "1", "id": "a"}\n{"problem": "2", "id": "a"}\n',
             "error: {0} line 2: id: found 'a', expected an id not seen before, {0} line 1 has it",

@@ -18,6 +18,7 @@ EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 # The default task's policy, from which runs are fine-tuned, and an outcome model trained on its samples.
 SHIPPED = {"embedded": EMBEDDED, "embedded_orm": EMBEDDED.with_name("orm")}
 ADAPTER = "adapter_config.json"
+LITERAL = re.compile(r"\^?(\w|-|\\?\.)+")  # a key of alpha_pattern that means itself, from the start with ^
 
 
 def locate(name: str) -> Path:
@@ -53,8 +54,14 @@ def adapter_settings(folder: Path) -> dict | None:
     expect(isinstance(base, str), f"{path}: base_model_name_or_path", base, "a folder or a hub name")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
         expect(not settings.get(key), f"{path}: {key}", settings.get(key), "false or null: only plain LoRA is merged")
-    for key, kinds in {"lora_alpha": int | float, "alpha_pattern": dict | None}.items():
-        expect(isinstance(settings.get(key), kinds), f"{path}: {key}", settings.get(key), f"{kinds}")
+    patterns = settings.get("alpha_pattern") or {}
+    expect(isinstance(patterns, dict), f"{path}: alpha_pattern", patterns, "an object")
+    for key, alpha in {"lora_alpha": settings.get("lora_alpha"), **patterns}.items():
+        # PEFT runs them as regular expressions, which from a file might never end.
+        expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
+        expect(LITERAL.fullmatch(key), f"{path}: alpha_pattern", key, expected)
+        is_number = type(alpha) in (int, float) and abs(alpha) < 1e9
+        expect(is_number, f"{path}: {key}", alpha, "a number below 1e9")
     return settings
 
 
@@ -105,6 +112,7 @@ def open_weights(folder: Path) -> dict:
             tensors[name] = stored[key]
             continue
         module, part = name.split(".lora_", 1)
+        expect(0 not in stored[key].get_shape(), f"{path}: {key}", "an empty matrix", "a rank of at least 1")
         updates.setdefault(module, {})[part.removesuffix(".weight")] = stored[key][...].astype(np.float32)
     for module, parts in updates.items():
         names = (f"{module}.weight", f"{module.removeprefix('model.')}.weight", f"model.{module}.weight")
@@ -117,7 +125,8 @@ def open_weights(folder: Path) -> dict:
             shapes = f"{b_Or.shape} and {a_rI.shape}"
             raise InputError(f"{path}: {module}: shapes {shapes} do not update {name} of shape {expected}")
         r, patterns = len(a_rI), settings.get("alpha_pattern") or {}
-        alphas = (alpha for key, alpha in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+        literal = ((key.replace("\\.", "."), alpha) for key, alpha in patterns.items())
+        alphas = (alpha for key, alpha in literal if key == f"^{module}" or f".{module}".endswith(f".{key}"))
         scale = next(alphas, settings["lora_alpha"]) / (r**0.5 if settings.get("use_rslora") else r)
         tensors[name] = Updated(tensors[name], b_Or, np.float32(scale) * a_rI)
     return tensors

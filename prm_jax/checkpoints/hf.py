@@ -272,7 +272,10 @@ def load_tokenizer(folder: str | Path):
     path = folder / "tokenizer_config.json"
     try:
         if not path.exists() or "auto_map" not in json.loads(path.read_text()):
-            return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            if isinstance(tokenizer.model_max_length, int | float):
+                return tokenizer
+            raise ValueError(f"model_max_length: got {tokenizer.model_max_length!r}, expected a number")
     except Exception as error:  # of many kinds, even the KeyError of a missing field
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error

@@ -10,7 +10,7 @@ from typing import Annotated
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of
 from prm_jax.heads import HEADS
-from prm_jax.launch.config import Count, Rule, expect, one_of
+from prm_jax.launch.config import Count, Positive, Rule, expect, one_of
 from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype
 
 # Field of ModelConfig -> key of a config.json.
@@ -208,6 +208,7 @@ def sliding_window(config: dict, where: str) -> dict:
 FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that no config.json holds
 HINTS = typing.get_type_hints(ModelConfig)
 FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"}
+FIELDS |= dict.fromkeys(("rope_theta", "norm_eps"), Positive)
 FIELDS["head"] = Annotated[str, one_of(HEADS)]
 FIELDS["head_dropout"] = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1)")]
 FIELDS["remat"] = Annotated[str, one_of(("none", *REMAT))]

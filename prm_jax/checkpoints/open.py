@@ -14,7 +14,7 @@ from prm_jax.checkpoints.folders import base_of, open_weights
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.checkpoints.released import Ensemble, TokenShareHead, TwoTokenHead
 from prm_jax.data.formats import Format, all_formats, verdicts
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import expect, parse
 from prm_jax.model import PRM
 from prm_jax.scoring import ModelScorer
 
@@ -97,7 +97,10 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
         head = {"tokens": "binary", "vocabulary": "none", "ensemble": "none"}.get(fmt.head, kind)
         ids = verdicts(fmt, tokenizer)
         objective = notes.get("objective", "orm" if fmt.outcome else "prm")
+        expect(objective in ("prm", "orm"), f"{where}: prm_jax.objective", objective, "prm or orm")
         label_kind = notes.get("label_kind", fmt.label_kind)
+        kinds = ("correctness", "value", "advantage", "unknown")
+        expect(label_kind in kinds, f"{where}: prm_jax.label_kind", label_kind, ", ".join(kinds))
     keeps_lm = as_lm or fmt.head == "vocabulary"
     cfg = hf_config.model_config(config, where, head=head, lm_head=keeps_lm, dtype=dtype)
     capped = head == "binary" and ids is not None and cfg.final_logit_softcap is not None

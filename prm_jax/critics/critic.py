@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from prm_jax.critics.execution import run_code
+from prm_jax.critics.execution import run_code, sandbox
 from prm_jax.data.critiques import CODE, cut_at, fill, prompt_text
 from prm_jax.data.formats import Format
 from prm_jax.data.units import UNITS
@@ -76,6 +76,8 @@ class Critic:
     known: dict = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
+        if self.format.critic.execute:
+            sandbox()  # here, not in a thread that runs code, it is looked for and the line said
         n = self.format.critic.votes
         self.name = f"{self.writer.name}, {self.format.name}, {n} vote{'s' * (n > 1)}"
         self.label_kind, self.model = self.format.label_kind, self.writer.model

@@ -12,7 +12,7 @@ from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.data.critiques import verdict_at
 from prm_jax.data.formats import Encoded, Format, verdicts
 from prm_jax.generate.policies import Sampling
-from prm_jax.generate.remote import RemotePolicy, Server
+from prm_jax.generate.remote import RemotePolicy, Server, are_numbers
 from prm_jax.generate.sampling import as_policy
 from prm_jax.launch.config import expect
 from prm_jax.protocols import Continuation
@@ -127,7 +127,7 @@ class RemoteWriter:
             except (KeyError, IndexError, TypeError):
                 expected = "the prompt's log-probabilities (echo)"
                 raise ValueError(f"answered {str(answer)[:200]!r}, expected {expected}") from None
-            if token != verdict or not isinstance(logp, float | int):
+            if token != verdict or not are_numbers([logp], (int, float), -1e30, 1e-3):
                 last = f"{token!r} with the log-probability {logp!r}"
                 raise ValueError(f"its last token is {last}, not {verdict!r} alone")
             return float(logp)

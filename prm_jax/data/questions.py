@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,9 +32,11 @@ def read_questions(path: str | Path) -> Iterator[Question]:
         problem, answer = texts[0] if texts else ", ".join(map(str, row)), row.get("gold", row.get("answer"))
         if not texts or not isinstance(problem, str) or not problem:
             raise InputError(f"{place}: {field_error('problem', problem, 'a text under problem, prompt or question')}")
-        if answer is not None and (isinstance(answer, bool) or not isinstance(answer, str | int | float)):
-            raise InputError(f"{place}: {field_error('answer', answer, 'a text, a number or null')}")
         name = row.get("id", row.get("problem_id"))
+        for key, value in (("answer", answer), ("id", name)):
+            is_number = type(value) in (int, float) and math.isfinite(value)
+            if not (value is None or isinstance(value, str) or is_number):
+                raise InputError(f"{place}: {field_error(key, value, 'a text, a finite number or null')}")
         name = str(number if name is None else name)
         if name in place_of:
             raise InputError(f"{place}: {field_error('id', name, f'an id not seen before, {place_of[name]} has it')}")

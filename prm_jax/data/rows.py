@@ -15,6 +15,7 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.files import DECODER, KeptLines, decode_json, replaced
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
+LONGEST = 1 << 29  # bytes of a line, of which a packed file may hold any number
 
 
 def field_error(name: str, value, expected: str) -> InputError:
@@ -54,6 +55,11 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
     return tuple(values)
 
 
+def writable(text: str) -> str:
+    """The text with U+FFFD for each half of a pair of surrogates, which JSON may name and no file can hold."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def row_place(path, number: int) -> str:
     """A row's place in an error: its line in JSON Lines, its rank in other files, both from 1."""
     return f"{path} {'line' if str(path).removesuffix('.gz').endswith('.jsonl') else 'row'} {number}"
@@ -87,7 +93,8 @@ def _open(path, mode):
 def json_lines(path) -> Iterator[tuple[int, dict]]:
     """Yields (number from 1, value) of the lines that are not blank."""
     with _open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST), b""), 1):
+            expect(len(line) < LONGEST, f"{path} line {number}", f"{LONGEST:,} bytes", "fewer in a line")
             if line.removeprefix(b"\xef\xbb\xbf").strip():
                 yield number, decode_json(line, f"{path} line {number}")
 

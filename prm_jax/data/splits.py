@@ -152,7 +152,7 @@ def load_evaluation(cfg: DataConfig, seed: int, draw: Draw | None = None, *, nam
 
 def _load(cfg: FileData, labels_required: bool, **extra_paths):
     """Returns the fields of Data: the rows of `path` or `hub` as `train`, those of extra files by name."""
-    if (cfg.path is None) == (cfg.hub is None):
+    if bool(cfg.path) == bool(cfg.hub):
         expected = "a file (data.path=FILE), or a hub data set (data.hub=OWNER/NAME), and not both"
         raise InputError(f"data.path: expected {expected}")
     options = {key: getattr(cfg, key) for key in sources.OPTIONS}

@@ -11,7 +11,7 @@ from prm_jax import InputError
 from prm_jax.figures import paper, pipeline, running
 from prm_jax.figures.gallery import drawing
 from prm_jax.launch import cli
-from prm_jax.launch.config import CONF, Count, parse
+from prm_jax.launch.config import CONF, Count, expect, parse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +31,8 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
         if "=" not in arg:
             raise InputError(f"{arg}: expected key=value")
     overrides = dict(arg.split("=", 1) for arg in args)
+    for key in overrides:
+        expect(sum(arg.startswith(f"{key}=") for arg in args) == 1, key, "several values", "one")
     if "resume" in overrides:
         raise InputError("resume: the same command continues a stopped figure")
     if "why" in overrides:

@@ -151,8 +151,8 @@ def read_value(key: str, text: str):
     """A value of a command line, as YAML reads it."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InputError(f"{key}: got {text!r}, expected a value or a list of them") from None
+    except (yaml.YAMLError, ValueError, RecursionError):  # a date that is none, 10,000 brackets
+        raise InputError(f"{key}: got {text[:60]!r}, expected a value or a list of them") from None
 
 
 def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
@@ -162,7 +162,8 @@ def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
         chosen = values
         if (override := overrides.get(key)) is not None:
             chosen = read_value(key, override if override.startswith("[") else f"[{override}]")
-            expect(bool(chosen), key, override, "one value at least")
+            are_values = chosen and not any(isinstance(value, list | dict) for value in chosen)
+            expect(are_values, key, override, "one value at least")
         for value in chosen if isinstance(values, dict) else ():
             expect(value in values, key, value, ", ".join(map(str, values)))
         table[key] = {value: values[value] if isinstance(values, dict) else str(value) for value in chosen}

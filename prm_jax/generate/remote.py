@@ -13,8 +13,11 @@ token as cut. An answer that does neither is an error.
 
 import concurrent.futures
 import dataclasses
+import functools
+import importlib
 import json
 import os
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -25,6 +28,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.formats import Format, numbered
+from prm_jax.data.rows import writable
 from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.launch import cli
 from prm_jax.launch.config import Count, Natural, Positive, expect
@@ -42,6 +46,8 @@ class Server:
 
 
 AS_USUAL = Server()
+# Bytes of a reply at most: of any, for each byte of the request (whose tokens `echo` describes), and for each new token.
+MOST, PER_BYTE, PER_TOKEN = 1 << 22, 100, 1000
 
 
 class Served(NamedTuple):
@@ -72,15 +78,50 @@ def seeds(key, prefix_B, sample_B):
     return jax.vmap(jax.random.bits)(sample_keys(key, prefix_B, sample_B)) >> 1
 
 
-def open_client(url: str, server: Server):
-    """The client. It repeats requests after a lost connection, a time-out, 408, 409, 429, 5xx, with growing pauses."""
+def open_client(url: str, server: Server, max_tokens: int):
+    """The client. It repeats requests after a lost connection, a time-out, 408, 409, 429, 5xx, with growing pauses. A
+    whole reply has server.timeout seconds, not only each read of it, and a limit of bytes."""
     try:
         import openai
     except ImportError:
         raise InputError(f"{url}: a policy behind a server needs the package openai: pip install openai") from None
+    reply = threading.local()  # of the request that this thread has sent: its end, and the bytes that it may yet have
+
+    def begin(request):
+        reply.end = time.monotonic() + server.timeout
+        reply.left = MOST + PER_BYTE * len(request.content) + PER_TOKEN * max_tokens
+        request.extensions["trace"] = connected
+
+    def connected(event, info):  # the HTTP library reports each step of a request
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            stream = info["return_value"]
+            errors = importlib.import_module(type(stream).__module__.partition(".")[0])
+            stream.read = functools.partial(read, stream.read, errors)
+
+    def read(read, errors, n, timeout=None):
+        seconds = reply.end - time.monotonic()
+        if seconds <= 0:
+            raise errors.ReadTimeout("timed out")
+        data = read(n, min(timeout or seconds, seconds))
+        reply.left -= len(data)
+        if reply.left < 0:
+            raise errors.ReadError("its reply is longer than any to this request")
+        return data
+
+    def refuse_packed(response):  # a small reply may unpack to a large one
+        if "content-encoding" in response.headers:
+            raise ValueError("sent a packed reply, expected a plain one, as it was asked for")
+
     base = url if urllib.parse.urlsplit(url).path.strip("/") else urllib.parse.urljoin(url, "/v1")
     key = os.environ.get("OPENAI_API_KEY", "none")
-    return openai.OpenAI(base_url=base, api_key=key, max_retries=server.retries, timeout=server.timeout)
+    http = openai.DefaultHttpxClient(event_hooks={"request": [begin], "response": [refuse_packed]})
+    options = {"max_retries": server.retries, "timeout": server.timeout, "http_client": http}
+    return openai.OpenAI(base_url=base, api_key=key, default_headers={"Accept-Encoding": "identity"}, **options)
+
+
+def are_numbers(values, kinds: tuple[type, ...], low: float, high: float) -> bool:
+    """Whether it is a list of numbers of these types, between the two; true and false are none."""
+    return isinstance(values, list) and all(type(x) in kinds and low <= x <= high for x in values)
 
 
 @dataclasses.dataclass
@@ -102,7 +143,7 @@ class RemotePolicy:
         expect(self.format.name != "auto" and "{pad}" not in self.format.prefix + self.format.separator,
                "format", self.format.name, "a convention that is text, without a tokenizer")  # fmt: skip
         expect(jax.process_count() == 1, "distributed", jax.process_count(), "null: one process asks a server")
-        self.client = self.client or open_client(self.url, self.server)
+        self.client = self.client or open_client(self.url, self.server, self.sampling.max_tokens)
         self.model = self.model or self.find_model()
         # `transformers serve` writes one text at a time, with the seed of the newest request.
         self.concurrency = 1 if self.model.server == "transformers" else self.server.concurrency
@@ -112,13 +153,15 @@ class RemotePolicy:
     def find_model(self) -> Served:
         """The served model: the list of models names vLLM and SGLang, its routes show `transformers serve`."""
         listing, why = self.get("/models")
-        rows = listing.get("data") or [] if isinstance(listing, dict) else []
-        owner_of = {row["id"]: row.get("owned_by") for row in rows if isinstance(row, dict) and "id" in row}
+        rows = listing.get("data") if isinstance(listing, dict) else None
+        rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        owner_of = {writable(row["id"]): row.get("owned_by") for row in rows if isinstance(row.get("id"), str)}
         names, chosen = list(owner_of), self.server.model
         kind = next((owner for owner in owner_of.values() if owner in ("vllm", "sglang")), "other")
         if kind == "other":
             routes, _ = self.get(urllib.parse.urljoin(self.url, "/openapi.json"))
-            kind = "transformers" if isinstance(routes, dict) and "/load_model" in routes.get("paths", ()) else kind
+            paths = routes.get("paths") if isinstance(routes, dict) else None
+            kind = "transformers" if isinstance(paths, dict) and "/load_model" in paths else kind
         if kind == "transformers":  # it lists its cache, not what it serves
             expect(chosen, "server.model", chosen, "a name: `transformers serve` does not say what it serves")
         elif chosen is None and len(names) != 1:
@@ -138,7 +181,7 @@ class RemotePolicy:
             if error.status_code in (401, 403):
                 raise InputError(f"{self.url}: {reason(error)}; its key is read from OPENAI_API_KEY") from None
             return None, reason(error)
-        except (openai.APIError, ValueError) as error:
+        except (openai.APIError, ValueError, RecursionError) as error:
             raise InputError(f"{self.url}: no server of the completions protocol: {reason(error)}") from None
 
     def post(self, body: dict, read: Callable, failure: str):
@@ -147,7 +190,7 @@ class RemotePolicy:
 
         try:
             return read(self.client.post("/completions", body=body, cast_to=object))
-        except (openai.APIError, ValueError) as error:
+        except (openai.APIError, ValueError, RecursionError) as error:
             raise InputError(f"{self.url}: {failure}: {reason(error)}") from None
 
     def prompt(self, problem: str, steps: Sequence[str]) -> str:
@@ -175,7 +218,10 @@ class RemotePolicy:
                     bar.update()
         finally:  # after an error the other requests are cancelled
             pool.shutdown(wait=False, cancel_futures=True)
-        samples = [request.result() for request in requests]
+        raw = [request.result() for request in requests]
+        samples = [dataclasses.replace(c, text=writable(c.text)) for c in raw]
+        if replaced := sum(c.text != new.text for c, new in zip(raw, samples, strict=True)):
+            print(f"samples     {self.name}: {replaced:,} of {size:,} texts have U+FFFD for what is no character")
         groups = [samples[i : i + n] for i in range(0, size, n)]
         if self.sampling.temperature > 0 and n > 1 and size > 16 and all(len({c.text for c in g}) == 1 for g in groups):
             alike = f"the {n} of each prefix are the same text; does it heed temperature and seed?"
@@ -196,16 +242,20 @@ class RemotePolicy:
         """The one choice of an answer; ValueError where there is none, or neither the model nor the limit ended it."""
         try:
             (choice,), n = answer["choices"], answer["usage"]["completion_tokens"]
-            text, finish, ids = choice["text"], choice["finish_reason"], choice.get("token_ids") or [-1] * n
+            text, finish, ids = choice["text"], choice["finish_reason"], choice.get("token_ids") or []
             logp = (choice.get("logprobs") or {}).get("token_logprobs") or []
-            is_right = isinstance(text, str) and finish in ("stop", "length") and len(ids) == n
+            is_right = isinstance(text, str) and finish in ("stop", "length") and len(ids) in (0, n)
+            is_right &= are_numbers([n], (int,), 0, self.sampling.max_tokens) and are_numbers(ids, (int,), 0, 2**31 - 1)
+            is_right &= len(text) <= PER_TOKEN * (n + 1)
+            is_right &= are_numbers([x for x in logp if x is not None], (int, float), -1e30, 1e-3)
         except (AttributeError, KeyError, TypeError, ValueError):
             is_right = False
         if not is_right:
-            raise ValueError(f"answered {str(answer)[:200]!r}, expected one choice that has ended, with its usage")
+            expected = f"one choice that has ended, with its usage of at most {self.sampling.max_tokens} tokens"
+            raise ValueError(f"answered {str(answer)[:200]!r}, expected {expected}")
         is_known = len(logp) == n and None not in logp
         logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
-        return Continuation(np.array(ids, np.int32), logp_L, *self.ending(choice, text, finish, stop))
+        return Continuation(np.array(ids or [-1] * n, np.int32), logp_L, *self.ending(choice, text, finish, stop))
 
     def ending(self, choice: dict, text: str, finish: str, stop: str) -> tuple[str, str]:
         """(text, finish_reason); the separator ends a step's text whether or not the server left it there."""

@@ -22,8 +22,8 @@ from tqdm import tqdm
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, flatten
 
-# Errors that are printed in one line: bad input, and refusals of the system such as a full disk.
-USER_ERRORS = (InputError, OSError)
+# Errors that are printed in one line: bad input, and refusals of the system such as a full disk or too little memory.
+USER_ERRORS = (InputError, OSError, MemoryError)
 # (folder, lock) of the sweep that this process runs; not in the callback, which launchers pickle.
 active_sweeps: list[tuple[Path, TextIO | None]] = []
 
@@ -52,8 +52,10 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
         full_error = "HYDRA_FULL_ERROR" in os.environ  # the user wants tracebacks
+        started = []  # the configurations of jobs
 
         def job(cfg: DictConfig):
+            started.append(cfg)
             try:
                 main(cfg)
             except Exception as error:
@@ -78,6 +80,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
             use_compilation_cache()
+            started.clear()
             if "execution_whitelist" in inspect.signature(hydra.main).parameters:  # Hydra 1.4
                 options = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
             else:
@@ -88,9 +91,12 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
             try:
                 run()
-            except (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException) as error:
-                if full_error:
+            except Exception as error:
+                is_known = isinstance(error, (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException))
+                if full_error or started and not is_known:
                     raise
+                if not is_known:  # Hydra's own, such as for data=null
+                    error = InputError(f"{' '.join(sys.argv[1:])}: Hydra cannot read it: {error}")
                 sys.exit(1 if getattr(error, "is_printed", False) else one_line(error, config_name))
             finally:
                 if not full_error:
@@ -108,6 +114,11 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'a file'}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        text = f"not enough memory ({text or 'an object'}); a file, a batch or a model is too large for this machine"
+    if isinstance(error, hydra.errors.OverrideParseException):
+        key, _, value = error.override.partition("=")
+        text = f"{error.override}: Hydra cannot read it; quote such a value twice: '{key}=\"{value}\"'"
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     if config_name and (mistyped := re.match(r"Could not override '([^']+)'", text)):
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):

@@ -20,7 +20,7 @@ from prm_jax.launch.config import expect
 def set_cpu_devices(n: int):
     """Makes n devices of this process's CPU, before jax initialises its devices. XLA runs matrix products on all
     cores, but the loop of attention and small operations on one; devices run in parallel."""
-    expect(type(n) is int and n >= 1, "cpu_devices", n, "a number of at least 1")
+    expect(type(n) is int and 1 <= n <= 1024, "cpu_devices", n, "a number of at least 1, at most 1024")
     try:
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:  # a process makes its devices once, in a sweep for its first job

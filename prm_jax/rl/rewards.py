@@ -8,6 +8,7 @@ Dimension key: N roll-outs, T steps, L tokens.
 """
 
 import dataclasses
+import itertools
 import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from prm_jax import InputError, tasks
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
 from prm_jax.generate.sampling import Policy
-from prm_jax.launch.config import expect, one_of
+from prm_jax.launch.config import Finite, expect, one_of
 from prm_jax.rl.rollouts import Rollout, padded
 from prm_jax.scoring import ModelScorer
 
@@ -55,6 +56,7 @@ SOURCES = {
     "length": lambda rollouts, scores: np.array([len(r.ids_L) / scores.max_tokens for r in rollouts]),
     "own": lambda rollouts, scores: scores.custom(rollouts),
 }
+LARGEST = 1e9  # of a reward: squares of more do not fit float32
 FORMS = {
     "probability": lambda log_odds_T, before: probability(log_odds_T),
     "signed": lambda log_odds_T, before: 2 * probability(log_odds_T) - 1,  # PURE's P(good) - P(bad)
@@ -68,13 +70,13 @@ FORMS = {
 class RewardConfig:
     """Weights of SOURCES, and what three of them ask; conf/rl.yaml says what each key means."""
 
-    answer: float
-    steps: float
-    process_accuracy: float
-    prm: float
-    orm: float
-    length: float
-    own: float
+    answer: Finite
+    steps: Finite
+    process_accuracy: Finite
+    prm: Finite
+    orm: Finite
+    length: Finite
+    own: Finite
     prm_checkpoint: str | None
     prm_form: Annotated[str, one_of(FORMS)]
     orm_checkpoint: str | None
@@ -110,7 +112,7 @@ class Rewards:
         scores, outcome_N, means = self.judge(rollouts), np.zeros(len(rollouts)), {}
         step_reward_NT = padded([np.zeros(len(r.steps)) for r in rollouts])
         for name, weight in self.cfg.weights.items():
-            reward = as_arrays(name, SOURCES[name](rollouts, scores), rollouts)
+            reward = as_arrays(f"reward.{name}", SOURCES[name](rollouts, scores), rollouts)
             if isinstance(reward, list):
                 step_reward_NT += weight * (reward_NT := padded(reward))
                 reward = reward_NT.sum(1)
@@ -129,19 +131,19 @@ class Rewards:
         return RolloutScores(right_N, verdicts, prm, prm_reward, orm, self.custom, self.policy.sampling.max_tokens)
 
 
-def as_arrays(name: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | list[np.ndarray]:
+def as_arrays(where: str, reward, rollouts: Sequence[Rollout]) -> np.ndarray | list[np.ndarray]:
     """A source's result as outcome_N or as a list of each roll-out's step rewards; InputError where it is neither."""
     try:
-        rows = [np.asarray(row) for row in reward]
+        rows = [np.asarray(row) for row in itertools.islice(reward, len(rollouts) + 1)]  # it may be endless
     except (TypeError, ValueError):  # None, a number, ragged lists
         rows = []
     shapes, step_shapes = [row.shape for row in rows], [(len(r.steps),) for r in rollouts]
     is_right = shapes in ([()] * len(rollouts), step_shapes) and all(row.dtype.kind in "biuf" for row in rows)
     description = f"{type(reward).__name__} of {len(rows)}, of shapes {shapes[:3]}..."
     expected = f"{len(rollouts)} numbers, or as many rows, of shapes {step_shapes[:3]}...: a number for each step"
-    expect(is_right, f"reward.{name}", description, expected)
-    finite = all(np.isfinite(row).all() for row in rows)
-    expect(finite, f"reward.{name}", "a number that is not finite", "numbers")
+    expect(is_right, where, description, expected)
+    finite = all((np.abs(row.astype(float)) <= LARGEST).all() for row in rows)
+    expect(finite, where, "one that is none, or too large", f"numbers of at most {LARGEST:g}")
     return rows if shapes == step_shapes else np.array(rows)
 
 
@@ -167,12 +169,20 @@ def as_scored(policy: Policy, r: Rollout) -> Encoded:
 
 
 def read_function(place: str) -> Callable:
-    """The function that FILE.py:FUNCTION names; InputError where there is none."""
+    """The function that FILE.py:FUNCTION names, with its result as of `as_arrays`; InputError where there is none, or
+    where it fails."""
     path, _, name = place.rpartition(":")
     expect(Path(path).is_file(), "reward.own_function", place, "FILE.py:FUNCTION of a file that exists")
-    try:
-        function = runpy.run_path(path).get(name)
-    except Exception as error:  # noqa: BLE001 (anybody's code)
-        raise InputError(f"reward.own_function: {path}: {type(error).__name__}: {error}") from None
+    where = f"reward.own_function: {place}"
+
+    def run(step: Callable):
+        try:
+            return step()
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:  # anybody's code; an interrupt passes
+            raise InputError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+    function = run(lambda: runpy.run_path(path).get(name))
     expect(callable(function), "reward.own_function", place, f"a function of {path}")
-    return function
+    return lambda rollouts: run(lambda: as_arrays(where, function([*rollouts]), rollouts))

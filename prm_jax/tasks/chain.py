@@ -49,8 +49,10 @@ class Config:
     def __post_init__(self):
         low, high, prime = self.min_operations, self.max_operations, self.modulus
         expect(low <= high, "data.task.min_operations", low, f"at most max_operations ({high})")
-        is_prime = prime > 2 and all(prime % n for n in range(2, prime))
-        expect(is_prime, "data.task.modulus", prime, "an odd prime: else a verifier learns the factors and stops there")
+        expect(high <= 1000, "data.task.max_operations", high, "at most 1000")
+        is_prime = 2 < prime < 1000 and all(prime % n for n in range(2, prime))
+        expected = "an odd prime below 1000: else a verifier learns the factors and stops there"
+        expect(is_prime, "data.task.modulus", prime, expected)
         expect(self.hard_right + self.belief <= 1, "data.task.belief", self.belief, "at most 1 - hard_right")
         for name, table, kinds in (("operations", self.operations, APPLY), ("hard", self.hard, CONFUSED)):
             expect(set(table) == set(kinds), f"data.task.{name}", table, f"a number for each of {', '.join(kinds)}")
