@@ -49,7 +49,8 @@ def texts(row: dict, name: str) -> tuple[str, ...]:
     if not values:
         raise InputError(f"{name}: found no steps, expected at least one")
     for index, value in enumerate(values):
-        require(isinstance(value, str), f"{name}[{index}]", value, "text")
+        if not isinstance(value, str):  # a text of the error for every step would take longer than the check
+            raise field_error(f"{name}[{index}]", value, "text")
     return tuple(values)
 
 

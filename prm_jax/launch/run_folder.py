@@ -10,6 +10,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, expect, flatten
+
+CLOCK = 60  # seconds that a file server's clock may be ahead of ours
 
 
 def output_dir() -> Path:
@@ -60,10 +63,12 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
         print(f"process {os.getpid()} of {socket.gethostname()}", file=lock, flush=True)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             if not resumes and not any(path.stat().st_size for path in folder.glob(worth)):
                 for path in set(folder.iterdir()) - before | {folder / ".hydra"}:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif isinstance(error, KeyboardInterrupt) and "resume" in cfg:
+                print(f"stopped     continue with resume={folder}")
             raise
 
 
@@ -81,6 +86,8 @@ def newest_run() -> Path:
     if not finished:
         hint = "run `python train.py` first, or name one"
         raise InputError(f"checkpoint: no finished run under {Path('runs').resolve()}; {hint}")
+    if (finished[-1] / "summary.json").stat().st_mtime > time.time() + CLOCK:
+        print(f"note        {finished[-1]} is dated in the future: taken for the newest, name another with checkpoint=")
     return finished[-1].resolve()
 
 
