@@ -35,7 +35,7 @@ def _resampled_sums(seed: int, *values_PX: np.ndarray) -> list[np.ndarray]:
     """sum_SX of each of values_PX, the sums over the problems of every resample, as many at a time as PLACES hold."""
     P = len(values_PX[0])
     drawn, sums = _drawn_problems(P, RESAMPLES, seed), []
-    while rows := list(itertools.islice(drawn, max(1, PLACES // P))):
+    while rows := list(itertools.islice(drawn, max(1, PLACES // max(P, 1)))):
         count_SP = np.empty((len(rows), P))
         for s, drawn_P in enumerate(rows):
             count_SP[s] = np.bincount(drawn_P, minlength=P)
