@@ -135,6 +135,11 @@ def vote_curve(
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
     index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
 
+    def value(drawn_PN):
+        return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
+
+    all_P = value(exists_PN)  # of N candidates, whatever is drawn
+
     def one_draw(total_nP, k_draw):
         # Random bits above the index in one integer: no two are equal.
         bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
@@ -142,8 +147,7 @@ def vote_curve(
         rank_PN = ranks(bits_PN)
 
         def of_size(n):
-            drawn_PN = (rank_PN < n) & exists_PN
-            return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
+            return jax.lax.cond(n < N, lambda: value((rank_PN < n) & exists_PN), lambda: all_P)
 
         return total_nP + jax.lax.map(of_size, size_n), None
 

@@ -46,6 +46,8 @@ def kill(cell, whole, number=signal.SIGKILL):
         return "ended before the signal"
     if number != signal.SIGKILL:
         assert "Traceback" not in cell.log, "traceback"
+    if cell.code == 0:
+        return "ended before the signal took effect"
     if number == signal.SIGINT:
         assert cell.code == 128 + number, f"exit {cell.code}"
         assert "interrupted" in cell.log or "stopped     by SIGINT" in cell.log, f"says nothing: {cell.log[-160:]}"
@@ -65,7 +67,7 @@ def in_mid_draw(cell, whole):
 @contextlib.contextmanager
 def tmpfs(cell, size: str):
     made = cell.at.parent / f"{cell.at.name}_tmpfs"
-    made.mkdir()
+    made.mkdir(exist_ok=True)
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", made], capture_output=True, check=False
     ).returncode:
