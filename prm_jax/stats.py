@@ -34,11 +34,11 @@ def _drawn_problems(P: int, draws: int, seed: int) -> Iterator[np.ndarray]:
 def _resampled_sums(seed: int, *values_PX: np.ndarray) -> list[np.ndarray]:
     """sum_SX of each of values_PX, the sums over the problems of every resample, as many at a time as PLACES hold."""
     P = len(values_PX[0])
-    drawn, sums = _drawn_problems(P, RESAMPLES, seed), []
-    while rows := list(itertools.islice(drawn, max(1, PLACES // max(P, 1)))):
-        count_SP = np.empty((len(rows), P))
-        for s, drawn_P in enumerate(rows):
-            count_SP[s] = np.bincount(drawn_P, minlength=P)
+    drawn, sums, most = _drawn_problems(P, RESAMPLES, seed), [], max(1, PLACES // max(P, 1))
+    for start in range(0, RESAMPLES, most):
+        count_SP = np.empty((min(most, RESAMPLES - start), P))
+        for count_P in count_SP:
+            count_P[:] = np.bincount(next(drawn), minlength=P)
         sums.append([np.tensordot(count_SP, value_PX, 1) for value_PX in values_PX])
     return [np.concatenate(x) for x in zip(*sums, strict=True)]
 

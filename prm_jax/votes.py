@@ -145,9 +145,11 @@ def vote_curve(
         bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
         bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
         rank_PN = ranks(bits_PN)
+        one_P = jnp.sum(gold_PN, -1, where=(rank_PN == 0) & (answer_PN >= 0))
 
         def of_size(n):
-            return jax.lax.cond(n < N, lambda: value((rank_PN < n) & exists_PN), lambda: all_P)
+            which = (n > 1).astype(int) + (n >= N)  # one candidate and all of them need no vote
+            return jax.lax.switch(which, (lambda: one_P, lambda: value((rank_PN < n) & exists_PN), lambda: all_P))
 
         return total_nP + jax.lax.map(of_size, size_n), None
 
