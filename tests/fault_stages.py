@@ -32,6 +32,7 @@ SEARCH = f"task=search {LAB} checkpoint=prm problems=4 samples=2 methods=[best_o
 FIGURE = "name=best_of_n seed=0 steps=6 data.samples=solver data.solutions=60 data.test_solutions=30"
 FIGURE += " fresh.problems=3 fresh.candidates=3"
 LABELS = "input=rows.jsonl checker=chain k=2 batch_rows=8"
+WRONG = "input=pool.jsonl checker=chain k=2 batch_rows=8"  # solutions whose answers are known to be wrong
 # stage: (command, its words, whether resume= goes on with it, the file that shows its progress, what it ends with)
 STAGES = {
     "train": ("train", TINY, True, "metrics.jsonl", "metrics.jsonl"),
@@ -44,8 +45,8 @@ STAGES = {
     "sample": ("sampling", "problems=questions.jsonl n=4 batch_rows=8", True, "pool.jsonl", "pool.jsonl"),
     "label": ("labeling", LABELS, True, "labels.jsonl", "labels.jsonl"),
     "ratio": ("labeling", f"{LABELS} label=ratio threshold=0.8", True, "labels.jsonl", "labels.jsonl"),
-    "first_error": ("labeling", f"{LABELS} label=first_error", True, "labels.jsonl", "labels.jsonl"),
-    "tree": ("labeling", f"{LABELS} label=tree tree.searches=3", True, "trees.jsonl", "trees.jsonl labels.jsonl"),
+    "first_error": ("labeling", f"{WRONG} label=first_error", True, "labels.jsonl", "labels.jsonl"),
+    "tree": ("labeling", f"{WRONG} label=tree tree.searches=3", True, "trees.jsonl", "trees.jsonl labels.jsonl"),
     "relabel": ("relabeling", "input=many.jsonl by=scorer checkpoint=prm", True, "labels.jsonl", "labels.jsonl"),
     "search": ("evaluate", SEARCH, True, "searches/*.json", "searches/*.jsonl.gz"),
     "best_of_n": ("evaluate", "task=best_of_n pool=pool.jsonl checkpoint=prm", True, "pool_scores_prm.jsonl", "results.json"),
@@ -54,8 +55,8 @@ STAGES = {
     "export": ("export", "checkpoint=prm to=exported", False, "", "exported/*.safetensors"),
 }  # fmt: skip
 READS = {"score": "many.jsonl", "sample": "questions.jsonl", "best_of_n": "pool.jsonl", "score_pool": "pool.jsonl"}
-READS |= dict.fromkeys(("train", "resume", "label", "ratio", "first_error", "tree", "sweep"), "rows.jsonl")
-READS |= {"relabel": "many.jsonl"}
+READS |= dict.fromkeys(("train", "resume", "label", "ratio", "sweep"), "rows.jsonl")
+READS |= {"relabel": "many.jsonl", "first_error": "pool.jsonl", "tree": "pool.jsonl"}
 # Stages that read no checkpoint of a run.
 FROM_NOTHING = ("train", "samples", "rl", "sample", "label", "ratio", "first_error", "tree", "sweep", "figure")
 
