@@ -40,7 +40,7 @@ def _checked_probability(p, y) -> tuple[np.ndarray, np.ndarray]:
 
 def _pair_wins(score: np.ndarray, is_positive: np.ndarray) -> tuple[float, int]:
     """Number of (positive, negative) pairs ranked right, a tie counting 1/2, and the number of pairs."""
-    positive, negative = score[is_positive], np.sort(score[~is_positive])
+    positive, negative = np.sort(score[is_positive]), np.sort(score[~is_positive])  # looked up in order, in cache
     n_below, n_not_above = (np.searchsorted(negative, positive, side).sum() for side in ("left", "right"))
     return float(n_below + n_not_above) / 2, len(positive) * len(negative)
 

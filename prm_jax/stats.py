@@ -5,14 +5,17 @@ The problem is the unit of both (Miller 2411.00640): what one problem gave stays
 Dimension key: P problems, S resamples, X any trailing axes, m differences that are not 0
 """
 
+import itertools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 
 RESAMPLES = 2000
 ENUMERATED = 20  # up to this many differences, all 2^m sign patterns are tried
 SIGN_FLIPS = 20_000  # sign patterns that are drawn where there are more
+PLACES = 1 << 25  # problems of resamples counted at a time: 256 MB
+FLIPS = 1 << 18  # signs drawn at a time: they stay in cache
 ROUNDING = 1e-5  # differences of float32 expectations that are this close are equal
 
 
@@ -22,14 +25,22 @@ def problem_numbers(problems: Iterable[Hashable]) -> np.ndarray:
     return np.fromiter((number.setdefault(problem, len(number)) for problem in problems), np.int64)
 
 
-def _drawn_problems(P: int, draws: int, seed: int) -> np.ndarray:
-    """drawn_SP: in each row P problems drawn with replacement."""
-    return np.random.default_rng(seed).integers(P, size=(draws, P))
+def _drawn_problems(P: int, draws: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields drawn_P, P problems drawn with replacement, `draws` times."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(P, size=P) for _ in range(draws))
 
 
-def _counts(P: int, seed: int) -> np.ndarray:
-    """count_SP, how often each problem is in each resample."""
-    return np.stack([np.bincount(drawn_P, minlength=P) for drawn_P in _drawn_problems(P, RESAMPLES, seed)])
+def _resampled_sums(seed: int, *values_PX: np.ndarray) -> list[np.ndarray]:
+    """sum_SX of each of values_PX, the sums over the problems of every resample, as many at a time as PLACES hold."""
+    P = len(values_PX[0])
+    drawn, sums, most = _drawn_problems(P, RESAMPLES, seed), [], max(1, PLACES // max(P, 1))
+    for start in range(0, RESAMPLES, most):
+        count_SP = np.empty((min(most, RESAMPLES - start), P))
+        for count_P in count_SP:
+            count_P[:] = np.bincount(next(drawn), minlength=P)
+        sums.append([np.tensordot(count_SP, value_PX, 1) for value_PX in values_PX])
+    return [np.concatenate(x) for x in zip(*sums, strict=True)]
 
 
 def _percentiles(value_SX, level) -> np.ndarray:
@@ -42,15 +53,14 @@ def mean_interval(value_PX, seed: int = 0, level: float = 0.95):
     value_PX = np.asarray(value_PX, np.float64)
     if (P := len(value_PX)) < 2:
         return np.full((2, *value_PX.shape[1:]), np.nan)
-    return _percentiles(np.tensordot(_counts(P, seed), value_PX, 1) / P, level)
+    return _percentiles(_resampled_sums(seed, value_PX)[0] / P, level)
 
 
 def ratio_interval(sum_PX, n_PX, seed: int = 0):
     """(low_X, high_X): 95 % bootstrap interval of sum(sum_PX) / sum(n_PX), a mean over rows where problems have
     different numbers of them. Resamples without a row are left out; nan where fewer than two problems have a row."""
     sum_PX, n_PX = np.asarray(sum_PX, np.float64), np.asarray(n_PX, np.float64)
-    count_SP = _counts(len(n_PX), seed)
-    total_SX, n_SX = (np.tensordot(count_SP, x_PX, 1) for x_PX in (sum_PX, n_PX))
+    total_SX, n_SX = _resampled_sums(seed, sum_PX, n_PX)
     ratio_SX = np.divide(total_SX, n_SX, out=np.full(n_SX.shape, np.nan), where=n_SX > 0)
     few_X = (n_PX > 0).sum(0) < 2
     ratio_SX[:, few_X] = 0
@@ -91,16 +101,17 @@ def sign_flip_test(difference_P, seed: int = 0) -> tuple[float, str]:
     size_m, far = np.abs(difference_m), abs(difference_m.sum()) - ROUNDING
     if np.ptp(size_m) <= ROUNDING:
         fewer = min((difference_m > 0).sum(), (difference_m < 0).sum())
-        tail = 2 * sum(math.comb(m, k) for k in range(fewer + 1))
-        return min(tail / 2**m, 1.0), "exact: binomial"
+        patterns = itertools.accumulate(range(fewer), lambda c, k: c * (m - k) // (k + 1), initial=1)  # C(m, k)
+        return min(2 * sum(patterns) / 2**m, 1.0), "exact: binomial"
     if m <= ENUMERATED:
         sums = size_m[:1]  # the first sign may stay: the other half are these, negated
         for size in size_m[1:]:
             sums = np.concatenate([sums + size, sums - size])
         return float(np.mean(np.abs(sums) >= far)), "exact: all sign patterns"
-    rng, n_far = np.random.default_rng(seed), 0
-    for _ in range(0, SIGN_FLIPS, 1000):
-        n_far += int((np.abs(rng.choice([-1.0, 1.0], (1000, m)) @ size_m) >= far).sum())
+    rng, n_far, rows = np.random.default_rng(seed), 0, max(1, FLIPS // m)
+    for start in range(0, SIGN_FLIPS, rows):
+        bits = rng.integers(1 << 32, size=(min(rows, SIGN_FLIPS - start), m), dtype=np.uint32)
+        n_far += int((np.abs(2 * ((bits >> 31).astype(float) @ size_m) - size_m.sum()) >= far).sum())
     return (n_far + 1) / (SIGN_FLIPS + 1), f"{SIGN_FLIPS} random sign flips"
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prm_jax.kernels.sort import ranks
 from prm_jax.rerank import TIES, all_or, as_float, expect_name, expectation, rank_scores, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
@@ -134,15 +135,21 @@ def vote_curve(
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
     index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
 
+    def value(drawn_PN):
+        return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
+
+    all_P = value(exists_PN)  # of N candidates, whatever is drawn
+
     def one_draw(total_nP, k_draw):
-        # Random bits above the index in one integer: no two are equal, and XLA sorts bare integers fastest.
+        # Random bits above the index in one integer: no two are equal.
         bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
         bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
-        sorted_PN = jnp.sort(bits_PN, -1)
+        rank_PN = ranks(bits_PN)
+        one_P = jnp.sum(gold_PN, -1, where=(rank_PN == 0) & (answer_PN >= 0))
 
         def of_size(n):
-            drawn_PN = (bits_PN <= sorted_PN[:, jnp.clip(n - 1, 0, N - 1), None]) & exists_PN
-            return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
+            which = (n > 1).astype(int) + (n >= N)  # one candidate and all of them need no vote
+            return jax.lax.switch(which, (lambda: one_P, lambda: value((rank_PN < n) & exists_PN), lambda: all_P))
 
         return total_nP + jax.lax.map(of_size, size_n), None
 

@@ -1,4 +1,4 @@
-"""Every fault in every stage: `python tests/faults.py` (all cells, about 15 minutes of one core), `python tests/faults.py kill score`.
+"""Every fault in every stage: `python tests/faults.py` (all cells, about an hour of one core), `python tests/faults.py kill score`.
 
 A cell makes a small stage in a folder of its own, breaks it, and lets the user's next command follow: the same one, with resume=
 where the stage takes it. What it ends with must be what an undisturbed one ends with, to the byte where no time stands in it, or
@@ -7,9 +7,9 @@ are a tmpfs, which needs root: without it those cells say so. Prints a table; ex
 """
 
 import contextlib
-import gzip
-import json
+import functools
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -19,136 +19,14 @@ import time
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 warnings.filterwarnings("ignore", message=r"os.fork\(\) was called")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import evaluate
-import train
-from prm_jax.checkpoints import export
+from fault_stages import FROM_NOTHING, READS, STAGES, Cell, same, write_inputs
+
 from prm_jax.checkpoints.hf import SHIPPED
-from prm_jax.figures import __main__ as figures
-from prm_jax.generate import labeling, sampling
 
-COMMANDS = {"train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "export": export}
-COMMANDS |= {"figures": figures}
-TINY = "cpu_devices=1 steps=12 log_every=1 checkpoint_every=3 eval.every=6 data.folds=4 data=jsonl data.path=rows.jsonl"
-TINY += " batch.rows=4 batch.tokens=128"
-LAB = "data=chain data.samples=solver"
-# stage: (command, its words, whether resume= goes on with it, the file that shows its progress, what it ends with)
-CACHE_GROWTH = {
-    "train": ("train", TINY, True, "metrics.jsonl", "metrics.jsonl"),
-    "resume": ("train", TINY, True, "metrics.jsonl", "metrics.jsonl"),  # of a run that was stopped at half its length
-    "score": ("evaluate", "task=score input=many.jsonl checkpoint=prm figures=0", True, "scores.jsonl", "scores.jsonl"),
-    "sample": ("sampling", "problems=questions.jsonl n=4 batch_rows=8", True, "pool.jsonl", "pool.jsonl"),
-    "label": ("labeling", "input=rows.jsonl checker=chain k=2 batch_rows=8", True, "labels.jsonl", "labels.jsonl"),
-    "search": ("evaluate", f"task=search {LAB} checkpoint=prm problems=4 samples=2 methods=[best_of_n,beam] budgets=[30,60]",
-               True, "searches/*.json", "searches/*.jsonl.gz"),
-    "best_of_n": ("evaluate", "task=best_of_n pool=pool.jsonl checkpoint=prm", True, "pool_scores_prm.jsonl", "results.json"),
-    "sweep": ("train", f"-m seed=0,1 {TINY}", False, "0/metrics.jsonl", "*/metrics.jsonl"),
-    "figure": ("figures", ("name=best_of_n seed=0 steps=6 data.samples=solver data.solutions=60 data.test_solutions=30 "
-               "fresh.problems=3 fresh.candidates=3"), False, "stages/*/metrics.jsonl", "best_of_n/*.csv"),
-    "export": ("export", "checkpoint=prm to=exported", False, "", "exported/*.safetensors"),
-}  # fmt: skip
-READS = {"score": "many.jsonl", "sample": "questions.jsonl", "best_of_n": "pool.jsonl", "train": "rows.jsonl"}
-READS |= {"resume": "rows.jsonl", "label": "rows.jsonl", "sweep": "rows.jsonl"}
-TIMES = ("seconds", "tokens_per_second", "train_seconds", "versions", "overrides", "trained", "verifiers", "checksum")
-
-
-class Cell:
-    """One stage in a folder of its own, beside the inputs that all share."""
-
-    def __init__(self, stage: str, inputs: Path, folder: Path):
-        self.stage, self.at, self.out, self.said = stage, folder, folder / "out", folder.with_suffix(".log")
-        self.name, self.words, self.resumes, self.progress, self.ends_with = CACHE_GROWTH[stage]
-        shutil.copytree(inputs, folder)
-        if stage == "resume":
-            self.at.joinpath("stopped").rename(self.out)
-
-    def start(self, resume: bool = False, *more: str) -> int:
-        """The process of the stage, or of its resumption."""
-        words = ["resume=out"] if resume and self.resumes else self.words.split()
-        place = (
-            "hydra.sweep.dir=out"
-            if self.stage == "sweep"
-            else "folder=out"
-            if self.stage == "figure"
-            else "hydra.run.dir=out"
-        )
-        words += [place] if not (resume and self.resumes) else []
-        self.said.unlink(missing_ok=True)  # one that still works writes on where nobody reads
-        if (pid := os.fork()) == 0:
-            code = 1
-            with open(self.said, "w") as log:
-                os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
-                os.chdir(self.at)
-                sys.argv = [f"{self.name}.py", *words, *more]
-                try:
-                    COMMANDS[self.name].main()
-                    code = 0
-                except SystemExit as end:
-                    code = end.code if isinstance(end.code, int) else print(end.code, file=sys.stderr) or 1
-                except BaseException:  # noqa: BLE001 (what it is stands in the log)
-                    __import__("traceback").print_exc()
-                sys.stdout.flush(), sys.stderr.flush()
-                os._exit(code or 0)
-        return pid
-
-    def run(self, resume: bool = False, *more: str) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self.start(resume, *more), 0)[1])
-
-    @property
-    def log(self) -> str:
-        return self.said.read_text(errors="replace")
-
-    def begun(self) -> bool:
-        return any(p.stat().st_size for p in self.out.glob(self.progress)) if self.progress else self.out.exists()
-
-    def interrupted(self, number: int) -> bool:
-        """Sends a signal as soon as there is progress; False where the stage ended first."""
-        pid = self.start(self.stage == "resume")
-        length = lambda: sum(p.stat().st_size for p in self.out.glob("metrics.jsonl"))
-        before = length()
-        while not self.begun() or (self.stage == "resume" and length() == before):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                return False
-            time.sleep(0.002)
-        os.kill(pid, number)
-        os.waitpid(pid, 0)
-        return True
-
-    def ended(self) -> dict:
-        """What the stage ended with, without what times stand in it."""
-        root = self.at if self.stage == "export" else self.out
-        return {str(p.relative_to(root)): content(p) for p in sorted(root.glob(self.ends_with))}
-
-    def one_line(self) -> str:
-        """The error of a command that failed; AssertionError where it is no one line."""
-        lines = [line for line in self.log.splitlines() if line.strip()]
-        assert "Traceback" not in self.log, f"traceback: {lines[-1][:160]}"
-        errors = [line for line in lines if line.startswith(("error: ", "job "))]
-        assert errors, f"no line says why: {lines[-1][:160]}"
-        return errors[-1]
-
-
-def content(path: Path):
-    drop = lambda x: {k: drop(y) for k, y in x.items() if k not in TIMES} if isinstance(x, dict) else x
-    if ".jsonl" in path.suffixes:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as rows:
-            return [drop(json.loads(row)) for row in rows]
-    if path.suffix == ".json":
-        found = json.loads(path.read_text())
-        return {k: found[k] for k in ("mean", "oracle", "majority") if k in found} or drop(found)
-    return hash(path.read_bytes())
-
-
-def same(a, b) -> bool:
-    """Equal but for the last digits of numbers: what is scored in another batch is rounded otherwise."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return abs(a - b) < 1e-4 if isinstance(a, float) and isinstance(b, float) else a == b
+NOTHING_KEPT = "; nothing is kept for later commands"
 
 
 def goes_on(cell: Cell, whole: dict) -> str:
@@ -166,19 +44,30 @@ def goes_on(cell: Cell, whole: dict) -> str:
 def kill(cell, whole, number=signal.SIGKILL):
     if not cell.interrupted(number):
         return "ended before the signal"
-    if number == signal.SIGTERM:
+    if number != signal.SIGKILL:
         assert "Traceback" not in cell.log, "traceback"
+    if cell.code == 0:
+        return "ended before the signal took effect"
+    if number == signal.SIGINT:
+        assert cell.code == 128 + number, f"exit {cell.code}"
+        assert "interrupted" in cell.log or "stopped     by SIGINT" in cell.log, f"says nothing: {cell.log[-160:]}"
     return goes_on(cell, whole)
 
 
-def terminate(cell, whole):
-    return kill(cell, whole, signal.SIGTERM)
+def in_mid_draw(cell, whole):
+    """A figure is killed when its first drawing appears, and an evaluation when its first figure does."""
+    if cell.stage not in ("figure", "best_of_n"):
+        return "draws nothing"
+    cell.progress = "best_of_n/*" if cell.stage == "figure" else "figures/*"
+    if not cell.interrupted(signal.SIGKILL):
+        return "ended before the signal"
+    return goes_on(cell, whole)
 
 
 @contextlib.contextmanager
 def tmpfs(cell, size: str):
     made = cell.at.parent / f"{cell.at.name}_tmpfs"
-    made.mkdir()
+    made.mkdir(exist_ok=True)
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", made], capture_output=True, check=False
     ).returncode:
@@ -195,9 +84,7 @@ class NotRun(Exception):
 
 def in_full_disk(cell, whole):
     with tmpfs(cell, "100m") as disk:
-        shutil.copytree(cell.at, disk, dirs_exist_ok=True)
-        small = Cell.__new__(Cell)
-        vars(small).update(vars(cell) | {"at": disk, "out": disk / "out"})
+        small = cell.on(disk)
         used = sum(p.stat().st_blocks * 512 for p in disk.rglob("*"))
         why = "had room in 40 kB"
         for kilobytes in (40, 400, 2000, 100_000):  # at the start, in the middle, in a checkpoint; at last enough
@@ -214,9 +101,7 @@ def in_full_disk(cell, whole):
 
 def in_read_only_folder(cell, whole):
     with tmpfs(cell, "100m") as disk:
-        shutil.copytree(cell.at, disk, dirs_exist_ok=True)
-        small = Cell.__new__(Cell)
-        vars(small).update(vars(cell) | {"at": disk, "out": disk / "out"})
+        small = cell.on(disk)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         assert small.run(resume=cell.stage == "resume") == 1, "did not fail"
         return cell.one_line()
@@ -225,7 +110,7 @@ def in_read_only_folder(cell, whole):
 def damaged_checkpoint(cell, whole):
     """Flips 64 bytes in the newest checkpoint that the stage reads."""
     run = cell.out if cell.stage == "resume" else cell.at / "prm"
-    if cell.stage in ("train", "sample", "label", "sweep", "figure"):
+    if cell.stage in FROM_NOTHING:
         return "reads no checkpoint of a run"
     for kind in ("latest", "best"):
         newest = max((run / "checkpoints" / kind).glob("[0-9]*"), key=lambda p: int(p.name))
@@ -283,18 +168,18 @@ def two_processes(cell, whole):
 
 def not_a_number(cell, whole):
     """Training that diverges, a model whose weights are not numbers, scores of a file that are none."""
-    if cell.stage in ("resume", "figure"):
+    if cell.stage in ("resume", "figure", "samples"):
         return "as train"
     words = ["optimizer.lr=1e30", "optimizer.clip=1e30", "optimizer.warmup=0"]
-    if cell.stage == "best_of_n":
+    if cell.stage == "rl":
+        words = words[:1] + ["optimizer.clip=1e30"]
+    elif cell.stage == "best_of_n":
         path, words = cell.at / "pool.jsonl", []
         path.write_text(path.read_text().replace('"step_scores": {}', '"step_scores": {"s": [NaN, NaN]}'))
     elif cell.name != "train":
         from safetensors.numpy import load_file, save_file
 
-        shutil.copytree(
-            SHIPPED["embedded" if cell.stage in ("sample", "label") else "embedded_orm"], cell.at / "broken"
-        )
+        shutil.copytree(SHIPPED["embedded" if cell.stage in FROM_NOTHING else "embedded_orm"], cell.at / "broken")
         tensors = load_file(cell.at / "broken/model.safetensors")
         save_file({name: x * float("nan") for name, x in tensors.items()}, cell.at / "broken/model.safetensors")
         words = ["checkpoint=broken"]
@@ -302,72 +187,109 @@ def not_a_number(cell, whole):
     return cell.one_line()
 
 
+def without_home(cell, whole):
+    """HOME is unset, and nobody knows the user: what a container does to a user id of its own."""
+
+    def nobody(uid):
+        raise KeyError(uid)
+
+    def forget():
+        os.environ.pop("HOME")
+        pwd.getpwuid = nobody
+
+    return with_home(cell, whole, forget, says=True)
+
+
+def with_home(cell, whole, change, says):
+    cell.before = change
+    assert cell.run(resume=cell.stage == "resume") == 0, f"fails: {cell.one_line()}"
+    assert (cell.log.count(NOTHING_KEPT) >= 1) == says, "says nothing" if says else "keeps nothing"
+    assert "Traceback" not in cell.log, "traceback"
+    assert same(cell.ended(), whole), "ends with something else"
+    return "runs; one line says that nothing is kept" if says else "runs"
+
+
+def with_full_home(cell, whole):
+    """The cache's disk has no room; or room for the first things only, which the compiler's cache finds out alone."""
+    for kilobytes, says in ((200, True), (1500, False)):
+        with tmpfs(cell, f"{kilobytes}k") as disk:
+            outcome = with_home(cell, whole, lambda: os.environ.update(HOME=str(disk)), says)
+        shutil.rmtree(cell.out, ignore_errors=True)
+        if cell.stage == "resume":
+            shutil.copytree(cell.at.parent / "inputs/stopped", cell.out)
+        if says:
+            first = outcome
+    return f"{first}; with little room it {outcome}"
+
+
+def with_read_only_home(cell, whole):
+    with tmpfs(cell, "1m") as disk:
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        return with_home(cell, whole, lambda: os.environ.update(HOME=str(disk)), says=True)
+
+
+def clock_set_back(cell, whole):
+    """A stopped stage goes on, or begins again, a day before it began: all of its files are of the future."""
+    if not cell.interrupted(signal.SIGKILL):
+        return "ended before the signal"
+    now = time.time
+
+    def yesterday():
+        time.time = lambda: now() - 86_400
+
+    cell.before = yesterday
+    return goes_on(cell, whole)
+
+
+def one_cache(cell, whole):
+    """Two of the same command begin at once, in folders of their own, with one new cache."""
+    home = cell.at.parent / f"{cell.at.name}_home"
+    home.mkdir()
+    cell.before = lambda: os.environ.update(HOME=str(home))
+    other = cell.on(cell.at.parent / f"{cell.at.name}_other")
+    other.said = other.at.with_suffix(".log")
+    pids = [c.start(resume=cell.stage == "resume") for c in (cell, other)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert codes == [0, 0], f"exits {codes}: {[c.one_line() for c, code in zip((cell, other), codes) if code]}"
+    for c in (cell, other):
+        assert "Traceback" not in c.log, "traceback"
+        assert same(c.ended(), whole), "ends with something else"
+    shutil.rmtree(other.at), shutil.rmtree(home)
+    return "both end with the undisturbed result"
+
+
 FAULTS = {
-    "kill": kill, "terminate": terminate, "disk_full": in_full_disk, "read_only": in_read_only_folder,
-    "damaged_checkpoint": damaged_checkpoint, "cut_log": cut_log, "changed_data": changed_data,
-    "two_processes": two_processes, "nan": not_a_number,
+    "kill": kill, "terminate": functools.partial(kill, number=signal.SIGTERM),
+    "interrupt": functools.partial(kill, number=signal.SIGINT), "mid_draw": in_mid_draw, "disk_full": in_full_disk,
+    "read_only": in_read_only_folder, "damaged_checkpoint": damaged_checkpoint, "cut_log": cut_log,
+    "changed_data": changed_data, "two_processes": two_processes, "nan": not_a_number, "no_home": without_home,
+    "cache_full": with_full_home, "cache_read_only": with_read_only_home, "clock": clock_set_back, "one_cache": one_cache,
 }  # fmt: skip
 
 
-def make_inputs(folder: Path, with_runs: bool):
-    """Rows, questions, a pool; a finished run `prm` and a stopped one where a stage reads them."""
-    rows, problems = [], [f"{a} +{b} *3 mod7?" for a in range(7) for b in range(7)]
-    for problem in problems:
-        a, b = int(problem[0]), int(problem[3])
-        for wrong in (0, 1):
-            c = (a + b + wrong) % 7
-            rows.append(
-                {
-                    "prompt": problem,
-                    "completions": [f"{a}+{b}={c}", f"{c}*3={c * 3 % 7}"],
-                    "labels": [not wrong, not wrong],
-                }
-            )
-    write = lambda name, lines: (folder / name).write_text("".join(json.dumps(row) + "\n" for row in lines))
-    (
-        write("rows.jsonl", rows),
-        write("many.jsonl", [row | {"prompt": f"{i} {row['prompt']}"} for i in range(60) for row in rows]),
-    )
-    write("questions.jsonl", [{"problem": problem, "answer": "2"} for problem in problems])
-    candidates = lambda own: [{"steps": row["completions"], "answer": row["completions"][1][-1], "correct": all(row["labels"]),
-                               "step_scores": {}} for row in own]  # fmt: skip
-    pool = [(f"p{i}", problem, [row for row in rows if row["prompt"] == problem]) for i, problem in enumerate(problems)]
-    write(
-        "pool.jsonl",
-        [
-            {"id": i, "problem": p, "answer": own[0]["completions"][1][-1], "candidates": candidates(own)}
-            for i, p, own in pool
-        ],
-    )
-    if not with_runs:
-        return
-    cell = Cell.__new__(Cell)
-    vars(cell).update(
-        stage="train",
-        at=folder,
-        said=folder.with_suffix(".log"),
-        out=folder / "out",
-        resumes=True,
-        progress="checkpoints/latest/6",
-    )
-    cell.name, cell.words, *_ = CACHE_GROWTH["train"]
+def make_runs(inputs: Path):
+    """A finished run `prm` and a stopped one, beside the inputs."""
+    cell = Cell("train", inputs, inputs.with_name("runs"))
+    cell.progress = "checkpoints/latest/6"
     assert cell.run() == 0, cell.log
-    (folder / "out").rename(folder / "prm")
+    cell.out.rename(inputs / "prm")
     cell.interrupted(signal.SIGTERM)
-    (folder / "out").rename(folder / "stopped")
+    cell.out.rename(inputs / "stopped")
 
 
 def main(words: list[str]) -> bool:
     """Runs the cells whose fault and stage are named (all: none is named); whether all are well."""
     faults, stages = (
         [x for x in FAULTS if x in words] or list(FAULTS),
-        [x for x in CACHE_GROWTH if x in words] or list(CACHE_GROWTH),
+        [x for x in STAGES if x in words] or list(STAGES),
     )
     failed = 0
     with tempfile.TemporaryDirectory() as root:
         root = Path(root)
         (root / "inputs").mkdir()
-        make_inputs(root / "inputs", any("prm" in CACHE_GROWTH[stage][1] or stage == "resume" for stage in stages))
+        write_inputs(root / "inputs")
+        if any("prm" in STAGES[stage][1] or stage == "resume" for stage in stages):
+            make_runs(root / "inputs")
         for stage in stages:
             undisturbed = Cell(stage, root / "inputs", root / stage)
             assert undisturbed.run(resume=stage == "resume") == 0, undisturbed.log

@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import pwd
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import ROOT, call, printed
@@ -14,7 +16,8 @@ import evaluate
 import train
 from prm_jax import InputError
 from prm_jax.figures import __main__ as figures
-from prm_jax.launch import run_folder
+from prm_jax.figures import pipeline, running
+from prm_jax.launch import cache, run_folder
 from prm_jax.launch.run_log import MetricsLog
 
 ROW = {"prompt": "p", "completions": ["a"], "labels": [True]}
@@ -94,6 +97,75 @@ def test_an_evaluation_is_not_gone_on_with_on_other_data(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW | {"prompt": "q"}) + "\n")
     error = call(evaluate.main, monkeypatch, "evaluate.py", "resume=out")
     assert error.startswith("error: resume: rows.jsonl: is not what the evaluation began with")
+
+
+def test_a_stage_that_another_process_makes_is_left_alone(tmp_path):
+    """A command without resume= begins again; its folder was emptied before anyone asked whose it was."""
+    stage = pipeline.Stage("out", {}, "export", (), (), {}, frozenset(), "0", tmp_path)
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "model").write_text("half")
+    with open(tmp_path / "log.txt", "ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match=f"^stage out: another process is making {tmp_path}$"):
+            running.start(stage, None)
+    assert (tmp_path / "model").read_text() == "half"
+
+
+@pytest.mark.parametrize("home", ["a file", None, "full"])
+def test_without_a_cache_nothing_is_kept_and_one_line_says_so(home, tmp_path, monkeypatch, capsys):
+    """At import, and so for every command, a user without a home was a RuntimeError."""
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / str(home)))
+    if home is None:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    if home == "full":
+        monkeypatch.setattr(cache.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
+    cache.cache_folder.cache_clear()
+    try:
+        folder = cache.cache_folder()
+        assert cache.cache_folder() == folder and folder.is_dir() and tmp_path not in folder.parents
+    finally:
+        cache.cache_folder.cache_clear()
+    why = {"a file": "Not a directory", None: "Could not determine home directory.", "full": "No space left on device"}
+    expected = f"cache       ~/.cache/prm_jax: {why[home]}; nothing is kept for later commands\n"
+    assert capsys.readouterr() == ("", expected)
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, cfg, monkeypatch, capsys):
+    cfg.resume = None
+    with pytest.raises(KeyboardInterrupt), run_folder.locked_run_folder(tmp_path, cfg):
+        (tmp_path / "scores.jsonl").write_text("{}")
+        raise KeyboardInterrupt
+    assert capsys.readouterr().out == f"stopped     continue with resume={tmp_path}\n"
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(figures, "run", interrupted)
+    monkeypatch.setattr(evaluate, "start_command", interrupted)
+    monkeypatch.chdir(tmp_path)
+    for main, words, said in (
+        (figures.main, ["name=best_of_n"], "interrupted; the same command goes on\n"),
+        (evaluate.main, ["hydra.run.dir=out"], "interrupted\n"),
+    ):
+        assert call(main, monkeypatch, "command", *words) == "130"
+        assert capsys.readouterr().err == said
+
+
+def test_a_run_of_the_future_is_named(tmp_path, monkeypatch, capsys):
+    """After a clock was set back, the newest file need not be the newest run."""
+    monkeypatch.chdir(tmp_path)
+    for name, hours in (("old", -1), ("future", 1)):
+        path = tmp_path / "runs" / name / "summary.json"
+        path.parent.mkdir(parents=True)
+        path.write_text('{"objective": "prm"}')
+        os.utime(path, (time.time() + hours * 3600,) * 2)
+    assert run_folder.newest_run() == tmp_path / "runs/future"
+    note = "note        runs/future is dated in the future: taken for the newest, name another with checkpoint=\n"
+    assert capsys.readouterr().out == note
+    os.utime(path, (time.time(),) * 2)
+    assert run_folder.newest_run() == tmp_path / "runs/future" and not capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -25,9 +25,10 @@ CFG = data_config(OmegaConf.load(CONF / "data/chain.yaml"))
 def cache(tmp_path_factory):
     """Samples of these tests lie in a folder of their own."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(lab, "CACHE", tmp_path_factory.mktemp("samples"))
+        folder = tmp_path_factory.mktemp("cache")
+        monkeypatch.setattr(lab, "cache_folder", lambda: folder)
         monkeypatch.setattr(lab, "ROWS", 64)
-        yield lab.CACHE
+        yield folder / "samples"
 
 
 def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypatch):
@@ -55,10 +56,10 @@ def test_samples_are_drawn_once_and_graded_by_the_exact_checker(cache, monkeypat
 @pytest.fixture
 def kept(cache, monkeypatch, tmp_path):
     """Four problems, 8 samples of each, and the folder that keeps them."""
-    monkeypatch.setattr(lab, "CACHE", tmp_path / "samples")
+    monkeypatch.setattr(lab, "cache_folder", lambda: tmp_path)
     problems = tasks.make_problems(tasks.TASKS["chain"], CFG.task, 4, "test", 0)
     pool = list(lab.policy_pool(CFG, problems, 8, 0))
-    (folder,) = lab.CACHE.iterdir()
+    (folder,) = (tmp_path / "samples").iterdir()
     return problems, pool, folder
 
 

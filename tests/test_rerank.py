@@ -14,7 +14,7 @@ import pytest
 from conftest import real_gold
 
 from prm_jax import rerank
-from prm_jax.kernels.sort import best_first
+from prm_jax.kernels.sort import best_first, ranks
 from prm_jax.rerank import aggregate, best_of_n, expectation, reweight
 
 INF = np.inf
@@ -457,6 +457,14 @@ def test_order_is_a_stable_sort_of_any_float():
     for size in (1, 2, 300):
         expected = np.argsort(-score_PN[:, :size], -1, kind="stable")
         np.testing.assert_array_equal(jax.jit(best_first)(score_PN[:, :size]), expected)
+
+
+@pytest.mark.parametrize("N", [1, 5, 128, 129, 300])
+def test_ranks_are_those_of_a_sort(N):
+    high_PN = np.random.default_rng(0).integers(2**20, size=(3, N))
+    key_PN = (high_PN << 9 | np.arange(N)).astype(np.uint32)
+    key_PN[1, ::2] |= np.uint32(2**31)  # no sign
+    np.testing.assert_array_equal(jax.jit(ranks)(key_PN), key_PN.argsort(-1).argsort(-1))
 
 
 def test_nan_scores_single_candidates_and_half_precision():

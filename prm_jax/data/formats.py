@@ -12,6 +12,7 @@ a mark that fused with the text beside it raises.
 import dataclasses
 import functools
 import re
+from array import array
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -157,9 +158,13 @@ def _encode_apart(fmt: Format, tokenizer, rows):
         return step.split(fmt.separator) if fmt.tokenized == "lines" else [step]
 
     heads = [fmt.prefix.replace("{problem}", problem) for problem, _ in rows]
-    # Many steps of a pool repeat, so each distinct text is tokenised once, all in one call.
+    # Many steps of a pool repeat, so each distinct text is tokenised once, thousands in a call, whose offsets, masks and
+    # words take 100 times the memory of the ids that are kept.
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
-    ids_of = dict(zip(texts, tokenizer(texts, add_special_tokens=False)["input_ids"], strict=True)) if texts else {}
+    ids_of, size = {}, 4096
+    for group in (texts[i : i + size] for i in range(0, len(texts), size)):
+        ids = tokenizer(group, add_special_tokens=False)["input_ids"]
+        ids_of |= zip(group, (array("i", ids_L) for ids_L in ids), strict=True)
     separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
     expect(separator, "format.separator", fmt.separator, "a text that has a token in this tokenizer")
     for head, (_, steps) in zip(heads, rows, strict=True):

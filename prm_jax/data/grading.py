@@ -35,13 +35,13 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.rows import field_error, require
+from prm_jax.launch.cache import cache_folder
 
 RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
 VERDICTS = ("same", "different", "unparsable", "timeout", "crash", "no_answer")
 SECONDS = 5  # processor time of one comparison by math; Math-Verify's own default for each of its three parts
 MEMORY = 4 << 30  # bytes of address space of a worker (it needs 0.2 GB): a power tower must not fill the machine
-CACHE = Path.home() / ".cache" / "prm_jax" / "answers.jsonl"
 LONGEST = 1000  # characters of an answer that is read as a number or an expression
 BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?P<bare>[^\s{}$\\]+))")  # MATH also writes \boxed 5
 BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # `\{` is text, no brace
@@ -178,7 +178,11 @@ def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
     return [group_of[key] for key in keys]
 
 
-def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, workers: int | None = None):
+def kept_verdicts() -> Path:
+    return cache_folder() / "answers.jsonl"
+
+
+def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, workers: int | None = None):
     """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the checker;
     candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
     those that Math-Verify saw now, not in an earlier call (`cache`)."""
@@ -186,7 +190,7 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, 
         if is_blank(problem.answer):
             raise InputError(f"problem {problem.id}: {field_error('answer', problem.answer, 'the right answer')}")
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
-    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache)) as checker:
+    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
         graded = list(map(grader(checker), problems))
     counts = {"candidates": n_of.total()} | dict.fromkeys(VERDICTS, 0)
@@ -208,9 +212,9 @@ def grader(checker: "Checker") -> Callable:
     return grade
 
 
-def group_pool(problems: Sequence, rule: str, cache: Path | str | None = CACHE, workers: int | None = None):
+def group_pool(problems: Sequence, rule: str, cache: Path | str | None = None, workers: int | None = None):
     """`group` of every problem's candidates, as the votes take it: a list of ids per problem."""
-    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache)) as checker:
+    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
         answers = [[c.answer for c in problem.candidates] for problem in problems]
         return checker.map(lambda of_problem: group(of_problem, checker), answers, "grouping", "problem")
 

@@ -32,9 +32,10 @@ class Candidate:
     def __post_init__(self):
         if not self.steps:
             raise InputError("steps: found none, expected at least one")
+        n = len(self.steps)
         for name, scores in self.step_scores.items():
-            n = len(self.steps)
-            require(len(scores) == n, f"step_scores.{name}", len(scores), f"one score for each of {n} steps")
+            if len(scores) != n:
+                raise field_error(f"step_scores.{name}", len(scores), f"one score for each of {n} steps")
             for index, score in enumerate(scores):
                 if type(score) not in (int, float) or not math.isfinite(score):
                     raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
@@ -93,7 +94,8 @@ def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
-        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object")
+        if not isinstance(candidate, dict):
+            raise field_error(f"candidates[{index}]", candidate, "an object")
         try:
             stored = optional(candidate, scores, dict) or {}
             keep = stored if names is None else names

@@ -39,8 +39,9 @@ def length_correlation(score, length, group, problem, seed: int) -> dict:
     right and whether its first step repeats the problem; the group of a step is whether it is right. CoLD (arXiv
     2507.15698) finds that PRMs prefer length at equal correctness; 0 is no preference.
     """
-    _, group = np.unique(np.asarray(group), axis=0, return_inverse=True)
-    a, b = ranks_within(np.asarray(score), group.ravel()), ranks_within(np.asarray(length), group.ravel())
+    columns = np.atleast_2d(np.asarray(group, int).T)
+    group = np.ravel_multi_index(columns, columns.max(1, initial=0) + 1)
+    a, b = ranks_within(np.asarray(score), group), ranks_within(np.asarray(length), group)
     sums_P3 = np.stack([np.bincount(problem, x) for x in (a * b, a * a, b * b)], -1)
 
     def correlation(problems):

@@ -29,7 +29,7 @@ from prm_jax.evals import biases, trace_error
 from prm_jax.evals.calibration import pool_calibration
 from prm_jax.launch.config import Count, expect, one_of
 
-PLACES = 1 << 23  # steps laid out at a time, each solution padded to the longest of the pool
+PLACES = 1 << 21  # steps laid out at a time, each solution padded to the longest of the pool
 # Tables and figures leave these aggregators out where nobody asks for them.
 HIDDEN_BY_DEFAULT = ("max", "sum_logit", "weighted", "softmin")
 # From the arg max to the reference: solution scores are a few nats apart, seldom less than a thousandth.
@@ -125,18 +125,19 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
     for p, problem in enumerate(problems):
         ids.append(problem.id), texts.add(hash(problem.problem)), count_P.append(len(problem.candidates))
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
+        question = problem.problem.strip()
         for n, c in enumerate(problem.candidates):
             if c.correct is None and c.finished:
                 place = f"pool: problem {problem.id}: candidates[{n}].correct"
                 raise InputError(f"{place}: nobody graded it; checker=math grades the answers against the problem's")
             right_n.append(c.outcome == 1), finished_n.append(c.finished), blank_n.append(is_blank(c.answer))
             answer_n.append(answer_groups[p][n] if answer_groups else number[c.answer])
-            repeats_n.append(problem.problem.strip() in c.steps[0])
+            repeats_n.append(question in c.steps[0])
             steps_n.append(len(c.steps)), length_n.append(sum(map(len, c.steps)))
             for name, score_T in c.step_scores.items():
                 scores[name].extend(score_T)
                 units[name].add(problem.scores_unit.get(name))
-            having.update(c.step_scores.keys())
+                having[name] += 1
             labels += [step_labels[problem.problem, c.steps]] if step_labels else []
     count_P, right_n, steps_n, length_n = map(np.array, (count_P, right_n, steps_n, length_n))
     finished_n, blank_n = np.array(finished_n, bool), np.array(blank_n, bool)
@@ -203,7 +204,7 @@ class Values:
     def add_curve(self, path: tuple, x_Pn, is_headline=True):
         """Adds a rule with a closed form, and for headlines the interval of its curve."""
         x_Pn = np.asarray(x_Pn, float)
-        self.value[path] = {n: x_Pn[:, n - 1] for n in self.sizes}
+        self.value[path] = {n: x_Pn[:, n - 1].copy() for n in self.sizes}  # a view would keep all of x_Pn
         self.curve[path] = {"curve": x_Pn.mean(0).tolist()}
         if is_headline:
             self.curve[path]["curve_interval"] = stats.mean_interval(x_Pn, self.seed).tolist()

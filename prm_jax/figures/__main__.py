@@ -95,6 +95,8 @@ def main():
         run(sys.argv[1:])
     except cli.USER_ERRORS as error:
         sys.exit(cli.one_line(error))
+    except KeyboardInterrupt:
+        cli.exit_interrupted("; the same command goes on")
 
 
 if __name__ == "__main__":

@@ -35,8 +35,6 @@ def argv(stage: Stage, launcher: str | None) -> list[str]:
 
 def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
     """The running stage, which writes into log.txt and keeps it locked as long as it lives."""
-    if stage.can_resume and "resume" not in stage.keys:
-        shutil.rmtree(stage.folder)
     stage.folder.mkdir(parents=True, exist_ok=True)
     command = argv(stage, launcher)
     path = os.pathsep.join(filter(None, [str(CONF.parent), os.environ.get("PYTHONPATH")]))
@@ -45,6 +43,9 @@ def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"stage {stage.name}: another process is making {stage.folder}") from None
+        if stage.can_resume and "resume" not in stage.keys:  # begins again, in a folder that is now ours
+            for path in set(stage.folder.iterdir()) - {stage.folder / "log.txt"}:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         record = {"name": stage.name, "config": stage.config, "code": code_fingerprint()}
         run_folder.write_json(stage.folder / "stage.json", record)
         log.write(f"$ {shlex.join(command)}\n".encode())
@@ -70,7 +71,7 @@ def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
             for stage in [stage for stage in waiting if all(x.done for x in stage.needs)][: jobs - len(running)]:
                 waiting.remove(stage)
                 resumed = stage.can_resume and "resume" in stage.keys
-                running[start(stage, launcher)] = stage, time.time(), resumed
+                running[start(stage, launcher)] = stage, time.monotonic(), resumed
             time.sleep(0.05)
             for process in list(running):
                 before = cpu_seconds()
@@ -86,7 +87,7 @@ def cpu_seconds() -> float:
 
 def finish(code: int, cpu: float, stage: Stage, began: float, resumed: bool):
     """Writes DONE, or raises InputError where the stage has failed."""
-    seconds, log = time.time() - began, stage.folder / "log.txt"
+    seconds, log = time.monotonic() - began, stage.folder / "log.txt"
     if code:
         lines = log.read_text(errors="replace").rsplit("\n$ ", 1)[-1].strip().splitlines()  # since it was last started
         reason = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1]).strip()

@@ -19,10 +19,10 @@ from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 from prm_jax.launch import run_folder
+from prm_jax.launch.cache import cache_folder
 from prm_jax.launch.config import expect
 from prm_jax.launch.hosts import max_over_processes
 
-CACHE = Path.home() / ".cache" / "prm_jax" / "samples"
 ROWS = 512  # decoded at a time: fastest for a small model on CPU
 # The code that decides a sample. The checker's is not part of it: kept samples have no grades.
 CODE = ["model.py", "attention.py", "rope.py", "generate/samples.py", "generate/sampling.py", "generate/policies.py"]
@@ -32,7 +32,7 @@ CODE += ["kernels/cpu.py", "kernels/draw.py", "data/formats.py", "data/questions
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:
     """The problems with n samples each of the task's policy, graded by the task's checker as it is now.
 
-    A folder of CACHE, named by a hash of all that samples depend on, keeps them; with a wrong checksum they are drawn
+    A folder of the cache, named by a hash of all that samples depend on, keeps them; with a wrong checksum they are drawn
     again.
     """
     policy = open_lab_policy(cfg.policy, cfg.temperature, cfg.max_tokens)
@@ -41,14 +41,14 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
     settings = dataclasses.asdict(policy.format), vars(policy.sampling), list(problems), n, seed
     origin = json.dumps([code, model, settings], sort_keys=True)
     name = f"{cfg.name}_{hashlib.sha256(origin.encode()).hexdigest()[:16]}"
-    path = CACHE / name / "pool.jsonl"
+    path = cache_folder() / "samples" / name / "pool.jsonl"
     if int(max_over_processes(not is_whole(path))):  # a process that draws needs all the others
         if path.exists():
             print(f"samples     {path} is not what was written: drawn again")
         path.parent.mkdir(parents=True, exist_ok=True)
         questions = [Question(str(i), problem) for i, problem in enumerate(problems)]
         # In another folder until it is complete: another run may be drawing the same.
-        with tempfile.TemporaryDirectory(prefix=name, dir=CACHE) as folder:
+        with tempfile.TemporaryDirectory(prefix=name, dir=path.parents[1]) as folder:
             new, about = Path(folder) / path.name, Path(folder) / "about.json"
             draw_pool(new, policy, questions, n, seed, lambda ungraded: ungraded, len(questions))
             kept = {"kept_as": name, "sha256": file_fingerprint(new)}

@@ -6,6 +6,7 @@ import fcntl
 import inspect
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from prm_jax import InputError
+from prm_jax.launch.cache import cache_folder
 from prm_jax.launch.config import CONF, flatten
 
 # Errors that are printed in one line: bad input, and refusals of the system such as a full disk or too little memory.
@@ -98,6 +100,8 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 if not is_known:  # Hydra's own, such as for data=null
                     error = InputError(f"{' '.join(sys.argv[1:])}: Hydra cannot read it: {error}")
                 sys.exit(1 if getattr(error, "is_printed", False) else one_line(error, config_name))
+            except KeyboardInterrupt:
+                exit_interrupted()
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
@@ -107,6 +111,12 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
         return start
 
     return decorate
+
+
+def exit_interrupted(hint: str = ""):
+    """Ends as shells expect of Ctrl-C. A shell's own loop ends too, as it does not for an error."""
+    print(f"interrupted{hint}", file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
 
 
 def one_line(error: Exception, config_name: str | None = None) -> str:
@@ -154,7 +164,7 @@ def use_compilation_cache():
     import jax
 
     if not jax.config.jax_compilation_cache_dir:
-        jax.config.update("jax_compilation_cache_dir", str(Path.home() / ".cache" / "prm_jax"))
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder()))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 

@@ -10,6 +10,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, expect, flatten
 from prm_jax.launch.files import read_json, read_yaml, write_json, write_yaml
+
+CLOCK = 60  # seconds that a file server's clock may be ahead of ours
 
 
 def output_dir() -> Path:
@@ -59,10 +62,12 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
         print(f"process {os.getpid()} of {socket.gethostname()}", file=lock, flush=True)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             if not resumes and not any(path.stat().st_size for path in folder.glob(worth)):
                 for path in set(folder.iterdir()) - before | {folder / ".hydra"}:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif isinstance(error, KeyboardInterrupt) and "resume" in cfg:
+                print(f"stopped     continue with resume={folder}")
             raise
 
 
@@ -73,6 +78,8 @@ def newest_run() -> Path:
     if not finished:
         hint = "run `python train.py` first, or name one"
         raise InputError(f"checkpoint: no finished run under {Path('runs').resolve()}; {hint}")
+    if (finished[-1] / "summary.json").stat().st_mtime > time.time() + CLOCK:
+        print(f"note        {finished[-1]} is dated in the future: taken for the newest, name another with checkpoint=")
     return finished[-1].resolve()
 
 
