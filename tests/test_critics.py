@@ -207,7 +207,9 @@ def test_it_reranks_searches_labels_and_scores_as_a_prm_does(monkeypatch, tmp_pa
     pool = tmp_path / "pool" / "pool.jsonl.gz"
     out = printed(evaluate.main, monkeypatch, "task=score", *critic, f"input={pool}", where("score"), cwd=tmp_path)
     scored = [json.loads(line) for line in (tmp_path / "score" / "scores.jsonl").read_text().splitlines()]
-    again = [json.loads(line) for line in next((tmp_path / "pool").glob("pool_scores_*.jsonl")).read_text().splitlines()]
+    again = [
+        json.loads(line) for line in next((tmp_path / "pool").glob("pool_scores_*.jsonl")).read_text().splitlines()
+    ]
     for a, b in zip(scored, again, strict=True):
         np.testing.assert_allclose(a["scores"], b["scores"], atol=1e-5)
     asked = ["task=search", "methods=[beam]", "budgets=[60]", "problems=2", "samples=2", "data.samples=policy"]
@@ -280,6 +282,7 @@ def test_a_critic_learns_from_as_many_right_as_wrong_steps_whether_its_verdict_i
             problems.of_critic(data, wrong, 6, 0)
 
 
+@pytest.mark.slow
 def test_rl_of_a_critic_goes_on_bit_for_bit_and_opens_as_a_critic(monkeypatch, tmp_path):
     monkeypatch.setattr(problems, "read_format", {"ends_in": ENDS_IN}.get)
     keys = ["questions.critic=ends_in", "data.samples=solver", "data.solutions=40", "data.test_solutions=40", "steps=2"]

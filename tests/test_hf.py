@@ -302,7 +302,10 @@ def test_both_layouts_of_the_rotary_settings_read_alike():
         ),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention: got True"),
         ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "a field of the wrong type"),
-        ({"model_type": "gemma2", "final_logit_softcapping": -1}, "final_logit_softcap: got -1.0, expected a number above 0"),
+        (
+            {"model_type": "gemma2", "final_logit_softcapping": -1},
+            "final_logit_softcap: got -1.0, expected a number above 0",
+        ),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "'dynamic', with which a score depends on the longest"),
         ({"rope_scaling": {"type": "longrope"}}, "rope_type: got 'longrope'; expected default, linear, llama3, yarn"),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'original_max_position_embeddings' is missing"),

@@ -137,6 +137,7 @@ def test_samples_become_labelled_solutions(cache):
     assert [s.steps for s in values] == [s.steps for s in rows] and any(0 < y < 1 for s in values for y in s.labels)
 
 
+@pytest.mark.slow
 def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     """Two commands: samples of the shipped policy, a PRM, its steps, and best-of-N beside the shipped outcome model."""
     small = ("steps=3", "data.solutions=64", "data.test_solutions=32", "batch.rows=4", "eval.every=3")

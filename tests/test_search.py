@@ -425,6 +425,7 @@ def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
         assert row["plan"] == {"width": width}
 
 
+@pytest.mark.slow
 def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     out = printed(

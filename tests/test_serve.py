@@ -630,6 +630,7 @@ def test_a_token_is_asked_for_where_there_is_one(scorer):
 # The command
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_was_accepted(tmp_path):
     """A request whose body is still on its way when the signal comes; a new connection is refused. The server was killed
     before and started again by the same command, so at the same port and in the same folder."""

@@ -111,6 +111,7 @@ def test_an_error_of_one_convinces_on_any_trace_and_leaves_the_others():
         np.testing.assert_allclose(1 / (1 + np.exp(-logit_NT[others])), witness.STEP_P_NT[others], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(tmp_path):
     """In an empty folder: no run and no checkpoint is there to be found."""
     options = ["task=witness", "witness.betas=9", "witness.errors=5", "hydra.run.dir=out"]
