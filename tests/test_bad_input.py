@@ -199,6 +199,7 @@ LINES = [
     ("train mesh.fsdp=0", r"mesh.fsdp: got 0"),
     ("train cpu_devices=0", r"cpu_devices: got 0"),
     ("train distributed=yes", r"distributed: got .*expected null, auto or"),
+    ("train distributed=inf", r"distributed: got .*expected null, auto or"),
     ("train objective=prn", r"objective: got 'prn', expected prm, orm, implicit or lm"),
     ("train objective=implicit init=random", r"init: got 'random', expected a language model"),
     ("train objective=orm outcome_at=tokens loss.step=pqm", r"outcome_at: got 'tokens', expected last"),

@@ -37,7 +37,7 @@ def init_distributed(cfg):
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM, as train.py does
     names = {"coordinator": "coordinator_address", "processes": "num_processes", "process": "process_id"}
     explicit = "{coordinator: HOST:PORT, processes: N, process: I}"
-    is_right = setting == "auto" or (not isinstance(setting, str) and setting.keys() == names.keys())
+    is_right = setting == "auto" or getattr(setting, "keys", dict)() == names.keys()
     expect(is_right, "distributed", setting, f"null, auto or {explicit}")
     try:
         jax.distributed.initialize(**{} if setting == "auto" else {names[key]: x for key, x in setting.items()})
