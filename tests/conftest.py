@@ -32,8 +32,6 @@ jax.devices()  # one: commands in this process cannot make several of its CPU an
 
 from prm_jax.model import PRM, ModelConfig
 
-gc.freeze()  # what the imports have made is never looked through
-
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
 
