@@ -46,9 +46,9 @@ def open_file(path: Path) -> dict:
     """{tensor name: its slice} of one file."""
     if not path.is_file():
         why = "is a pickle, which can run code when it is read, and is not read: where you trust it, convert it once"
-        how = "with torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
+        steps = "with torch.load(FILE, weights_only=True) and safetensors.torch.save_file(TENSORS, 'model.safetensors')"
         pickles = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-        raise InputError(f"{path}: no such file" + (f"; {pickles[0]} {why} {how}" if pickles else ""))
+        raise InputError(f"{path}: no such file" + (f"; {pickles[0]} {why} {steps}" if pickles else ""))
     try:
         stored = safe_open(path, framework="np", backend="pread")
     except SafetensorError as error:

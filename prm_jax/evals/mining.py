@@ -67,8 +67,8 @@ def run(setup: Setup, cfg: Config) -> dict:
         candidates = problem.candidates
         mined, uniform = mine(candidates, score_N, cfg.kept, cfg.wrong), different(candidates)[: cfg.kept]
         for name, n in [("mined", n) for n in mined] + [("uniform", n) for n in uniform]:
-            about = data.label_kind, f"{data.name}/{data.train_split}/{seed}/{p}/{n}", candidates[n].finished
-            rows[name].append(tasks.labelled(task, data.task, problem.problem, candidates[n].steps, *about))
+            origin = data.label_kind, f"{data.name}/{data.train_split}/{seed}/{p}/{n}", candidates[n].finished
+            rows[name].append(tasks.labelled(task, data.task, problem.problem, candidates[n].steps, *origin))
             scores_of[name].append(score_N[n])
     rows = {name: solutions[: cfg.solutions] for name, solutions in rows.items()}
     rows["validation"] = tasks.sample_solutions(data, cfg.validation_solutions, "validation", 0, policy_pool)
