@@ -366,6 +366,14 @@ def choose_dtype(name: str) -> str:
     return name
 
 
+def choose_remat(name: str) -> str:
+    """The remat of a ModelConfig: `auto` is dots on CPU, where it takes .75 to .8 of the time of full, and full on GPU
+    and TPU, whose memory is scarce."""
+    if name == "auto":
+        return "dots" if jax.devices()[0].platform == "cpu" else "full"
+    return name
+
+
 def cast_backbone(model: PRM) -> PRM:
     """The model with the backbone's matrices stored in the compute dtype. Every use casts
     them to it, so no score changes.

@@ -38,6 +38,7 @@ LAST = {  # what keeps a key visible, by key: name -> visible_until_L of a row o
         (cpu.one_product, 12, 4, 2, "float32", 1.5),
         (cpu.one_product, 12, 3, 1, "float32", None),
         (cpu.one_product, 40, 3, 1, "bfloat16", None),
+        (cpu.one_product, 117, 8, 4, "float32", None),  # a row at a time
         (cpu.tiled, 64, 4, 4, "float32", None),
         (cpu.tiled, 150, 4, 2, "float32", None),  # not a multiple of the tile, and two tiles apart
         (cpu.tiled, 150, 4, 2, "float32", 1.5),
@@ -73,6 +74,12 @@ def test_equals_a_naive_einsum_with_gradients(rng, formulation, L, heads, kv_hea
         if mine.shape == q_BLHK.shape:
             mine, theirs = (np.where(is_real_BL11, x, 0) for x in (mine, theirs))  # padding's own output is free
         np.testing.assert_allclose(mine, theirs, atol=atol)
+
+
+def test_a_single_token_sees_itself(rng):
+    q_BLHK, v_BLHK = jnp.asarray(rng.standard_normal((2, 3, 1, 4, 8)), "float32")
+    o_BLHK = cpu.one_product(q_BLHK, q_BLHK, v_BLHK, jnp.zeros((3, 1), int))
+    np.testing.assert_allclose(o_BLHK, v_BLHK, atol=1e-6)
 
 
 def test_the_tiles_that_are_visited_are_those_with_a_visible_pair():

@@ -812,7 +812,7 @@ def test_the_model_section_overrides_any_field_of_the_model(tokenizer, monkeypat
         ({"rope_scaling": {"knd": "yarn", "factor": 1}}, "model.rope_scaling.knd: unknown key; did you mean"),
         ({"layers": 0}, "model.layers: got 0, expected at least 1"),
         ({"head": "two"}, "model.head: got 'two', expected scalar, binary, mlp, mlp_scalar.* ternary"),
-        ({"remat": "some"}, "model.remat: got 'some', expected none, dots or full"),
+        ({"remat": "some"}, "model.remat: got 'some', expected auto, none, dots or full"),
         ({"heads": 3}, "c: heads: 3 is no multiple"),
     ):
         with pytest.raises(InputError, match=pattern):

@@ -11,7 +11,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import Count, Positive, Rule, expect, one_of
-from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype
+from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype, choose_remat
 
 # Field of ModelConfig -> key of a config.json.
 SIZES = {"vocab": "vocab_size", "dim": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
@@ -211,7 +211,7 @@ FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in H
 FIELDS |= dict.fromkeys(("rope_theta", "norm_eps"), Positive)
 FIELDS["head"] = Annotated[str, one_of(HEADS)]
 FIELDS["head_dropout"] = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1)")]
-FIELDS["remat"] = Annotated[str, one_of(("none", *REMAT))]
+FIELDS["remat"] = Annotated[str, one_of(("auto", "none", *REMAT))]
 # The model section of a run (conf/model): any field of ModelConfig; null or absent means as in config.json.
 choices = [(name, hint | None, None) for name, hint in FIELDS.items()]
 ModelChoice = dataclasses.make_dataclass("ModelChoice", [*choices, ("new_head", bool, True)], frozen=True)
@@ -222,6 +222,7 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
     differ). `uses` are further fields that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
     chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
+    chosen["remat"] = choose_remat(chosen.get("remat", "auto"))
     original = model_config(config, where)
     shape = {name: value for name, value in chosen.items() if name not in FROM_RUN}
     changed = {name: (value, x) for name, value in shape.items() if value != (x := getattr(original, name))}

@@ -17,6 +17,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from prm_jax.launch.mesh import features_are_split, platform, sum_over_rows
 
 TILE = 64  # tokens; a tile's scores fit in a core's cache (measured with gradient: 128 takes 1.2 x as long)
+SCORES = 1 << 18  # scores of short rows that are computed at a time: 1 MB, half of a core's cache
 MASKED = -1e30  # finite, so that a masked score minus a masked maximum is 0 and not NaN
 
 
@@ -154,55 +155,68 @@ def _batch_multiply(a, b, over_a: int, over_b: int):
 
 
 def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
-    """Softmax attention with all L x L scores of every row and head at once, in one batch axis (row, group) and two
-    matrix axes, the only layout that XLA's CPU backend multiplies at full speed."""
+    """Softmax attention of short rows, whose scores are computed at once, for so many rows at a time that the scores
+    stay in a core's cache (a fifth of a training step of the embedded shape). Half of the queries see half of the keys
+    at most. One batch axis (row, group) and two matrix axes are the only layout that XLA's CPU backend multiplies at
+    full speed."""
     B, L, H, K = q_BLHK.shape
-    G = k_BLGK.shape[2]
-    R = H // G
-    q_bmK = q_BLHK.reshape(B, L, G, R, K).transpose(0, 2, 3, 1, 4).reshape(B * G, R * L, K) * K**-0.5
-    k_bLK = k_BLGK.transpose(0, 2, 1, 3).reshape(B * G, L, K)
-    v_bLK = v_BLGK.transpose(0, 2, 1, 3).reshape(B * G, L, K)
-    o_bmK = _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL, cap)
-    return o_bmK.reshape(B, G, R, L, K).transpose(0, 3, 1, 2, 4).reshape(B, L, H, K)
+    G, half = k_BLGK.shape[2], L // 2
+    r = max(n for n in range(1, B + 1) if B % n == 0 and (n == 1 or n * H * L * L <= SCORES))
+
+    def few_rows(arrays):
+        q_rLHK, k_rLGK, v_rLGK, visible_until_rL = arrays
+        q_rGRLK = (q_rLHK * K**-0.5).reshape(r, L, G, H // G, K).transpose(0, 2, 3, 1, 4)
+        k_bLK, v_bLK = (x.swapaxes(1, 2).reshape(r * G, L, K) for x in (k_rLGK, v_rLGK))
+        mask_rLL = visible(visible_until_rL)
+
+        def queries(first, end):
+            q_bmK = q_rGRLK[:, :, :, first:end].reshape(r * G, -1, K)
+            o_bmK = _one_product(q_bmK, k_bLK[:, :end], v_bLK[:, :end], mask_rLL[:, first:end, :end], cap)
+            return o_bmK.reshape(r, G, H // G, end - first, K)
+
+        o_rGRLK = jnp.concatenate([queries(first, end) for first, end in ((0, half), (half, L)) if end], 3)
+        return o_rGRLK.transpose(0, 3, 1, 2, 4).reshape(r, L, H, K)
+
+    arrays = (x.reshape(B // r, r, *x.shape[1:]) for x in (q_BLHK, k_BLGK, v_BLGK, visible_until_BL))
+    return jax.lax.map(few_rows, tuple(arrays)).reshape(B, L, H, K)
 
 
-def _scores(q_bmK, k_bLK, visible_until_BL, cap):
-    """Capped and masked attention scores in float32, [B * G, R * L, L]."""
-    b, m, _ = q_bmK.shape
-    B, L = visible_until_BL.shape
-    s_BGRLL = soft_cap(_batch_multiply(q_bmK, k_bLK, 2, 2), cap).reshape(B, b // B, m // L, L, L)
-    return jnp.where(visible(visible_until_BL)[:, None, None], s_BGRLL, MASKED).reshape(b, m, L)
+def _scores(q_bmK, k_bSK, mask_BLS, cap):
+    """Capped and masked attention scores in float32, [B * G, R * L, S]."""
+    (b, m, _), (B, L, S) = q_bmK.shape, mask_BLS.shape
+    s_BGRLS = soft_cap(_batch_multiply(q_bmK, k_bSK, 2, 2), cap).reshape(B, b // B, m // L, L, S)
+    return jnp.where(mask_BLS[:, None, None], s_BGRLS, MASKED).reshape(b, m, S)
 
 
 # The derivative is written by hand: XLA's own recomputes and transposes the probabilities, several times slower on CPU.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _one_product(q_bmK, k_bLK, v_bLK, visible_until_BL, cap):
-    return _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL, cap)[0]
+def _one_product(q_bmK, k_bSK, v_bSK, mask_BLS, cap):
+    return _one_product_forward(q_bmK, k_bSK, v_bSK, mask_BLS, cap)[0]
 
 
-def _one_product_forward(q_bmK, k_bLK, v_bLK, visible_until_BL, cap):
-    s_bmL = _scores(q_bmK, k_bLK, visible_until_BL, cap)
-    top_bm1 = s_bmL.max(-1, keepdims=True)
-    p_bmL = jnp.exp(s_bmL - top_bm1)
-    sum_bm1 = p_bmL.sum(-1, keepdims=True)
-    # Dividing after the product touches K columns instead of L.
-    o_bmK = (_batch_multiply(p_bmL.astype(v_bLK.dtype), v_bLK, 2, 1) / sum_bm1).astype(q_bmK.dtype)
+def _one_product_forward(q_bmK, k_bSK, v_bSK, mask_BLS, cap):
+    s_bmS = _scores(q_bmK, k_bSK, mask_BLS, cap)
+    top_bm1 = s_bmS.max(-1, keepdims=True)
+    p_bmS = jnp.exp(s_bmS - top_bm1)
+    sum_bm1 = p_bmS.sum(-1, keepdims=True)
+    # Dividing after the product touches K columns instead of S.
+    o_bmK = (_batch_multiply(p_bmS.astype(v_bSK.dtype), v_bSK, 2, 1) / sum_bm1).astype(q_bmK.dtype)
     o_bmK, lse_bm1 = (save_inside(x, "attention") for x in (o_bmK, top_bm1 + jnp.log(sum_bm1)))
-    return o_bmK, (q_bmK, k_bLK, v_bLK, visible_until_BL, o_bmK, lse_bm1)
+    return o_bmK, (q_bmK, k_bSK, v_bSK, mask_BLS, o_bmK, lse_bm1)
 
 
 def _one_product_backward(cap, saved, do_bmK):
-    q_bmK, k_bLK, v_bLK, visible_until_BL, o_bmK, lse_bm1 = saved
-    s_bmL = _scores(q_bmK, k_bLK, visible_until_BL, cap)
-    p_bmL = jnp.exp(s_bmL - lse_bm1)
-    dp_bmL = _batch_multiply(do_bmK, v_bLK, 2, 2)
+    q_bmK, k_bSK, v_bSK, mask_BLS, o_bmK, lse_bm1 = saved
+    s_bmS = _scores(q_bmK, k_bSK, mask_BLS, cap)
+    p_bmS = jnp.exp(s_bmS - lse_bm1)
+    dp_bmS = _batch_multiply(do_bmK, v_bSK, 2, 2)
     delta_bm1 = (do_bmK.astype(jnp.float32) * o_bmK.astype(jnp.float32)).sum(-1, keepdims=True)
     dtype = q_bmK.dtype
-    ds_bmL, p_bmL = (p_bmL * (dp_bmL - delta_bm1) * cap_slope(s_bmL, cap)).astype(dtype), p_bmL.astype(dtype)
+    ds_bmS, p_bmS = (p_bmS * (dp_bmS - delta_bm1) * cap_slope(s_bmS, cap)).astype(dtype), p_bmS.astype(dtype)
     gradients = (
-        _batch_multiply(ds_bmL, k_bLK, 2, 1),
-        _batch_multiply(ds_bmL, q_bmK, 1, 1),
-        _batch_multiply(p_bmL, do_bmK, 1, 1),
+        _batch_multiply(ds_bmS, k_bSK, 2, 1),
+        _batch_multiply(ds_bmS, q_bmK, 1, 1),
+        _batch_multiply(p_bmS, do_bmK, 1, 1),
     )
     return *(x.astype(dtype) for x in gradients), None
 
@@ -239,7 +253,11 @@ def _last_tile(visible_until_Nt):
 
 
 def _read(x_N, i):
-    return jax.lax.dynamic_index_in_dim(x_N, i, keepdims=False)
+    """x_N[i]; of bfloat16 its bits, since XLA's CPU backend would make a float32 copy of x_N and round it again at each
+    read."""
+    if x_N.dtype != jnp.bfloat16:
+        return jax.lax.dynamic_index_in_dim(x_N, i, keepdims=False)
+    return jax.lax.bitcast_convert_type(_read(jax.lax.bitcast_convert_type(x_N, jnp.uint16), i), x_N.dtype)
 
 
 def _write(x_N, value, i):
@@ -322,12 +340,13 @@ def _tiled_backward(cap, saved, do_NGmK):
         dq_NGKm, dk_NGtK, dv_NGtK = carry
         zeros_GtK = jnp.zeros(k_GtK.shape)
         dq_NGKm, dk_GtK, dv_GtK = jax.lax.fori_loop(j, last_N[j] + 1, query_tile, (dq_NGKm, zeros_GtK, zeros_GtK))
-        return dq_NGKm, _write(dk_NGtK, dk_GtK.astype(dtype), j), _write(dv_NGtK, dv_GtK.astype(dtype), j)
+        return dq_NGKm, _write(dk_NGtK, dk_GtK, j), _write(dv_NGtK, dv_GtK, j)
 
     dq_NGKm = jnp.zeros(q_NGmK.swapaxes(2, 3).shape)
-    start = dq_NGKm, jnp.zeros_like(k_NGtK), jnp.zeros_like(v_NGtK)
+    zeros_NGtK = jnp.zeros(k_NGtK.shape)  # float32: XLA would convert all of a bfloat16 array to write one tile
+    start = dq_NGKm, zeros_NGtK, zeros_NGtK
     dq_NGKm, dk_NGtK, dv_NGtK = jax.lax.fori_loop(0, len(last_N), key_tile, start)
-    return dq_NGKm.swapaxes(2, 3).astype(dtype), dk_NGtK, dv_NGtK, None
+    return dq_NGKm.swapaxes(2, 3).astype(dtype), dk_NGtK.astype(dtype), dv_NGtK.astype(dtype), None
 
 
 _tiled.defvjp(_tiled_forward, _tiled_backward)
