@@ -100,7 +100,7 @@ def _value(value, hint, key: str):
             for rule in rules:
                 expect(rule.allows(value), key, value, rule.expected)
             return value
-    raise InputError(f"{key}: got {value!r}, expected {type_name(hint)}")
+    raise InputError(f"{key}: got {shown(value)}, expected {type_name(hint)}")
 
 
 def type_name(hint) -> str:
@@ -121,4 +121,10 @@ def flatten(node, prefix: str = ""):
 def expect(is_right: bool, key: str, value, expected: str):
     """Raises InputError, in one line, where the value of a key is not right."""
     if not is_right:
-        raise InputError(f"{key}: got {value!r}, expected {expected}")
+        raise InputError(f"{key}: got {shown(value)}, expected {expected}")
+
+
+def shown(value, most: int = 200) -> str:
+    """The value as it is written in Python, or how it begins."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
