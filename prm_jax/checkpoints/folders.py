@@ -60,8 +60,7 @@ def adapter_settings(folder: Path) -> dict | None:
         # PEFT runs them as regular expressions, which from a file might never end.
         expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
         expect(LITERAL.fullmatch(key), f"{path}: alpha_pattern", key, expected)
-        is_number = type(alpha) in (int, float) and abs(alpha) < 1e9
-        expect(is_number, f"{path}: {key}", alpha, "a number below 1e9")
+        expect(type(alpha) in (int, float) and abs(alpha) < 1e9, f"{path}: {key}", alpha, "a number below 1e9")
     return settings
 
 
