@@ -605,7 +605,7 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     refuses("pytorch_model.bin is a pickle, which can run code.*convert it")
     (tmp_path / "pytorch_model.bin").rename(tmp_path / "adapter_config.json")
-    refuses("adapter_config.json: expected an object with base_model_name_or_path")
+    refuses("adapter_config.json: broken JSON .*; expected the settings of a PEFT adapter")
     (tmp_path / "adapter_config.json").unlink()
     refuses("no such folder", lambda: hf.locate("./nowhere"))
     write(model_type="reward", auto_map={"AutoModel": "modeling.Reward"})
