@@ -615,9 +615,9 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     (tmp_path / "config.json").write_text("[]")
     refuses("expected an object")
     write(prm_jax=3)
-    refuses("expected an object")
+    refuses("config.json: prm_jax: got 'an integer', expected an object or null")
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
-    refuses("config.json: not text")
+    refuses("config.json: broken JSON")
 
 
 def test_bad_tokenizers_give_one_clear_line(tmp_path, tokenizer):

@@ -26,7 +26,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     except OmegaConfBaseException as error:  # a `???` without a value, or a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
     if not isinstance(values, dict):
-        raise InputError(f"{key}: got {values!r}, expected a section of {cls.__name__} keys")
+        raise InputError(f"{key}: got {shown(values)}, expected a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
     values = getattr(cls, "from_keys", dict)(values)
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -104,7 +104,8 @@ def _value(value, hint, key: str):
 
 
 def type_name(hint) -> str:
-    names = {str: "a text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
+    names = {str: "a text", int: "an integer", float: "a number", dict: "an object", type(None): "null"}
+    names |= {bool: "true or false", list: "a list"}
     kinds = [typing.get_origin(kind) or kind for kind, _ in _kinds(hint)]
     return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
 
