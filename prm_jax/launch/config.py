@@ -105,7 +105,7 @@ def _value(value, hint, key: str):
 
 def type_name(hint) -> str:
     names = {str: "a text", int: "an integer", float: "a number", dict: "an object", type(None): "null"}
-    names |= {bool: "true or false", list: "a list"}
+    names |= {bool: "true or false", list: "a list", tuple: "a list"}
     kinds = [typing.get_origin(kind) or kind for kind, _ in _kinds(hint)]
     return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
 
