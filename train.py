@@ -156,6 +156,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     if cfg.batch.tokens is None:
         width = packing.training_width(examples["train"] + examples["validation"], cfg.batch.share_prefixes)
         cfg = dataclasses.replace(cfg, batch=dataclasses.replace(cfg.batch, tokens=width))
+    of_step = cfg.batch.rows * cfg.batch.accumulate * cfg.batch.tokens
+    expect(of_step <= 10**8, "batch.rows x batch.accumulate x batch.tokens", of_step, "at most 10^8 tokens of a step")
 
     model = make_model(cfg, tokenizer)
     if cfg.batch.share_prefixes and not packing.fits_window(model.cfg, cfg.batch.tokens):

@@ -13,7 +13,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.kernels.cpu import matmul
-from prm_jax.launch.config import Count, Positive, Rule
+from prm_jax.launch.config import Count, Positive, Rule, expect
 from prm_jax.launch.mesh import make_sharded
 
 
@@ -56,6 +56,7 @@ def attach(model, cfg: LoraConfig, seed: int):
     for name, key in zip(cfg.targets, jax.random.split(jax.random.key(seed), len(cfg.targets)), strict=True):
         w_DF = getattr(model.blocks, name)
         layers, D, F = w_DF[...].shape
+        expect(cfg.rank <= max(D, F), "lora.rank", cfg.rank, f"at most {max(D, F)}, the longer side of {name}")
         a_Dr = D**-0.5 * jax.random.normal(key, (layers, D, cfg.rank))
         setattr(model.blocks, name, LowRank(w_DF, a_Dr, jnp.zeros((layers, cfg.rank, F)), cfg.alpha / cfg.rank))
     return model

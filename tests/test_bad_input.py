@@ -168,6 +168,12 @@ ROWS = {
 LINES = [
     ("train lrr=1", r"lrr: no such key in the configuration; did you mean optimizer.lr\?"),
     ("train optimizer.lrr=1", r"did you mean optimizer.lr\?"),
+    ("evaluate task=witness aggregator=min", r"aggregator: no such key in the configuration; did you mean witness.aggregator\?"),
+    ("train model.NEWFIELD=3", r"model.NEWFIELD: no such key in the configuration; --help lists every key"),
+    ("train lora.x=3", r"lora.x: no such key in the configuration; --help lists every key"),
+    ("train optimizer.trainable=lora lora.rank=1000000", r"lora.rank: got 1000000, expected at most 64, the longer side of w_q"),
+    ("train batch.accumulate=1000000", r"batch.rows x batch.accumulate x batch.tokens: got \d+, expected at most 10\^8 tokens of a step"),
+    ("train seed=" + "x" * 5000, r"seed: got 'x{199}\.\.\., expected an integer"),
     ("train +model.dmi=3", r"model.dmi: unknown key; did you mean model.dim\?"),
     ("train optimizer.lr=fast", r"optimizer.lr: got 'fast', expected a number"),
     ("train optimizer.lr=-1", r"optimizer.lr: got -1.0, expected a number above 0"),
@@ -290,7 +296,7 @@ LINES = [
     ("evaluate checkpoint=[random,./nowhere] data=chain", r"nowhere: no such folder"),
     ("evaluate checkpoint=checker-2-3", r"checker-2-3"),
     ("evaluate checkpoint=stopped", r"stopped: stopped before its first checkpoint; python train.py resume=stopped"),
-    ("evaluate checkpoint=no_config task=score input=good.jsonl", r"no_config/config.json: not JSON|no_config/config.json"),
+    ("evaluate checkpoint=no_config task=score input=good.jsonl", r"no_config/config.json: broken JSON"),
     ("evaluate checkpoint=no_weights task=score input=good.jsonl", r"model.safetensors: no such file"),
     ("evaluate checkpoint=cut_weights task=score input=good.jsonl", r"model.safetensors: not a whole safetensors file"),
     ("evaluate checkpoint=huge task=score input=good.jsonl", r"layers"),
@@ -550,6 +556,9 @@ def test_a_line_of_a_packed_file_is_not_read_beyond_a_limit(folder, monkeypatch)
     (folder / "bomb.jsonl.gz").write_bytes(gzip.compress(json.dumps(GOOD).encode() + b"\n[" + b" " * 10**6))
     error = refused("train data=jsonl data.path=bomb.jsonl.gz", folder, monkeypatch)
     assert re.search(r"bomb.jsonl.gz line 2: got '1,000 bytes', expected fewer in a line", error), error
+    (folder / "long.json").write_text(json.dumps([GOOD] * 20))
+    error = refused("train data=jsonl data.path=long.json", folder, monkeypatch)
+    assert re.search(r"long.json: got '1,000 bytes', expected fewer in a .json file", error), error
 
 
 def test_too_little_memory_is_one_line(folder, monkeypatch):

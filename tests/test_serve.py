@@ -75,9 +75,9 @@ def address(scorer):
         yield url
 
 
-def ask(url, method, path, body=None, headers=JSON):
+def ask(url, method, path, body=None, headers=JSON, source="127.0.0.1"):
     """(status, JSON or text, headers) of one request."""
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20, source_address=(source, 0))
     body = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
     connection.request(method, path, body, headers)
     answer = connection.getresponse()
@@ -273,7 +273,7 @@ def test_what_waits_is_scored_together_and_one_failure_is_no_one_elses(caplog):
         until(lambda: gate.sizes == [1])
         problems = ["fail", "InputError", "nan", *(f"good {'x' * n}" for n in range(9))]
         threads, found = in_threads(url, problems)
-        until(lambda: app.metrics.waiting == 13)
+        until(lambda: len(app.metrics.waiting) == 13)
         gate.open.set()
         for thread in first + threads:
             thread.join()
@@ -291,7 +291,7 @@ def test_a_batch_takes_no_more_solutions_than_it_may():
         first, _ = in_threads(url, ["first"])
         until(lambda: gate.sizes == [1])
         threads, found = in_threads(url, [f"good {n}" for n in range(9)])
-        until(lambda: app.metrics.waiting == 10)
+        until(lambda: len(app.metrics.waiting) == 10)
         gate.open.set()
         for thread in first + threads:
             thread.join()
@@ -318,7 +318,7 @@ def test_a_large_request_takes_turns_with_small_ones(batch):
         large.sendall(post("large 012", candidates=9))
         until(lambda: gate.sizes == [3])
         small.sendall(post("small 012"))
-        until(lambda: app.metrics.waiting == 2)
+        until(lambda: len(app.metrics.waiting) == 2)
         gate.open.set()
         answers = [one.recv(1 << 16).partition(b"\r\n\r\n")[2] for one in (small, large)]
     assert gate.sizes == [3, 3, 3, 1] and gate.problems[1] == {"small 012", "large 012"}
@@ -361,11 +361,11 @@ def test_the_jobs_of_clients_that_have_left_are_not_scored(leave):
         until(lambda: gate.sizes == [1])
         with connected(url) as client:
             client.sendall(post("gone"))
-            until(lambda: app.metrics.waiting == 2)
+            until(lambda: len(app.metrics.waiting) == 2)
             if leave == "reset":
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         until(lambda: app.metrics.requests["/score", 499] == 1)
-        assert app.metrics.waiting == 1
+        assert len(app.metrics.waiting) == 1
         gate.open.set()
         first[0].join()
     assert found["first"][0] == 200 and gate.problems == [{"first"}]
@@ -442,7 +442,7 @@ def test_too_many_at_once_are_told_to_come_again():
     gate = Gate()
     with served(gate, requests=2) as (url, app):
         threads, found = in_threads(url, ["a", "b"])
-        until(lambda: app.metrics.waiting == 2)
+        until(lambda: len(app.metrics.waiting) == 2)
         status, answer, headers = ask(url, "POST", "/score", {"problem": "c", "steps": ["s"]})
         assert status == 429 and headers["retry-after"] == "1" and "2 requests are being answered" in str(answer)
         assert ask(url, "GET", "/health")[0] == 200
@@ -451,6 +451,38 @@ def test_too_many_at_once_are_told_to_come_again():
             thread.join()
         assert [found[name][0] for name in "ab"] == [200, 200]
         assert ask(url, "POST", "/score", {"problem": "c", "steps": ["s"]})[0] == 200
+
+
+def test_one_address_has_a_share_of_the_places_and_another_has_its_own():
+    gate, body = Gate(), {"problem": "c", "steps": ["s"]}
+    with served(gate, requests_each=2) as (url, app), connected(url) as client:
+        threads, found = in_threads(url, ["a"])
+        client.sendall(post("b")[:-1])  # a body that arrives has a place too
+        until(lambda: len(app.metrics.waiting) == len(app.metrics.arriving) == 1)
+        for _ in range(3):  # one that is refused takes no place
+            status, answer, headers = ask(url, "POST", "/score", body)
+            assert status == 429 and headers["retry-after"] == "1"
+            assert answer["error"]["message"] == "2 requests of 127.0.0.1 are being answered, its share; try later"
+        assert ask(url, "GET", "/health")[0] == 200
+        gate.open.set()
+        assert ask(url, "POST", "/score", body, source="127.0.0.2")[0] == 200
+        threads[0].join()
+        assert found["a"][0] == 200 and ask(url, "POST", "/score", body)[0] == 200
+        client.sendall(post("b")[-1:])
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_one_address_opens_so_many_connections_and_no_more():
+    with served(Gate(), connections_each=2) as (url, app):
+        with connected(url) as first, connected(url):
+            for _ in range(3):
+                answer = raw(url)
+                assert answer.startswith("HTTP/1.1 429")
+                assert "2 connections of 127.0.0.1 are open, its share; try later" in answer
+            assert ask(url, "GET", "/health", source="127.0.0.2")[0] == 200
+            first.close()
+            until(lambda: ask(url, "GET", "/health")[0] == 200)
+        assert app.metrics.requests["other", 429] >= 3
 
 
 # What is wrong

@@ -31,7 +31,7 @@ MODEL = "embedded_orm"
 def started():
     """The address of a fresh `python -m prm_jax.serve` process, which is stopped at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        options = [f"checkpoint={MODEL}", "port=0", f"hydra.run.dir={folder}/run"]
+        options = [f"checkpoint={MODEL}", "port=0", "limits.requests_each=256", f"hydra.run.dir={folder}/run"]
         command = [sys.executable, "-m", "prm_jax.serve", *options]
         process = subprocess.Popen(command, cwd=CONF.parent, stdout=subprocess.PIPE, text=True)
         try:

@@ -4,7 +4,6 @@ Dimension key: O out, I in, as PyTorch stores a projection; r rank.
 """
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.checkpoints.hf_tensors import open_file, open_tensors
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import read_json
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 # The default task's policy, from which runs are fine-tuned, and an outcome model trained on its samples.
@@ -45,11 +45,8 @@ def adapter_settings(folder: Path) -> dict | None:
     path = folder / ADAPTER
     if not path.is_file() or any(folder.glob("model*.safetensors")):
         return None
-    try:
-        settings = json.loads(path.read_text())
-        kind, base = settings.get("peft_type"), settings["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: expected an object with base_model_name_or_path ({type(error).__name__})") from error
+    settings = read_json(path, "expected the settings of a PEFT adapter")
+    kind, base = settings.get("peft_type"), settings.get("base_model_name_or_path")
     expect(kind == "LORA", f"{path}: peft_type", kind, "'LORA'")
     expect(isinstance(base, str), f"{path}: base_model_name_or_path", base, "a folder or a hub name")
     for key in ("use_dora", "fan_in_fan_out", "lora_bias", "layer_replication", "alora_invocation_tokens"):
@@ -60,8 +57,7 @@ def adapter_settings(folder: Path) -> dict | None:
         # PEFT runs them as regular expressions, which from a file might never end.
         expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
         expect(LITERAL.fullmatch(key), f"{path}: alpha_pattern", key, expected)
-        is_number = type(alpha) in (int, float) and abs(alpha) < 1e9
-        expect(is_number, f"{path}: {key}", alpha, "a number below 1e9")
+        expect(type(alpha) in (int, float) and abs(alpha) < 1e9, f"{path}: {key}", alpha, "a number below 1e9")
     return settings
 
 

@@ -277,6 +277,6 @@ def load_tokenizer(folder: str | Path):
                 return tokenizer
             raise ValueError(f"model_max_length: got {tokenizer.model_max_length!r}, expected a number")
     except Exception as error:  # of many kinds, even the KeyError of a missing field
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise InputError(f"{folder}: no tokenizer that transformers can read ({reason})") from error
     raise InputError(f"{path}: auto_map: the tokenizer is Python code of its own, which is never run")

@@ -1,7 +1,6 @@
 """Converts the config.json of a Hugging Face checkpoint to our ModelConfig, and back."""
 
 import dataclasses
-import json
 import math
 import typing
 from pathlib import Path
@@ -11,6 +10,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import Count, Positive, Rule, expect, one_of
+from prm_jax.launch.files import read_json
 from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype, choose_remat
 
 # Field of ModelConfig -> key of a config.json.
@@ -37,14 +37,7 @@ def read_config(folder: Path) -> dict:
     path = (base_of(folder) or folder) / "config.json"
     if not path.is_file():
         raise InputError(f"{path}: no such file, expected a Hugging Face checkpoint folder")
-    try:
-        config = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
-    except (ValueError, RecursionError) as error:  # not text, a number of 5,000 digits, 10,000 brackets
-        raise InputError(f"{path}: not text that can be read as JSON ({error})") from error
-    if not isinstance(config, dict) or not isinstance(config.get("prm_jax", {}), dict):
-        raise InputError(f"{path}: expected an object with named fields")
+    config = read_json(path, "expected the configuration of a Hugging Face checkpoint", prm_jax=dict | None)
     if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), dict):
         print(f"model       {path}: only the language model of this multimodal gemma3 is read")
         config = config["text_config"] | config | {"model_type": "gemma3_text"}

@@ -100,8 +100,7 @@ def manager(folder: Path) -> ocp.CheckpointManager:
         if jax.process_index() == 0:
             for step in folder.glob("*.orbax-checkpoint-tmp"):
                 files = sorted(p for p in step.rglob("*") if p.is_file() and p.name != COMPLETED_AFTER_SAVE)
-                sums = {str(p.relative_to(step)): file_fingerprint(p) for p in files}
-                write_json(step / CHECKSUMS, sums)
+                write_json(step / CHECKSUMS, {str(p.relative_to(step)): file_fingerprint(p) for p in files})
 
     barriers = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=folder.name)
     saves = ocp.AsyncOptions(post_finalization_callback=write_checksums)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from prm_jax import InputError
+from prm_jax.launch.files import read_json
 
 PROBE = "Café  №7:\n\tx² ≤ 3.5, so ки + -  naïve 数学 $\\boxed{12}$ "  # both must encode it alike
 
@@ -28,7 +29,7 @@ def write_tokenizer(source: Path, to: Path):
             shutil.copy(path, to)
     path = to / "tokenizer_config.json"
     settings = {"tokenizer_class": "LlamaTokenizer", "legacy": True}
-    settings |= json.loads(path.read_text()) if path.exists() else {}
+    settings |= read_json(source / path.name, "download it again") if path.exists() else {}
     try:
         pieces = SentencePieceProcessor(model_file=str(source / "tokenizer.model"))
     except (RuntimeError, OSError) as error:

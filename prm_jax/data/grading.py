@@ -61,8 +61,7 @@ def extract(text: str) -> str | None:
     x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
     Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time.
     """
-    answers = (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))
-    return next(filter(None, answers), None)
+    return next(filter(None, (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))), None)
 
 
 def read_gold(text: str | None) -> str | None:

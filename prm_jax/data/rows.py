@@ -15,7 +15,7 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.files import DECODER, KeptLines, decode_json, replaced
 
 KIND_WORDS = {str: "text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number"}
-LONGEST = 1 << 29  # bytes of a line, of which a packed file may hold any number
+LONGEST = 1 << 29  # bytes of a line, of which a packed file may hold any number, or of a .json file
 
 
 def field_error(name: str, value, expected: str) -> InputError:
@@ -103,7 +103,10 @@ def json_lines(path) -> Iterator[tuple[int, dict]]:
 
 def _json_values(path):
     with _open(path, "rb") as file:
-        return enumerate(decode_json(file.read(), str(path), _values), 1)
+        data = file.read(LONGEST)
+    expected = "fewer in a .json file, which is read as a whole; a .jsonl file may have any number"
+    expect(len(data) < LONGEST, str(path), f"{LONGEST:,} bytes", expected)
+    return enumerate(decode_json(data, str(path), _values), 1)
 
 
 def _values(text):

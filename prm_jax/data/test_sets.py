@@ -77,7 +77,7 @@ def _revealed(name: str, value, canary: str):
         return value
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return text if name == "question" and not isinstance(content, str) else content  # a question may look like JSON
 
@@ -95,7 +95,7 @@ def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solu
         is_step = field(message, "role", str, f"messages[{index}].") == "assistant"
         if is_step and problem is None:
             problem, since = "\n".join(since), []
-        since.append(_message(message))
+        since.append(_message(message, f"messages[{index}]."))
         if is_step:
             steps.append("\n".join(since))
             rating = ratings.get(str(index))
@@ -113,8 +113,10 @@ def agent_process_bench(row: dict, row_id: str, counts, *, neutral) -> list[Solu
     return [Solution(problem or "", tuple(steps), labels, tuple(rating_T), float(final == 1), id=row_id)]
 
 
-def _message(message: dict) -> str:
-    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+def _message(message: dict, inside: str) -> str:
+    calls = optional(message, "tool_calls", list, inside) or []
+    calls = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
+    require(all(isinstance(call, dict) for call in calls), f"{inside}tool_calls", calls, "objects")
     parts = [f"call {call.get('name')}({_text(call.get('arguments'))})" for call in calls]
     return f"{message['role']}: " + "\n".join(part for part in (_text(message.get("content")), *parts) if part)
 
@@ -131,7 +133,8 @@ def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
     for index, turn in enumerate(turns):
         is_turn = isinstance(turn, dict) and isinstance(turn.get("role"), str)
         require(is_turn, f"history[{index}]", turn, "a turn with a role")
-    problem = "\n".join([*([_text(functions)] if functions else []), *map(_message, turns)])
+    told = [_message(turn, f"history[{index}].") for index, turn in enumerate(turns)]
+    problem = "\n".join([*([_text(functions)] if functions else []), *told])
     solutions = []
     for name, label in (("chosen", 1.0), ("rejected", 0.0)):
         action = row.get(f"action_{name}")

@@ -91,8 +91,7 @@ def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool
 
 def fresh_pool(setup: Setup, cfg: Config):
     """(fresh solutions of unseen problems of the first run's task, the exact labels of their steps, the data)."""
-    first = next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0])
-    data_cfg, _ = data_of(setup, first)
+    data_cfg, _ = data_of(setup, next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0]))
     if not isinstance(data_cfg, TaskData):
         raise InputError(f"pool: the data {data_cfg.name} cannot draw candidates; name a pool, pool=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics

@@ -59,8 +59,7 @@ def run(setup: Setup, cfg: Config) -> dict:
             run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
         runs.append(run | describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts} | trained(name))
     groups = by_settings(runs)
-    means = groups[0] if len(groups) == 1 else {"groups": groups}
-    return {**means, "runs": runs, "threshold": cfg.threshold}
+    return (groups[0] if len(groups) == 1 else {"groups": groups}) | {"runs": runs, "threshold": cfg.threshold}
 
 
 def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere=None) -> dict:

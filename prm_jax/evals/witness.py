@@ -9,7 +9,7 @@ from prm_jax.evals.pool_metrics import shown_aggregators
 from prm_jax.figures.witness import witness_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.launch.config import NotNegative, Rule, one_of
 
-AtLeast2 = Annotated[int, Rule(lambda n: n >= 2, "at least 2")]
+AtLeast2 = Annotated[int, Rule(lambda n: n >= 2, "at least 2"), Rule(lambda n: n <= 1000, "at most 1000")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -169,8 +169,7 @@ def calibration_figure(results: dict, folder: Path) -> Path:
 
     def curve(i, scorer, numbers):
         ece, brier, auroc = floats([numbers[name] for name in ("ece", "brier", "auroc")])
-        label = plain(f"{scorer}: ECE {ece:.3f}, Brier {brier:.3f}, AUROC {auroc:.3f}")
-        return numbers["reliability"], i, label
+        return numbers["reliability"], i, plain(f"{scorer}: ECE {ece:.3f}, Brier {brier:.3f}, AUROC {auroc:.3f}")
 
     reliability(left, [curve(i, scorer, x["steps"]) for i, (scorer, x) in enumerate(tables.items())])
     solutions = {s: x["solutions"][headline[s]] for s, x in tables.items() if headline[s] in x["solutions"]}

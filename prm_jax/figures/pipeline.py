@@ -291,8 +291,7 @@ def compose(command: str, overrides: list[str]):
 def explain(stage: Stage) -> str:
     """Says whether a stage is done and, if not, how it differs from the nearest older folder of its name."""
     state = "done" if stage.done else "stopped" if stage.can_resume else "to make"
-    why = stage.by_other_code if stage.done else changed_keys(stage)
-    return f"{state:<12}{stage.name:<28} {stage.folder}{why}"
+    return f"{state:<12}{stage.name:<28} {stage.folder}{stage.by_other_code if stage.done else changed_keys(stage)}"
 
 
 def changed_keys(stage: Stage) -> str:

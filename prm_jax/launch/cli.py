@@ -131,11 +131,13 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
         text = f"{error.override}: Hydra cannot read it; quote such a value twice: '{key}=\"{value}\"'"
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     if config_name and (mistyped := re.match(r"Could not override '([^']+)'", text)):
+        chosen = [word for word in sys.argv[1:] if (CONF / word.split("=")[0]).is_dir() and "," not in word]
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            key, keys = mistyped[1], [name for name, _ in flatten(hydra.compose(config_name))]
+            key, cfg = mistyped[1], hydra.compose(config_name, chosen)
+        keys = [name for name, _ in flatten(cfg) if name != key]
         names = {k.split(".")[-1]: k for k in keys}
-        close = difflib.get_close_matches(key, keys, n=1)
-        close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1)]
+        close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
+        close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1, cutoff=0.75)]
         hint = f"did you mean {close[0]}?" if close else "--help lists every key"
         return f"error: {key}: no such key in the configuration; {hint}"
     options = r"Available options in '[^']+': (.*?)(?: Config search path|$)"

@@ -26,7 +26,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     except OmegaConfBaseException as error:  # a `???` without a value, or a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
     if not isinstance(values, dict):
-        raise InputError(f"{key}: got {values!r}, expected a section of {cls.__name__} keys")
+        raise InputError(f"{key}: got {shown(values)}, expected a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
     values = getattr(cls, "from_keys", dict)(values)
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -100,11 +100,12 @@ def _value(value, hint, key: str):
             for rule in rules:
                 expect(rule.allows(value), key, value, rule.expected)
             return value
-    raise InputError(f"{key}: got {value!r}, expected {type_name(hint)}")
+    raise InputError(f"{key}: got {shown(value)}, expected {type_name(hint)}")
 
 
 def type_name(hint) -> str:
-    names = {str: "a text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
+    names = {str: "a text", int: "an integer", float: "a number", dict: "an object", type(None): "null"}
+    names |= {bool: "true or false", list: "a list", tuple: "a list"}
     kinds = [typing.get_origin(kind) or kind for kind, _ in _kinds(hint)]
     return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds)
 
@@ -121,4 +122,10 @@ def flatten(node, prefix: str = ""):
 def expect(is_right: bool, key: str, value, expected: str):
     """Raises InputError, in one line, where the value of a key is not right."""
     if not is_right:
-        raise InputError(f"{key}: got {value!r}, expected {expected}")
+        raise InputError(f"{key}: got {shown(value)}, expected {expected}")
+
+
+def shown(value, most: int = 200) -> str:
+    """The value as it is written in Python, or how it begins."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."

@@ -147,8 +147,7 @@ def embed_lookup(embed_VD, ids_BL):
 
 def shard_heads(attend, q_BLHK, k_BLGK, v_BLGK, *rest_BL):
     """attend(...) on each device's own rows and heads, since XLA cannot split kernels."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size <= 1:
+    if jax.sharding.get_abstract_mesh().size <= 1:
         return attend(q_BLHK, k_BLGK, v_BLGK, *rest_BL)
     heads, rows = P(ROWS, None, "tensor"), P(ROWS)
     split = jax.shard_map(attend, in_specs=(heads,) * 3 + (rows,) * len(rest_BL), out_specs=heads, check_vma=False)
@@ -162,8 +161,7 @@ def features_are_split() -> bool:
 
 def sum_over_rows(product, x_nD, y_nF):
     """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole features."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.size <= 1:
+    if jax.sharding.get_abstract_mesh().size <= 1:
         return product(x_nD, y_nF)
 
     def sum_of_devices(x_nD, y_nF):
@@ -174,8 +172,7 @@ def sum_over_rows(product, x_nD, y_nF):
 
 def row_shards() -> int:
     """The number of parts into which the mesh in use splits the rows of a batch."""
-    shape = jax.sharding.get_mesh().shape
-    return math.prod(shape.get(axis, 1) for axis in ROWS)
+    return math.prod(jax.sharding.get_mesh().shape.get(axis, 1) for axis in ROWS)
 
 
 def check_divides(model_cfg, rows: int, key: str):

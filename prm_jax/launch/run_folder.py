@@ -211,8 +211,7 @@ def check_about(path: Path, about: dict):
 
 def code_fingerprint(files: Iterable[Path]) -> str:
     """sha256 of the syntax trees of source files, which comments and line breaks do not change."""
-    trees = [ast.dump(ast.parse(file.read_text())) for file in files]
-    return hashlib.sha256("\n".join(trees).encode()).hexdigest()
+    return hashlib.sha256("\n".join(ast.dump(ast.parse(file.read_text())) for file in files).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:

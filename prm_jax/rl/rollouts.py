@@ -46,8 +46,7 @@ def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.
     """(steps, step_L): a token whose text contains the separator ends a step; blank pieces join the step before."""
     separator, steps, step_L = policy.format.separator, [], np.zeros(len(ids_L), int)
     ends = np.flatnonzero(policy.stop_masks["step"][ids_L]) + 1
-    starts = [0, *ends.tolist()]
-    for start, end in zip(starts, [*ends.tolist(), len(ids_L)], strict=True):
+    for start, end in zip([0, *ends.tolist()], [*ends.tolist(), len(ids_L)], strict=True):
         ids = [i for i in ids_L[start:end].tolist() if i not in policy.eos_ids]
         text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False).removesuffix(separator)
         if text.strip():

@@ -39,6 +39,8 @@ class Limits:
     tokens: Count
     characters: Count
     requests: Count
+    requests_each: Count
+    connections_each: Count
     seconds: Positive
 
 

@@ -52,16 +52,20 @@ def is_local(header: str, host: str) -> bool:
 
 
 class PatientProtocol(AutoHTTPProtocol):
-    """uvicorn's protocol with JSON refusals, which are counted, a limit on headers, a limit of `seconds` for headers to
-    arrive and for the client to read its answer, and answers for clients that end their side after a request."""
+    """uvicorn's protocol with JSON refusals, which are counted, limits on headers and on the connections of an address,
+    a limit of limits.seconds for headers to arrive and for the client to read its answer, and answers for clients that
+    end their side after a request."""
 
-    def __init__(self, *args, seconds: float, metrics: Metrics, **more):
+    def __init__(self, *args, limits, metrics: Metrics, **more):
         super().__init__(*args, **more)
-        self.seconds, self.metrics, self.timer, self.size, self.ended = seconds, metrics, None, 0, False
+        self.limits, self.metrics, self.timer, self.size, self.ended = limits, metrics, None, 0, False
 
     def connection_made(self, transport):
         super().connection_made(transport)
         self.set_timer(self.refuse_late)
+        address, most = self.client and self.client[0], self.limits.connections_each
+        if [one.client and one.client[0] for one in self.connections].count(address) > most:
+            self.refuse(429, f"{most} connections of {address} are open, its share; try later")
 
     def data_received(self, data: bytes):
         self.size += len(data)
@@ -71,7 +75,7 @@ class PatientProtocol(AutoHTTPProtocol):
         elif self.size > MOST_HEADERS:
             self.refuse(431, TOO_LONG)
         elif self.timer is None:  # the next request has begun
-            self.timer = self.loop.call_later(self.seconds, self.refuse_late)
+            self.timer = self.loop.call_later(self.limits.seconds, self.refuse_late)
 
     def pause_writing(self):
         super().pause_writing()
@@ -107,10 +111,10 @@ class PatientProtocol(AutoHTTPProtocol):
         """Replaces the timer by one that calls act(), or by none."""
         if self.timer is not None:
             self.timer.cancel()
-        self.timer, self.size = act and self.loop.call_later(self.seconds, act), 0
+        self.timer, self.size = act and self.loop.call_later(self.limits.seconds, act), 0
 
     def refuse_late(self):
-        self.refuse(408, f"the headers did not arrive within {self.seconds:g} s")
+        self.refuse(408, f"the headers did not arrive within {self.limits.seconds:g} s")
 
     def send_400_response(self, msg: str):
         self.refuse(400, msg)
@@ -135,9 +139,9 @@ class App:
         self.aggregator = aggregator or default_aggregator(scorer)
         self.metrics, self.page = Metrics(), page
         self.worker = Worker(scorer, batch, self.metrics)
-        routes = [self.route("GET", "/", self.show_page), self.route("GET", "/health", self.health)]
-        routes += [self.route("GET", "/metrics", self.show_metrics), self.route("POST", "/score", self.score)]
-        routes += [self.route("POST", "/pooling", self.pooling)]
+        answers = ("GET", "/", self.show_page), ("GET", "/health", self.health), ("GET", "/metrics", self.show_metrics)
+        answers += ("POST", "/score", self.score), ("POST", "/pooling", self.pooling)
+        routes = [Route(path, self.guard(path, answer), methods=[method]) for method, path, answer in answers]
         self.routes = Starlette(routes=routes, exception_handlers={HTTPException: self.guard("other", self.no_route)})
         self.routes.router.redirect_slashes = False
 
@@ -150,9 +154,6 @@ class App:
             with contextlib.suppress(RuntimeError, TimeoutError):  # a part of an answer was sent; nobody reads
                 async with asyncio.timeout(0.5):
                     await refusal(503, "the server stopped before it could answer")(scope, receive, send)
-
-    def route(self, method: str, path: str, answer) -> Route:
-        return Route(path, self.guard(path, answer), methods=[method])
 
     def guard(self, path: str, answer):
         """A function that returns answer(request), or a refusal without a traceback, and counts it."""
@@ -212,10 +213,13 @@ class App:
         # Pages of other sites can make a browser send text here, but not JSON.
         if kind != "application/json":
             raise Refused(415, f"content-type: got {kind[:80]!r}, expected 'application/json'")
-        size, kept, arriving = 0, bytearray(), self.metrics.arriving
+        size, kept, arriving, waiting = 0, bytearray(), self.metrics.arriving, self.metrics.waiting
+        address = request.client and request.client.host
         try:
             async with asyncio.timeout(self.limits.seconds) as limit:
-                arriving[limit] = None
+                arriving[limit] = address
+                if [*arriving.values(), *waiting].count(address) > (most := self.limits.requests_each):
+                    raise Refused(429, f"{most} requests of {address} are being answered, its share; try later")
                 if len(arriving) > self.limits.requests:
                     oldest = next(iter(arriving))
                     del arriving[oldest]
@@ -233,8 +237,8 @@ class App:
             arriving.pop(limit, None)
         if size > self.limits.body:
             raise Refused(413, f"the body has {size} bytes, expected at most {self.limits.body}")
-        if self.metrics.waiting >= self.limits.requests:
-            raise Refused(429, f"{self.metrics.waiting} requests are being answered, the most at a time; try later")
+        if len(waiting) >= self.limits.requests:
+            raise Refused(429, f"{len(waiting)} requests are being answered, the most at a time; try later")
         return read_json(bytes(kept))
 
     async def scored(self, request: Request, read):
@@ -242,11 +246,11 @@ class App:
         job, extra = read(await self.body(request))
         answer = self.worker.submit(job)
         watch = asyncio.create_task(drop_if_left(request, job))
-        self.metrics.waiting += 1
+        self.metrics.waiting.append(address := request.client and request.client.host)
         try:
             return await answer, extra
         finally:
-            self.metrics.waiting -= 1
+            self.metrics.waiting.remove(address)
             watch.cancel()
 
     async def score(self, request: Request) -> Response:
@@ -283,7 +287,7 @@ async def drop_if_left(request: Request, job: Job):
 
 
 def make_server(app: App, host: str, port: int, stop_seconds: int) -> uvicorn.Server:
-    http = functools.partial(PatientProtocol, seconds=app.limits.seconds, metrics=app.metrics)
+    http = functools.partial(PatientProtocol, limits=app.limits, metrics=app.metrics)
     settings = {"http": http, "ws": "none", "lifespan": "off", "access_log": False, "log_level": "warning"}
     settings |= {"server_header": False, "proxy_headers": False, "timeout_keep_alive": 30}
     settings["h11_max_incomplete_event_size"] = 1 << 18  # the protocol's own limit comes first, with its reason

@@ -10,6 +10,7 @@ from prm_jax.checkpoints.card import step_tag
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import UNITS, probability
 from prm_jax.heads import HEADS
+from prm_jax.launch.config import shown
 from prm_jax.rerank import AGGREGATORS
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.worker import Job, Refused
@@ -19,8 +20,7 @@ MOST_CHARACTERS = 16  # a token; no text has as many on average, so what has mor
 
 def expect(is_right: bool, where: str, value, expected: str, status: int = 400):
     if not is_right:
-        text = repr(value)
-        raise Refused(status, f"{where}: got {text if len(text) < 80 else text[:80] + '...'}, expected {expected}")
+        raise Refused(status, f"{where}: got {shown(value, 80)}, expected {expected}")
 
 
 def no_number(text: str):

@@ -31,8 +31,8 @@ class Metrics:
     def __init__(self):
         self.requests = collections.Counter()  # by (path, status)
         self.seconds = Histogram(SECONDS)
-        self.arriving = {}  # the time limit of each body that has not arrived yet, the oldest first
-        self.waiting = 0
+        self.arriving = {}  # {time limit: client's address} of each body that has not arrived yet, the oldest first
+        self.waiting = []  # the client's address of each request that waits or is scored
         self.solutions = Histogram(SOLUTIONS)  # of each batch
         self.steps = 0
 
@@ -42,7 +42,7 @@ class Metrics:
         metrics = [  # name, type, help, a Histogram or {labels: value}
             ("prm_jax_requests_total", "counter", "requests by path and status", requests),
             ("prm_jax_requests_arriving", "gauge", "requests whose body arrives", {"": len(self.arriving)}),
-            ("prm_jax_requests_waiting", "gauge", "requests that wait or are scored", {"": self.waiting}),
+            ("prm_jax_requests_waiting", "gauge", "requests that wait or are scored", {"": len(self.waiting)}),
             ("prm_jax_request_seconds", "histogram", "from a request's headers to its answer", self.seconds),
             ("prm_jax_batch_solutions", "histogram", "solutions that were scored together", self.solutions),
             ("prm_jax_steps_total", "counter", "steps scored", {"": self.steps}),
