@@ -39,17 +39,21 @@ def test_a_command_that_fails_leaves_what_is_worth_going_on_with_or_a_free_folde
         is_kept = kept == "{}"
         assert (tmp_path / ".hydra/config.yaml").exists() == (tmp_path / made).exists() == is_kept
         assert (tmp_path / "own.txt").read_text() == "mine"
-    with (
-        pytest.raises(InputError, match="already holds a run or an evaluation; resume="),
-        run_folder.locked_run_folder(tmp_path, cfg),
-    ):
-        pass
+    for has_resume, hint in ((False, "choose another folder"), (True, "resume=.* continues one that was stopped")):
+        if has_resume:
+            cfg.resume = None
+        with (
+            pytest.raises(InputError, match=f"already holds a run or an evaluation; {hint}"),
+            run_folder.locked_run_folder(tmp_path, cfg),
+        ):
+            pass
 
 
 def test_one_process_works_in_a_folder(tmp_path, cfg):
+    cfg.resume = None
     with run_folder.locked_run_folder(tmp_path, cfg):
         second = run_folder.locked_run_folder(tmp_path, cfg, resumes=True)
-        with pytest.raises(InputError, match=rf"resume: .*: process {os.getpid()} of \S+ works in it"), second:
+        with pytest.raises(InputError, match=rf"^resume: .*: process {os.getpid()} of \S+ works in it"), second:
             pass
     with run_folder.locked_run_folder(tmp_path, cfg, resumes=True):  # the lock went with its owner
         pass
@@ -111,7 +115,7 @@ def test_a_stage_that_another_process_makes_is_left_alone(tmp_path):
     assert (tmp_path / "model").read_text() == "half"
 
 
-@pytest.mark.parametrize("home", ["a file", None, "full"])
+@pytest.mark.parametrize("home", ["a file", None, "", "full"])
 def test_without_a_cache_nothing_is_kept_and_one_line_says_so(home, tmp_path, monkeypatch, capsys):
     """At import, and so for every command, a user without a home was a RuntimeError."""
     (tmp_path / "a file").write_text("")
@@ -119,6 +123,8 @@ def test_without_a_cache_nothing_is_kept_and_one_line_says_so(home, tmp_path, mo
     if home is None:
         monkeypatch.delenv("HOME")
         monkeypatch.setattr(pwd, "getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    if home == "":  # was /
+        monkeypatch.setenv("HOME", "")
     if home == "full":
         monkeypatch.setattr(cache.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
     cache.cache_folder.cache_clear()
@@ -127,7 +133,8 @@ def test_without_a_cache_nothing_is_kept_and_one_line_says_so(home, tmp_path, mo
         assert cache.cache_folder() == folder and folder.is_dir() and tmp_path not in folder.parents
     finally:
         cache.cache_folder.cache_clear()
-    why = {"a file": "Not a directory", None: "Could not determine home directory.", "full": "No space left on device"}
+    why = {"a file": "Not a directory", None: "Could not determine home directory."}
+    why |= {"": "HOME is empty", "full": "No space left on device"}
     expected = f"cache       ~/.cache/prm_jax: {why[home]}; nothing is kept for later commands\n"
     assert capsys.readouterr() == ("", expected)
 

@@ -81,7 +81,6 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 except BrokenPipeError:  # `--help | head`
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
-            use_compilation_cache()
             started.clear()
             if "execution_whitelist" in inspect.signature(hydra.main).parameters:  # Hydra 1.4
                 options = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
@@ -92,6 +91,9 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
             try:
+                if signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, signal.default_int_handler):
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # train.py has its own during its imports
+                use_compilation_cache()
                 run()
             except Exception as error:
                 is_known = isinstance(error, (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException))
