@@ -25,7 +25,7 @@ from prm_jax.rl import __main__ as rl
 
 COMMANDS = {"train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "export": export}
 COMMANDS |= {"figures": figures, "relabeling": relabeling, "rl": rl}
-TINY = "cpu_devices=1 steps=12 log_every=1 checkpoint_every=3 eval.every=6 data.folds=4 data=jsonl data.path=rows.jsonl"
+TINY = "cpu_devices=1 steps=18 log_every=1 checkpoint_every=3 eval.every=6 data.folds=4 data=jsonl data.path=rows.jsonl"
 TINY += " batch.rows=4 batch.tokens=128"
 LAB = "data=chain data.samples=solver"
 KEPT = "cpu_devices=1 steps=12 log_every=1 checkpoint_every=3 eval.every=6 data=chain data.solutions=64 data.test_solutions=24"
