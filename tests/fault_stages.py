@@ -12,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# As conftest.py has it: most of a cell's time would be XLA's compiler at work on speed that no cell needs.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 
 import evaluate
 import train
@@ -22,7 +25,7 @@ from prm_jax.rl import __main__ as rl
 
 COMMANDS = {"train": train, "evaluate": evaluate, "sampling": sampling, "labeling": labeling, "export": export}
 COMMANDS |= {"figures": figures, "relabeling": relabeling, "rl": rl}
-TINY = "cpu_devices=1 steps=12 log_every=1 checkpoint_every=3 eval.every=6 data.folds=4 data=jsonl data.path=rows.jsonl"
+TINY = "cpu_devices=1 steps=18 log_every=1 checkpoint_every=3 eval.every=6 data.folds=4 data=jsonl data.path=rows.jsonl"
 TINY += " batch.rows=4 batch.tokens=128"
 LAB = "data=chain data.samples=solver"
 KEPT = "cpu_devices=1 steps=12 log_every=1 checkpoint_every=3 eval.every=6 data=chain data.solutions=64 data.test_solutions=24"

@@ -295,7 +295,7 @@ LINES = [
     ("evaluate checkpoint=[]", r"checkpoint: got an empty list"),
     ("evaluate checkpoint=[random,./nowhere] data=chain", r"nowhere: no such folder"),
     ("evaluate checkpoint=checker-2-3", r"checker-2-3"),
-    ("evaluate checkpoint=stopped", r"stopped: stopped before its first checkpoint; python train.py resume=stopped"),
+    ("evaluate checkpoint=stopped", r"stopped: stopped before its first checkpoint; resume=stopped of its command continues"),
     ("evaluate checkpoint=no_config task=score input=good.jsonl", r"no_config/config.json: broken JSON"),
     ("evaluate checkpoint=no_weights task=score input=good.jsonl", r"model.safetensors: no such file"),
     ("evaluate checkpoint=cut_weights task=score input=good.jsonl", r"model.safetensors: not a whole safetensors file"),

@@ -95,7 +95,7 @@ def check_there(name: str, which: str):
     if is_run(name):
         run_folder.run_config(Path(name))
         if not any((Path(name) / "checkpoints" / which).glob("[0-9]*")):
-            raise InputError(f"{name}: stopped before its first checkpoint; python train.py resume={name} continues it")
+            raise InputError(f"{name}: stopped before its first checkpoint; resume={name} of its command continues it")
     elif not any((hf.locate(name) / file).exists() for file in ("config.json", "adapter_config.json")):
         raise InputError(f"{name}: is neither a run with checkpoints nor a Hugging Face folder with a config.json")
 

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,8 @@ ROOM = 1 << 20  # bytes that must fit in: a fuller disk would refuse in the midd
 def cache_folder() -> Path:
     """~/.cache/prm_jax, or a temporary folder, which one line says, where there is no home or it cannot be written."""
     try:
+        if os.environ.get("HOME") == "":  # Path.home() would be /
+            raise RuntimeError("HOME is empty")
         folder = Path.home() / ".cache" / "prm_jax"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -81,7 +82,6 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 except BrokenPipeError:  # `--help | head`
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
-            use_compilation_cache()
             started.clear()
             if "execution_whitelist" in inspect.signature(hydra.main).parameters:  # Hydra 1.4
                 options = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
@@ -92,6 +92,9 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
             try:
+                if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+                    signal.signal(signal.SIGINT, interrupt)
+                use_compilation_cache()
                 run()
             except Exception as error:
                 is_known = isinstance(error, (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException))
@@ -111,6 +114,13 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
         return start
 
     return decorate
+
+
+def interrupt(number, frame):
+    """Raises KeyboardInterrupt, but later where jax's callback of a garbage collection would drop it and go on."""
+    if frame.f_code.co_name != "_xla_gc_callback":
+        raise KeyboardInterrupt
+    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 
 def exit_interrupted(hint: str = ""):

@@ -41,7 +41,7 @@ def create_run_folder(folder: Path, cfg: DictConfig):
         os.rename(temporary, record)  # `record` may be an empty folder
     except OSError:
         shutil.rmtree(temporary)
-        hint = f"resume={folder} continues one that was stopped"
+        hint = f"resume={folder} continues one that was stopped" if "resume" in cfg else "choose another folder"
         raise InputError(f"hydra.run.dir: {folder} already holds a run or an evaluation; {hint}") from None
 
 
@@ -57,7 +57,8 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            raise InputError(f"resume: {folder}: {lock.read().strip()} works in it; stop that one first") from None
+            key = "resume" if "resume" in cfg else "hydra.run.dir"
+            raise InputError(f"{key}: {folder}: {lock.read().strip()} works in it; stop that one first") from None
         lock.truncate(0)
         print(f"process {os.getpid()} of {socket.gethostname()}", file=lock, flush=True)
         try:
