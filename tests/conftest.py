@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 
 # Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
 # runs all tests, those in processes of their own too, as XLA compiles by default. XLA ends a process, without a word that
@@ -60,10 +63,39 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_of_one_file():
-    """Lets go of a file's compiled programs: each takes maps of memory, and Linux ends a process at its 65,531st."""
+def few_programs():
+    """Lets go of compiled programs once a file ends with many: each takes maps of memory, and Linux ends a process at its
+    65,531st. Until then files share small ones, which would take half a second of each to make again."""
     yield
-    jax.clear_caches()
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composed_once():
+    """Hydra composes a configuration in most of the time of a command that does little, here a file or a choice only once."""
+    files, made, compose = {}, {}, ConfigLoaderImpl._compose_config_from_defaults_list
+
+    def remembered(self, defaults, repo):
+        place = repo.get_sources()[1].path
+        key = place, *((default.config_path, default.package) for default in defaults)
+        if key not in made:  # from nodes of its own, since it takes them over
+            repo = CachingConfigRepository(self.repository)
+            repo.cache = {}
+            made[key] = pickle.dumps(compose(self, defaults, repo))
+        return pickle.loads(made[key])  # faster than its deepcopy
+
+    def start(self, delegate, begin=CachingConfigRepository.__init__):
+        begin(self, delegate)
+        self.cache = files.setdefault(delegate.get_sources()[1].path, {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", remembered)
+        patch.setattr(CachingConfigRepository, "__init__", start)
+        # Hydra composes a second time, to learn of a hydra.mode, which nobody gives.
+        patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **kw: None)
+        yield
 
 
 @pytest.fixture
@@ -112,12 +144,18 @@ def with_devices(n):
     return os.environ | {"XLA_FLAGS": XLA_FLAGS + several}
 
 
+def without_torch(environment):
+    """This environment as users have it: without PyTorch, which transformers imports where it is."""
+    paths = str(ROOT / "tests" / "user"), environment.get("PYTHONPATH")
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def start(script, *args, cwd, devices=1, **env):
-    """A command of this repository in a process of its own."""
+    """A command of this repository in a process of its own, where PyTorch is not to be found."""
     if script in ("train.py", "evaluate.py"):
         args = *args, f"cpu_devices={devices}"
     command = [sys.executable, str(ROOT / script), *args]
-    environment = os.environ | env
+    environment = without_torch(os.environ | env)
     environment.pop("HYDRA_FULL_ERROR", None)
     return subprocess.Popen(
         command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", message=r"os.fork\(\) was called")
 
 from fault_stages import FROM_NOTHING, READS, STAGES, Cell, same, write_inputs
 
-from prm_jax.checkpoints.hf import SHIPPED
+from prm_jax.checkpoints.hf import SHIPPED, load_tokenizer
 
 NOTHING_KEPT = "; nothing is kept for later commands"
 
@@ -284,6 +284,7 @@ def main(words: list[str]) -> bool:
         [x for x in STAGES if x in words] or list(STAGES),
     )
     failed = 0
+    load_tokenizer(SHIPPED["embedded"])  # imports transformers, as stages do late, before they fork
     with tempfile.TemporaryDirectory() as root:
         root = Path(root)
         (root / "inputs").mkdir()

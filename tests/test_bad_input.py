@@ -6,16 +6,12 @@ None is a traceback, none is taken in silence, and none leaves a folder that ref
 import gzip
 import json
 import os
-import pickle
 import re
 import shlex
 import shutil
 
 import pytest
 from conftest import call
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra.types import RunMode
 
 import evaluate
 import train
@@ -483,31 +479,6 @@ def folder(tmp_path_factory):
     data = (at / "cut_weights/model.safetensors").read_bytes()
     (at / "cut_weights/model.safetensors").write_bytes(data[: len(data) // 2])
     return at
-
-
-@pytest.fixture(scope="module", autouse=True)
-def composed_once():
-    """Hydra composes a configuration in most of a line's time: files are read once, and equal choices are composed once."""
-    files, made, compose = {}, {}, ConfigLoaderImpl._compose_config_from_defaults_list
-
-    def remembered(self, defaults, repo):
-        key = tuple((default.config_path, default.package) for default in defaults)
-        if key not in made:  # from nodes of its own, since it takes them over
-            repo = CachingConfigRepository(self.repository)
-            repo.cache = {}
-            made[key] = pickle.dumps(compose(self, defaults, repo))
-        return pickle.loads(made[key])  # faster than its deepcopy
-
-    def start(self, delegate, begin=CachingConfigRepository.__init__):
-        begin(self, delegate)
-        self.cache = files.setdefault(delegate.sources[1].path, {})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", remembered)
-        patch.setattr(CachingConfigRepository, "__init__", start)
-        # Hydra composes a second time, to learn that it is no sweep.
-        patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **kw: RunMode.RUN)
-        yield
 
 
 def refused(command: str, folder, monkeypatch) -> str:

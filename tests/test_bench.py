@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import runpy
+import subprocess
 import sys
+import types
 import venv
 
 import jax
@@ -29,6 +32,20 @@ def results(monkeypatch, folder, *args):
     return json.loads((folder / "results.json").read_text())
 
 
+@pytest.fixture
+def peer_in_this_process(monkeypatch):
+    """Peers without a process of their own, which the test of training has: it imports PyTorch for seconds."""
+
+    def run_here(command, **how):
+        _, _, script, folder = map(str, command)
+        monkeypatch.setattr(sys, "argv", [script, folder])
+        runpy.run_path(script, run_name="__main__")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(common, "subprocess", types.SimpleNamespace(run=run_here))
+    monkeypatch.setattr(common, "matmul_peak", lambda *asked: 1e11)  # measured by the test of training
+
+
 def test_rerank_agrees_with_the_published_shuffles(monkeypatch, tmp_path):
     got = results(monkeypatch, tmp_path / "bench", "what=rerank", *TINY, "warmup=0", "repeats=1")
     assert 0 < got["python_shuffles_largest_error"] < 4
@@ -48,8 +65,7 @@ def test_training_takes_the_peers_steps(monkeypatch, tmp_path):
     assert got["notes"]["best_tokens_per_second"] == "faster on this machine: float32"
 
 
-def test_scoring_gives_the_peers_scores_in_both_dtypes(monkeypatch, tmp_path):
-    monkeypatch.setattr(common, "matmul_peak", lambda *asked: 1e11)  # measured by the test of training
+def test_scoring_gives_the_peers_scores_in_both_dtypes(peer_in_this_process, monkeypatch, tmp_path):
     sizes = ["warmup=0", "repeats=1", "score.problems=2", "score.candidates=4", "score.mean_tokens=100", *SMALL]
     got = results(monkeypatch, tmp_path / "bench", "what=score", "peer=torch", "score.tokens=512", *sizes)
     assert got["torch_float32_score_difference"] < 1e-5 < got["torch_bfloat16_score_difference"] < 0.02
@@ -62,8 +78,7 @@ def test_scoring_gives_the_peers_scores_in_both_dtypes(monkeypatch, tmp_path):
     assert got["notes"]["best_tokens_per_second"].startswith(f"faster on this machine: {faster}, ")
 
 
-def test_sampling_draws_the_peers_greedy_tokens(monkeypatch, tmp_path):
-    monkeypatch.setattr(common, "matmul_peak", lambda *asked: 1e11)  # measured by the test of training
+def test_sampling_draws_the_peers_greedy_tokens(peer_in_this_process, monkeypatch, tmp_path):
     sizes = [
         f"sampling.{key}" for key in ("prompts=3", "n=4", "prompt_tokens=9", "new_tokens=20", "rows=8", "repeats=1")
     ]

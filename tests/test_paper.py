@@ -10,7 +10,7 @@ import time
 
 import pytest
 import yaml
-from conftest import ROOT, call, printed
+from conftest import ROOT, call, printed, without_torch
 
 from prm_jax import InputError
 from prm_jax.figures import __main__ as figures
@@ -214,7 +214,7 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
     script += "from prm_jax.figures import __main__ as figures, paper, pipeline\npaper.draw = lambda *a: []\n"
     script += f"pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\nfigures.main()"
     command = [sys.executable, "-c", script, "name=tiny", "cpu_devices=1"]
-    process, started = subprocess.Popen(command, cwd=tmp_path), time.time()
+    process, started = subprocess.Popen(command, cwd=tmp_path, env=without_torch(os.environ)), time.time()
     # Some steps are done: a training that only begins does not hear the signal yet.
     while not any(
         len(f.read_text().splitlines()) > 3 for f in tmp_path.glob("runs/figures/stages/prm_0-*/metrics.jsonl")

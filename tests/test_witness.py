@@ -12,7 +12,7 @@ from fractions import Fraction
 import jax
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, printed
 
 import evaluate
 from prm_jax import rerank, witness
@@ -112,11 +112,10 @@ def test_an_error_of_one_convinces_on_any_trace_and_leaves_the_others():
 
 
 @pytest.mark.slow
-def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(tmp_path):
+def test_task_writes_the_published_numbers_and_every_number_behind_the_figures(monkeypatch, tmp_path):
     """In an empty folder: no run and no checkpoint is there to be found."""
     options = ["task=witness", "witness.betas=9", "witness.errors=5", "hydra.run.dir=out"]
-    command = [sys.executable, str(ROOT / "evaluate.py"), *options]
-    out = subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True).stdout
+    out = printed(evaluate.main, monkeypatch, *options, cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
     assert set(results["policies"]) == set(PUBLISHED)
     for verifier, policy_N in PUBLISHED.items():
