@@ -19,7 +19,7 @@ from prm_jax.kernels.sort import ranks
 from prm_jax.rerank import TIES, all_or, as_float, expect_name, expectation, rank_scores, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
-BLOCK = 256  # problems of a draw that are voted on at a time: they stay in cache, twice as fast on CPU
+BLOCK = 256  # problems of a draw that are voted on at a time: they stay in a CPU's cache
 COUNTS = ("mean", "first")
 
 
@@ -33,28 +33,27 @@ def vote(answer_PN, log_weight_PN=None, mask_PN=None, *, ties: str = "share", co
     """
     expect_name("ties", ties, TIES)
     expect_name("counts", counts, COUNTS)
+    N = answer_PN.shape[-1]
     log_weight_PN = rank_scores(jnp.zeros(answer_PN.shape) if log_weight_PN is None else log_weight_PN, rounded=False)
     answer_PN = answer_PN if mask_PN is None else jnp.where(mask_PN, answer_PN, -1)
-    return jax.vmap(functools.partial(_vote, ties=ties, counts=counts))(answer_PN, log_weight_PN)
 
+    def one(answer_N, log_weight_N):
+        votes_N, index_N = answer_N >= 0, jnp.arange(N)
+        group_N = jnp.where(votes_N, answer_N, N)
+        top = jnp.max(log_weight_N, where=votes_N, initial=jnp.finfo(log_weight_N.dtype).min)
+        weight_N = jnp.where(votes_N, jnp.exp(log_weight_N - top), 0.0)
 
-def _vote(answer_N, log_weight_N, ties: str, counts: str):
-    """`vote` of one problem, p_N, by log weights of `rank_scores`."""
-    N = len(answer_N)
-    votes_N, index_N = answer_N >= 0, jnp.arange(N)
-    group_N = jnp.where(votes_N, answer_N, N)
-    top = jnp.max(log_weight_N, where=votes_N, initial=jnp.finfo(log_weight_N.dtype).min)
-    weight_N = jnp.where(votes_N, jnp.exp(log_weight_N - top), 0.0)
+        def total(x_N):
+            return jax.ops.segment_sum(x_N, group_N, N + 1)[group_N]
 
-    def total(x_N):
-        return jax.ops.segment_sum(x_N, group_N, N + 1)[group_N]
+        total_N, first_N = round_score(total(weight_N)), jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
+        wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
+        if ties == "first":
+            wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
+        p_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0)
+        return p_N / jnp.maximum(p_N.sum(), 1.0)
 
-    total_N, first_N = round_score(total(weight_N)), jax.ops.segment_min(index_N, group_N, N + 1)[group_N]
-    wins_N = votes_N & (total_N == jnp.max(total_N, where=votes_N, initial=0.0))
-    if ties == "first":
-        wins_N &= first_N == jnp.min(first_N, where=wins_N, initial=N)
-    p_N = jnp.where(wins_N, 1 / total(jnp.ones_like(total_N)) if counts == "mean" else index_N == first_N, 0.0)
-    return p_N / jnp.maximum(p_N.sum(), 1.0)
+    return jax.vmap(one)(answer_PN, log_weight_PN)
 
 
 @functools.partial(jax.jit, static_argnames=("counts",))
@@ -136,31 +135,31 @@ def vote_curve(
     P, N = gold_PN.shape
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
     index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
-    all_P = expectation(vote(answer_PN, log_weight_PN, exists_PN, ties=ties, counts=counts), gold_PN)
-    log_weight_PN = rank_scores(jnp.zeros((P, N)) if log_weight_PN is None else log_weight_PN, rounded=False)
+
+    def value(answer_PN, gold_PN, log_weight_PN, drawn_PN):
+        return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
+
+    problems = answer_PN, gold_PN, log_weight_PN, exists_PN
+    all_P = value(*problems)  # of N candidates, whatever is drawn
 
     def of_problem(problem):
-        bits_N, answer_N, log_weight_N, gold_N, exists_N, all_gold = problem
+        bits_PN, all_P, (answer_PN, gold_PN, weight_PN, exists_PN) = jax.tree.map(lambda x: x[None], problem)
         # Random bits above the index in one integer: no two are equal.
-        bits_N = jnp.where(exists_N, bits_N >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
-        rank_N = ranks(bits_N[None])[0]
-        one_gold = jnp.sum(gold_N, where=(rank_N == 0) & (answer_N >= 0))
-
-        def drawn_gold(n):
-            drawn_N = jnp.where((rank_N < n) & exists_N, answer_N, -1)
-            return expectation(_vote(drawn_N, log_weight_N, ties, counts), gold_N)
+        bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
+        rank_PN = ranks(bits_PN)
+        one_P = jnp.sum(gold_PN, -1, where=(rank_PN == 0) & (answer_PN >= 0))
 
         def of_size(n):
             which = (n > 1).astype(int) + (n >= N)  # one candidate and all of them need no vote
-            return jax.lax.switch(which, (lambda: one_gold, lambda: drawn_gold(n), lambda: all_gold))
+            args = answer_PN, gold_PN, weight_PN, (rank_PN < n) & exists_PN
+            return jax.lax.switch(which, (lambda: one_P, lambda: value(*args), lambda: all_P))
 
-        return jax.lax.map(of_size, size_n)
+        return jax.lax.map(of_size, size_n)[:, 0]
 
     def one_draw(total_Pn, k_draw):
         bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
-        problems = bits_PN, answer_PN, log_weight_PN, gold_PN, exists_PN, all_P
-        return total_Pn + jax.lax.map(of_problem, problems, batch_size=BLOCK), None
+        return total_Pn + jax.lax.map(of_problem, (bits_PN, all_P, problems), batch_size=BLOCK), None
 
-    start_n = jnp.where((size_n >= 1) & (size_n <= N), 0.0, jnp.nan)
-    start_Pn = jnp.broadcast_to(start_n, (P, len(size_n))).astype(gold_PN.dtype)
+    is_size_n = (size_n >= 1) & (size_n <= N)
+    start_Pn = jnp.where(is_size_n, 0.0, jnp.nan) * jnp.ones((P, 1), gold_PN.dtype)
     return jax.lax.scan(one_draw, start_Pn, jax.random.split(key, draws))[0] / draws
