@@ -187,12 +187,10 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
             raise InputError(str(error).replace("data.", f"data.sources.{name}.", 1)) from None
     splits = {}
     for side in ("train", "validation", "test"):
-        rows = [
-            map(lambda s, name=name: dataclasses.replace(s, id=f"{name}/{s.id}"), x.splits[side])
-            for name, x in parts.items()
-        ]
+        rows = [zip(itertools.repeat(name), x.splits[side]) for name, x in parts.items()]
         turns = rows if side == "train" else itertools.zip_longest(*rows)
-        splits[side] = packed_solutions(s for turn in turns for s in turn if s is not None)
+        named = (pair for turn in turns for pair in turn if pair is not None)
+        splits[side] = packed_solutions(dataclasses.replace(s, id=f"{name}/{s.id}") for name, s in named)
     counts = {f"{name}_{key}": n for name, data in parts.items() for key, n in data.counts.items()}
     fingerprints = {file: x for data in parts.values() for file, x in data.fingerprints.items()}
     sizes = {name: len(data.splits["train"]) for name, data in parts.items()}
