@@ -132,7 +132,26 @@ def main(cfg):
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`."""
-    examples, parts, counts, tokenizer = load_examples(cfg, data_cfg, texts)
+    data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
+    record_data(texts / "data.json", data)
+    splits, counts = data.splits, data.counts
+    tokenizer = make_tokenizer(cfg, splits["train"])
+    splits["validation"] = splits["validation"][: cfg.eval.solutions]
+    targets = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
+    rows, examples, parts = iter(splits["train"]), {}, {}
+    sizes = data.parts or {"": len(splits["train"])}
+    sources = [("train", name, itertools.islice(rows, n)) for name, n in sizes.items()]
+    for split, source, solutions in (*sources, ("validation", "", splits["validation"])):
+        limits = cfg.batch.tokens, cfg.batch.too_long
+        made, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split])
+        counts |= {f"{split}_{name}": n + counts.get(f"{split}_{name}", 0) for name, n in dropped.items()}
+        if not made:
+            where = f"the {split} split" + f" of {source}" * bool(source)
+            raise InputError(f"data: {where} has no solution with a target for objective={cfg.objective}")
+        examples[split] = examples[split] + made if split in examples else made
+        if source:
+            parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
+    del data, splits, rows, sources, solutions  # the texts
     print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
     cli.print_counts(counts)
     if cfg.batch.tokens is None:
@@ -165,29 +184,6 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} problems=FILE"
     print(f"next        {lm if cfg.objective == 'lm' else f'python evaluate.py checkpoint={run}'}")
-
-
-def load_examples(cfg: TrainConfig, data_cfg, texts: Path):
-    """({split: examples}, parts of packing.TrainingRows, counts, tokenizer); the texts of the data are not kept."""
-    data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
-    record_data(texts / "data.json", data)
-    train, validation, counts = data.splits["train"], data.splits["validation"][: cfg.eval.solutions], data.counts
-    tokenizer, examples, parts = make_tokenizer(cfg, train), {}, {}
-    sizes = data.parts or {"": len(train)}
-    ends = zip(sizes.items(), itertools.accumulate(sizes.values()))
-    sources = [("train", name, train[end - n : end]) for (name, n), end in ends]
-    targets = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
-    for split, source, solutions in (*sources, ("validation", "", validation)):
-        limits = cfg.batch.tokens, cfg.batch.too_long
-        made, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split])
-        counts |= {f"{split}_{name}": n + counts.get(f"{split}_{name}", 0) for name, n in dropped.items()}
-        if not made:
-            where = f"the {split} split" + f" of {source}" * bool(source)
-            raise InputError(f"data: {where} has no solution with a target for objective={cfg.objective}")
-        examples[split] = examples[split] + made if split in examples else made
-        if source:
-            parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
-    return examples, parts, counts, tokenizer
 
 
 def draw_samples(*args):

@@ -94,7 +94,8 @@ def make_examples(
     expect(too_long in ("error", "drop", "cut"), "batch.too_long", too_long, "error, drop or cut")
     examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
-    chunks = (list(solutions[i : i + CHUNK]) for i in range(0, len(solutions), CHUNK))
+    solutions = iter(solutions)
+    chunks = iter(lambda: list(itertools.islice(solutions, CHUNK)), [])
     rows = (zip(c, encode(fmt, tokenizer, [(s.problem, s.steps) for s in c], end=objective == "lm")) for c in chunks)
     for solution, encoded in itertools.chain.from_iterable(rows):
         if limit is not None and len(encoded.ids_L) > limit:
