@@ -143,9 +143,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     tokenizer = make_tokenizer(cfg, splits["train"])
     splits["validation"] = splits["validation"][: cfg.eval.solutions]
     targets = {"train": (cfg.batch.step_weights, cfg.outcome_at), "validation": ("uniform", "last")}
-    rows, examples, parts = iter(splits["train"]), {"train": [], "validation": []}, {}
+    rows, examples, parts = iter(splits["train"]), {}, {}
     sizes = data.parts or {"": len(splits["train"])}
-    sources = [("train", name, list(itertools.islice(rows, n))) for name, n in sizes.items()]
+    sources = [("train", name, itertools.islice(rows, n)) for name, n in sizes.items()]
     for split, source, solutions in (*sources, ("validation", "", splits["validation"])):
         limits = cfg.batch.tokens, cfg.batch.too_long
         made, dropped = make_examples(solutions, cfg.format, tokenizer, cfg.objective, *limits, *targets[split])
@@ -153,9 +153,10 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         if not made:
             where = f"the {split} split" + f" of {source}" * bool(source)
             raise InputError(f"data: {where} has no solution with a target for objective={cfg.objective}")
-        examples[split] += made
+        examples[split] = examples[split] + made if split in examples else made
         if source:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
+    del data, splits, rows, sources, solutions  # the texts
     print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
     cli.print_counts(counts)
     if cfg.batch.tokens is None:

@@ -14,7 +14,7 @@ import numpy as np
 RESAMPLES = 2000
 ENUMERATED = 20  # up to this many differences, all 2^m sign patterns are tried
 SIGN_FLIPS = 20_000  # sign patterns that are drawn where there are more
-PLACES = 1 << 25  # problems of resamples counted at a time: 256 MB
+PLACES = 1 << 22  # problems of resamples counted at a time: 32 MB
 FLIPS = 1 << 18  # signs drawn at a time: they stay in cache
 ROUNDING = 1e-5  # differences of float32 expectations that are this close are equal
 

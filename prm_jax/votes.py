@@ -19,6 +19,7 @@ from prm_jax.kernels.sort import ranks
 from prm_jax.rerank import TIES, all_or, as_float, expect_name, expectation, rank_scores, round_score, subset_sizes
 
 EXACT_VOTE_SIZE = 128  # with more candidates the counts in `majority_curve` leave float32's range
+BLOCK = 256  # problems of a draw that are voted on at a time: they stay in a CPU's cache
 COUNTS = ("mean", "first")
 
 
@@ -135,24 +136,30 @@ def vote_curve(
     size_n, index_N = subset_sizes(size_n, N), jnp.arange(N, dtype=jnp.uint32)
     index_bits = jnp.uint32((1 << (N - 1).bit_length()) - 1)
 
-    def value(drawn_PN):
+    def value(answer_PN, gold_PN, log_weight_PN, drawn_PN):
         return expectation(vote(answer_PN, log_weight_PN, drawn_PN, ties=ties, counts=counts), gold_PN)
 
-    all_P = value(exists_PN)  # of N candidates, whatever is drawn
+    problems = answer_PN, gold_PN, log_weight_PN, exists_PN
+    all_P = value(*problems)  # of N candidates, whatever is drawn
 
-    def one_draw(total_nP, k_draw):
+    def of_problem(problem):
+        bits_PN, all_P, (answer_PN, gold_PN, weight_PN, exists_PN) = jax.tree.map(lambda x: x[None], problem)
         # Random bits above the index in one integer: no two are equal.
-        bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
         bits_PN = jnp.where(exists_PN, bits_PN >> 1, jnp.uint32(2**32 - 1)) & ~index_bits | index_N
         rank_PN = ranks(bits_PN)
         one_P = jnp.sum(gold_PN, -1, where=(rank_PN == 0) & (answer_PN >= 0))
 
         def of_size(n):
             which = (n > 1).astype(int) + (n >= N)  # one candidate and all of them need no vote
-            return jax.lax.switch(which, (lambda: one_P, lambda: value((rank_PN < n) & exists_PN), lambda: all_P))
+            args = answer_PN, gold_PN, weight_PN, (rank_PN < n) & exists_PN
+            return jax.lax.switch(which, (lambda: one_P, lambda: value(*args), lambda: all_P))
 
-        return total_nP + jax.lax.map(of_size, size_n), None
+        return jax.lax.map(of_size, size_n)[:, 0]
+
+    def one_draw(total_Pn, k_draw):
+        bits_PN = jax.random.bits(k_draw, (P, N), jnp.uint32)
+        return total_Pn + jax.lax.map(of_problem, (bits_PN, all_P, problems), batch_size=BLOCK), None
 
     is_size_n = (size_n >= 1) & (size_n <= N)
-    start_nP = jnp.where(is_size_n, 0.0, jnp.nan)[:, None] * jnp.ones(P, gold_PN.dtype)
-    return jax.lax.scan(one_draw, start_nP, jax.random.split(key, draws))[0].T / draws
+    start_Pn = jnp.where(is_size_n, 0.0, jnp.nan) * jnp.ones((P, 1), gold_PN.dtype)
+    return jax.lax.scan(one_draw, start_Pn, jax.random.split(key, draws))[0] / draws

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import tracemalloc
 
 import grain
 import jax
@@ -14,7 +15,7 @@ from prm_jax import InputError
 from prm_jax.attention import visible
 from prm_jax.data import packing
 from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example, make_example, make_examples, truncate
-from prm_jax.data.formats import Encoded, Format, train_tokenizer
+from prm_jax.data.formats import Encoded, Format, encode, train_tokenizer
 from prm_jax.data.packing import (
     TrainingRows,
     choose_width,
@@ -30,7 +31,7 @@ from prm_jax.data.packing import (
     train_batches,
     training_width,
 )
-from prm_jax.data.solutions import Solution
+from prm_jax.data.solutions import Solution, packed_solutions
 from prm_jax.training import LossConfig, combine, loss_terms
 
 nan = math.nan
@@ -382,6 +383,42 @@ def test_cut_exactly_at_the_limit():
     e = Encoded(np.arange(8), np.array([3, 7]), 1)
     assert [len(truncate(e, limit).step_end_T) for limit in (8, 7)] == [2, 1]
     assert len(truncate(e, 4).ids_L) == 4 and truncate(e, 3) is None
+
+
+@pytest.mark.parametrize("objective, outcome_at", [("prm", "last"), ("orm", "tokens"), ("lm", "last")])
+def test_kept_examples_are_those_of_their_solutions(tokenizer, monkeypatch, objective, outcome_at):
+    """Examples are kept as bytes, made a few at a time; each is the same as by itself, in bits and types."""
+    monkeypatch.setattr("prm_jax.data.examples.CHUNK", 2)
+    labels, ratings = (1.0, None, 0.25), (1, None, -1)
+    rows = [Solution(f"{i}+1", ("7", "5", "2"), labels, ratings, 1.0) for i in range(5)]
+    examples, _ = make_examples(rows, PLAIN, tokenizer, objective, None, "error", "later", outcome_at)
+    encoded = encode(PLAIN, tokenizer, [(s.problem, s.steps) for s in rows], end=objective == "lm")
+    large = dataclasses.replace(encoded[0], ids_L=encoded[0].ids_L + (1 << 16))  # more than two bytes hold
+    examples.append(make_example(large, rows[0], objective, "later", outcome_at))
+    assert len(examples) == 6 and len(examples[1:] + examples[:1]) == 6
+    for kept, e, s in zip(examples, [*encoded, large], [*rows, rows[0]], strict=True):
+        expected = make_example(e, s, objective, "later", outcome_at)
+        assert kept.start == expected.start and kept.targets.keys() == expected.targets.keys()
+        pairs = [(kept.ids_L, expected.ids_L), (kept.step_end_T, expected.step_end_T)]
+        pairs += [(x, expected.targets[name]) for name, x in kept.targets.items()]
+        for a, b in pairs:
+            assert a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+def test_data_take_little_more_memory_than_their_bytes(tokenizer):
+    rows = [Solution(f"Problem {i}", (f"7 + {i}", f"5 + {i}"), (1.0, 0.0), id=f"rows.jsonl:{i}") for i in range(1000)]
+    n_text = sum(len(s.problem) + sum(map(len, s.steps)) for s in rows)
+    tracemalloc.start()
+    try:
+        solutions = packed_solutions(rows)
+        assert tracemalloc.get_traced_memory()[0] < 1000 * 170 + n_text  # 430 each as objects
+        before = tracemalloc.get_traced_memory()[0]
+        examples, _ = make_examples(solutions, PLAIN, tokenizer, "prm")
+        n_tokens = sum(len(e.ids_L) for e in examples)
+        assert tracemalloc.get_traced_memory()[0] - before < 1000 * 300 + 2 * n_tokens  # 1,380 each as arrays
+    finally:
+        tracemalloc.stop()
+    assert list(solutions) == rows
 
 
 def test_solutions_without_a_target_are_counted(tokenizer):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.data.pools import Candidate, Problem, as_arrays, read_pool, scores_in_unit, with_scores, write_pool
+from prm_jax.data.pools import Candidate, Problem, read_pool, scores_in_unit, with_scores, write_pool
 from prm_jax.evals.pool_metrics import log_scores, pool_arrays
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -168,15 +168,6 @@ def test_a_pool_says_the_unit_of_its_scores(tmp_path):
         path = jsonl(tmp_path, old | {"scores_unit": {"m": unit}})
         with pytest.raises(InputError, match="pool.jsonl line 1: scores_unit.m: found .*, expected logit, probability"):
             read_pool(path)
-
-
-def test_as_arrays_pads_candidates_and_steps():
-    score_PNT, mask_PNT = as_arrays(POOL, "m")
-    assert score_PNT.dtype == np.float64
-    np.testing.assert_array_equal(score_PNT, [[[0.5, 0.25], [1, 0]], [[0.125, 0], [0, 0]]])
-    np.testing.assert_array_equal(mask_PNT, [[[True, True], [True, False]], [[True, False], [False, False]]])
-    with pytest.raises(InputError, match=r"scores: found 'o', expected step scores that every candidate has \(m, n\)"):
-        as_arrays(POOL, "o")
 
 
 def test_with_scores_adds_a_name_and_keeps_the_input():

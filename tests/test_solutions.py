@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.rows import read_rows, write_rows
-from prm_jax.data.solutions import Solution, first_error
+from prm_jax.data.solutions import Solution, first_error, packed_solutions
 from prm_jax.data.solutions import native_row as row_of
 from prm_jax.data.sources import READERS, load, prm800k, prmbench
 from prm_jax.data.splits import (
@@ -701,7 +701,7 @@ def test_folds_are_stable_and_ignore_white_space():
 
 
 def test_split_by_problem_literally():
-    rows = [Solution(f"problem {i}", (step,)) for i in range(10) for step in "ab"]
+    rows = packed_solutions(Solution(f"problem {i}", (step,)) for i in range(10) for step in "ab")
     sides = split_by_problem(rows, 5, 4)
     names = {name: [s.problem for s in side if s.steps == ("a",)] for name, side in sides.items()}
     fold_of = dict(zip((f"problem {i}" for i in range(10)), FOLDS))
@@ -712,7 +712,7 @@ def test_split_by_problem_literally():
 
 
 def test_split_errors():
-    rows = [Solution("problem 0", ("a",))]
+    rows = packed_solutions([Solution("problem 0", ("a",))])
     for arguments, message in [
         ((2, 0), "folds: found 2, expected at least 3, for train, test and validation"),
         ((5, 5), "fold: found 5, expected 0 to 4"),

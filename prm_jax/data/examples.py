@@ -1,14 +1,18 @@
 """What a solution teaches: its tokens, and targets for its steps and tokens. Dimension key: L tokens, T steps."""
 
 import dataclasses
+import functools
+import itertools
+import pickle
 
 import numpy as np
 
 from prm_jax import InputError
 from prm_jax.data.formats import Encoded, Format, encode
-from prm_jax.data.solutions import Solution
+from prm_jax.data.solutions import Packed, Solution
 from prm_jax.launch.config import expect
 
+CHUNK = 4096  # solutions tokenised at a time
 # Targets of each step and of each token; the value where no example stands.
 STEP_TARGETS = {"label": np.nan, "rating": np.nan, "weight": 0.0, "depth": 0.0}
 TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
@@ -50,6 +54,11 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
     labels = {"prm": solution.labels, "orm": outcomes, "implicit": outcomes, "lm": None}[objective]
     ratings = solution.ratings if objective == "prm" else None
     label_T, rating_T = (np.array(values or unlabelled, np.float32)[:n] for values in (labels, ratings))  # None: NaN
+    return _with_targets(encoded, label_T, rating_T, objective, weights)
+
+
+def _with_targets(encoded: Encoded, label_T, rating_T, objective: str, weights: str) -> Example:
+    n = len(label_T)
     weight_T, token_weight_L = np.zeros(n, np.float32), np.zeros(len(encoded.ids_L), np.float32)
     labelled_T = ~np.isnan(label_T)
     weight_T[labelled_T] = step_weights(labelled_T.sum(), weights)
@@ -57,6 +66,20 @@ def make_example(encoded: Encoded, solution: Solution, objective: str, weights: 
     targets = {"label": label_T, "rating": rating_T, "weight": weight_T, "token_weight": token_weight_L}
     targets["depth"] = np.arange(n) * (objective == "prm")
     return Example(encoded.ids_L, encoded.step_end_T, encoded.start, targets)
+
+
+def _pack(e: Example) -> bytes:
+    """The bytes of an example without what `_with_targets` adds."""
+    kind = np.uint16 if e.ids_L.max() < 1 << 16 else np.int32
+    step_3T = np.stack([e.step_end_T, e.targets["label"], e.targets["rating"]])  # float64 holds all
+    return pickle.dumps((e.start, kind, e.ids_L.astype(kind).tobytes(), step_3T.astype(np.float32).tobytes()))
+
+
+def _unpack(row: bytes, **options) -> Example:
+    start, kind, ids, steps = pickle.loads(row)
+    end_T, label_T, rating_T = np.frombuffer(steps, np.float32).reshape(3, -1)
+    encoded = Encoded(np.frombuffer(ids, kind).astype(np.int32), end_T.astype(np.int32), start)
+    return _with_targets(encoded, label_T, rating_T, **options)
 
 
 def make_examples(
@@ -69,10 +92,12 @@ def make_examples(
         why = f"reads whole texts as released outcome models do, but objective={objective} trains at steps"
         raise InputError(f"format: {fmt.name!r} {why}; expected a format with step marks, such as plain")
     expect(too_long in ("error", "drop", "cut"), "batch.too_long", too_long, "error, drop or cut")
-    examples = []
+    examples = Packed(_pack, functools.partial(_unpack, objective=objective, weights=weights))
     counts = dict.fromkeys(("too_long_dropped", "too_long_cut", "steps_cut", "without_target_dropped"), 0)
-    rows = encode(fmt, tokenizer, [(s.problem, s.steps) for s in solutions], end=objective == "lm")
-    for solution, encoded in zip(solutions, rows, strict=True):
+    solutions = iter(solutions)
+    chunks = iter(lambda: list(itertools.islice(solutions, CHUNK)), [])
+    rows = (zip(c, encode(fmt, tokenizer, [(s.problem, s.steps) for s in c], end=objective == "lm")) for c in chunks)
+    for solution, encoded in itertools.chain.from_iterable(rows):
         if limit is not None and len(encoded.ids_L) > limit:
             if too_long == "error":
                 hint = "raise it, set batch.tokens=null, or set batch.too_long=drop or cut"

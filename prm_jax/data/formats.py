@@ -163,7 +163,7 @@ def _encode_apart(fmt: Format, tokenizer, rows):
     texts = list({*heads, *(part for _, steps in rows for step in steps for part in parts(step))})
     ids_of, size = {}, 4096
     for group in (texts[i : i + size] for i in range(0, len(texts), size)):
-        ids = tokenizer(group, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(group, add_special_tokens=False, return_attention_mask=False)["input_ids"]
         ids_of |= zip(group, (array("i", ids_L) for ids_L in ids), strict=True)
     separator = tokenizer.encode(fmt.separator, add_special_tokens=False)
     expect(separator, "format.separator", fmt.separator, "a text that has a token in this tokenizer")

@@ -220,11 +220,13 @@ def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False,
 def training_width(examples: Sequence[Encoded], share: bool) -> int:
     """`choose_width` for training rows, which are filled in random order."""
 
-    def rows(width):
-        groups = make_groups(examples, width, share)
-        return Plan(width, width, groups, share).rows(range(len(groups)))
+    singles = make_groups(examples, 0, False)
 
-    return choose_width(max(len(e.ids_L) for e in examples), rows)
+    def rows(width):
+        _, tokens, steps = zip(*(make_groups(examples, width, share) if share else singles))
+        return plan_packs(tokens, steps, range(len(tokens)), width, width)
+
+    return choose_width(max(group.tokens for group in singles), rows)
 
 
 class TrainingRows:

@@ -1,6 +1,6 @@
 """Best-of-N pools: problems with many candidate solutions, whether each is right, and named step scores.
 
-Dimension key: P problems, N candidates, T steps.
+Dimension key: T steps.
 """
 
 import dataclasses
@@ -140,21 +140,6 @@ def outside(i: str, n: int, name: str, t: int, score: float, unit: str) -> Input
     """The error of a step score outside its unit's range."""
     expected = f"a {unit} in [{UNITS[unit].low:g}, {UNITS[unit].high:g}]; scores_unit=logit takes unbounded scores"
     return InputError(f"pool: problem {i}: candidates[{n}].step_scores.{name}[{t}]: got {score:g}, expected {expected}")
-
-
-def as_arrays(problems: Sequence[Problem], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """(score_PNT, mask_PNT) of the step scores `name`: float64, padded with 0 where the mask is False."""
-    candidates = [candidate for problem in problems for candidate in problem.candidates]
-    names = sorted(set.intersection(*(set(c.step_scores) for c in candidates)))
-    require(name in names, "scores", name, f"step scores that every candidate has ({', '.join(names) or 'none'})")
-    widest, longest = max(len(p.candidates) for p in problems), max(len(c.steps) for c in candidates)
-    score_PNT = np.zeros((len(problems), widest, longest))
-    mask_PNT = np.zeros(score_PNT.shape, bool)
-    for p, problem in enumerate(problems):
-        for n, candidate in enumerate(problem.candidates):
-            score_PNT[p, n, : len(candidate.steps)] = candidate.step_scores[name]
-            mask_PNT[p, n, : len(candidate.steps)] = True
-    return score_PNT, mask_PNT
 
 
 def with_scores(problems: Iterable[Problem], name: str, scores: Iterable, unit: str = "logit") -> Iterator[Problem]:

@@ -14,7 +14,7 @@ from prm_jax import InputError
 from prm_jax.data.equations import verdict
 from prm_jax.data.grading import extract
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
-from prm_jax.data.solutions import Solution, first_error, is_probability, relabel_after_error
+from prm_jax.data.solutions import Solution, first_error, is_probability, packed_solutions, relabel_after_error
 from prm_jax.data.steps import SPLITS, split_steps
 from prm_jax.data.test_sets import TEST_SETS, up_to_error
 
@@ -229,7 +229,7 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
     read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
     keywords = {name: keywords[name] for name in takes}
     counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
-    solutions, seen = [], set()
+    solutions, seen = packed_solutions(), set()
     for source in [path] if isinstance(path, str | Path) else path:
         for number, row in load_hub(source, split) if split else read_rows(source):
             counts["rows"] += 1
@@ -240,7 +240,8 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
             for solution in row_solutions:
                 if "after_first_error" not in takes:  # else the reader did it
                     solution = _relabelled(solution, options["after_first_error"], counts)
-                key = solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome
+                # 64 bits in place of the texts: two of ten million different rows have the same with chance 3e-6.
+                key = hash((solution.problem, solution.steps, solution.labels, solution.ratings, solution.outcome))
                 if options["duplicates"] == "drop" and key in seen:
                     counts["duplicates_dropped"] += 1
                     continue

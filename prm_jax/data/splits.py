@@ -12,7 +12,7 @@ from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, read_rows, require
-from prm_jax.data.solutions import Solution
+from prm_jax.data.solutions import Packed, Solution, packed_solutions
 from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
 
 LabelKind = Literal["correctness", "value", "advantage"]
@@ -79,7 +79,7 @@ Draw = Callable[[TaskData, Sequence[str], int, int], Iterable[Problem]]
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    splits: dict[str, list[Solution]]  # train, validation, test
+    splits: dict[str, Sequence[Solution]]  # train, validation, test
     counts: dict[str, float]  # of everything read, masked, dropped or odd
     fingerprints: dict[str, str]  # file -> sha256 of its bytes; hub data set -> sha256 of its solutions
     parts: dict[str, int] = dataclasses.field(default_factory=dict)  # of a mixture: source -> training solutions
@@ -187,9 +187,10 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
             raise InputError(str(error).replace("data.", f"data.sources.{name}.", 1)) from None
     splits = {}
     for side in ("train", "validation", "test"):
-        rows = [[dataclasses.replace(s, id=f"{name}/{s.id}") for s in x.splits[side]] for name, x in parts.items()]
+        rows = [zip(itertools.repeat(name), x.splits[side]) for name, x in parts.items()]
         turns = rows if side == "train" else itertools.zip_longest(*rows)
-        splits[side] = [s for turn in turns for s in turn if s is not None]
+        named = (pair for turn in turns for pair in turn if pair is not None)
+        splits[side] = packed_solutions(dataclasses.replace(s, id=f"{name}/{s.id}") for name, s in named)
     counts = {f"{name}_{key}": n for name, data in parts.items() for key, n in data.counts.items()}
     fingerprints = {file: x for data in parts.values() for file, x in data.fingerprints.items()}
     sizes = {name: len(data.splits["train"]) for name, data in parts.items()}
@@ -205,14 +206,14 @@ def assign_fold(problem: str, folds: int) -> int:
     return int(_sha256(" ".join(problem.split()))[:16], 16) % folds
 
 
-def split_by_problem(solutions: Sequence[Solution], folds: int, fold: int, sides=("test", "validation")) -> dict:
+def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "validation")) -> dict:
     """Returns {train, *sides: solutions}: the first of `sides` is fold `fold`, the second the next one."""
     require(folds > len(sides), "folds", folds, f"at least {len(sides) + 1}, for train, {' and '.join(sides)}")
     require(0 <= fold < folds, "fold", fold, f"0 to {folds - 1}")
-    splits = {side: [] for side in ("train", *sides)}
-    for solution in solutions:
+    splits = {side: packed_solutions() for side in ("train", *sides)}
+    for row, solution in zip(solutions.rows, solutions, strict=True):
         offset = (assign_fold(solution.problem, folds) - fold) % folds
-        splits[sides[offset] if offset < len(sides) else "train"].append(solution)
+        splits[sides[offset] if offset < len(sides) else "train"].rows.append(row)
     for side, members in splits.items():
         if not members:
             hint = f"; data.{side}_path=FILE names some" if side != "train" else ""

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 
 from prm_jax import InputError, rerank, tasks
-from prm_jax.data.pools import Candidate, as_arrays, candidate_rows, with_scores
+from prm_jax.data.pools import Candidate, candidate_rows
 from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, first_error, native_row
 from prm_jax.data.splits import TaskData
@@ -60,8 +60,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     n_problems = -(-cfg.solutions // cfg.kept)
     problems = list(tasks.sample_pool(data, n_problems, cfg.samples, data.train_split, seed, policy_pool))
     scores = scored(setup.folder / "scores.jsonl", scorer, candidate_rows(problems), n_problems * cfg.samples)
-    step_PNT, mask_PNT = as_arrays(list(with_scores(problems, "own", scores, scorer.unit)), "own")
-    score_PN = np.asarray(rerank.aggregate(step_PNT, mask_PNT, cfg.aggregator, unit="logit"))
+    score_PN = rerank.solution_scores(list(scores), cfg.aggregator).reshape(n_problems, cfg.samples)
     rows, scores_of = collections.defaultdict(list), {"mined": [], "uniform": []}
     for p, (problem, score_N) in enumerate(zip(problems, score_PN, strict=True)):
         candidates = problem.candidates
