@@ -215,7 +215,7 @@ def resolve_model(choice: ModelChoice, config: dict, where: str, **uses) -> tupl
     differ). `uses` are further fields that the objective decides, such as lm_head."""
     chosen = {name: value for name in FIELDS if (value := getattr(choice, name)) is not None}
     chosen["dtype"] = choose_dtype(chosen.get("dtype", "auto"))
-    chosen["remat"] = choose_remat(chosen.get("remat", "auto"))
+    chosen["remat"] = choose_remat(chosen.get("remat", "none"))
     original = model_config(config, where)
     shape = {name: value for name, value in chosen.items() if name not in FROM_RUN}
     changed = {name: (value, x) for name, value in shape.items() if value != (x := getattr(original, name))}
