@@ -99,5 +99,4 @@ SPLITS = {
 
 def steps_of(fmt, text: str) -> tuple[str, ...]:
     """The non-blank steps of a text in a Format's convention."""
-    pieces = text.split(fmt.separator)
-    return tuple(piece.strip() if fmt.strip else piece for piece in pieces if piece.strip())
+    return tuple(piece.strip() if fmt.strip else piece for piece in text.split(fmt.separator) if piece.strip())
