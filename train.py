@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-    # Ctrl-C during the imports below; cli.command gives it back to Python.
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # during the imports
     signal.signal(signal.SIGINT, lambda *_: os._exit(print("interrupted", file=sys.stderr) or 130))
 
 import jax

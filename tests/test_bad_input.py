@@ -429,7 +429,6 @@ LINES = [
     ("figures name=best_of_n resume=x", r"resume: the same command continues"),
     ("figures name=best_of_n seed=[]", r"seed: got '\[\]', expected one value at least"),
     ("figures name=best_of_n explain=maybe", r"explain: got 'maybe', expected true or false"),
-    ("figures name=best_of_n why=true", r"why: is now called explain"),
 ]  # fmt: skip
 
 

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import pwd
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ import train
 from prm_jax import InputError
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import pipeline, running
-from prm_jax.launch import cache, cli, run_folder
+from prm_jax.launch import cache, run_folder
 from prm_jax.launch.run_log import MetricsLog
 
 ROW = {"prompt": "p", "completions": ["a"], "labels": [True]}
@@ -54,7 +53,7 @@ def test_one_process_works_in_a_folder(tmp_path, cfg):
     cfg.resume = None
     with run_folder.locked_run_folder(tmp_path, cfg):
         second = run_folder.locked_run_folder(tmp_path, cfg, resumes=True)
-        with pytest.raises(InputError, match=rf"^resume: .*: process {os.getpid()} of \S+ works in it"), second:
+        with pytest.raises(InputError, match=rf"^{tmp_path}: process {os.getpid()} of \S+ works in it"), second:
             pass
     with run_folder.locked_run_folder(tmp_path, cfg, resumes=True):  # the lock went with its owner
         pass
@@ -159,22 +158,6 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, cfg, monkeypatch, capsys):
     ):
         assert call(main, monkeypatch, "command", *words) == "130"
         assert capsys.readouterr().err == said
-
-
-def test_an_interrupt_within_a_garbage_collection_comes_again():
-    """What jax's callback raises is printed and dropped: a tenth of all Ctrl-C while programs are compiled."""
-
-    def _xla_gc_callback():
-        signal.raise_signal(signal.SIGINT)
-        return "goes on"
-
-    before = signal.signal(signal.SIGINT, cli.interrupt)
-    try:
-        assert _xla_gc_callback() == "goes on"
-        with pytest.raises(KeyboardInterrupt):
-            time.sleep(5)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_during_the_imports_is_one_line(tmp_path):

@@ -25,8 +25,7 @@ def big_bench_mistake(row: dict, row_id: str, counts) -> list[Solution]:
     require(error is None or 0 <= error < len(steps), "mistake_index", error, expected)
     answer = optional(row, "answer", str)
     outcome = float(answer is not None and answer.strip() == field(row, "target", str).strip())
-    labels = up_to_error(len(steps), error)
-    return [Solution(field(row, "input", str), steps, labels, None, outcome, answer, row_id)]
+    return [Solution(field(row, "input", str), steps, up_to_error(len(steps), error), None, outcome, answer, row_id)]
 
 
 def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:

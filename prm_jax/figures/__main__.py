@@ -35,8 +35,6 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
         expect(sum(arg.startswith(f"{key}=") for arg in args) == 1, key, "several values", "one")
     if "resume" in overrides:
         raise InputError("resume: the same command continues a stopped figure")
-    if "why" in overrides:
-        raise InputError("why: is now called explain")
     keys = yaml.safe_load((CONF / "figures.yaml").read_text())
     keys |= {key: pipeline.read_value(key, overrides.pop(key)) for key in list(overrides) if key in keys}
     if keys["name"] is None:

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -93,7 +92,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
             try:
                 if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-                    signal.signal(signal.SIGINT, interrupt)
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # train.py has its own
                 use_compilation_cache()
                 run()
             except Exception as error:
@@ -114,13 +113,6 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
         return start
 
     return decorate
-
-
-def interrupt(number, frame):
-    """Raises KeyboardInterrupt, but later where jax's callback of a garbage collection would drop it and go on."""
-    if frame.f_code.co_name != "_xla_gc_callback":
-        raise KeyboardInterrupt
-    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()
 
 
 def exit_interrupted(hint: str = ""):

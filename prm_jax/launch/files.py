@@ -112,7 +112,7 @@ def read_yaml(path: Path) -> DictConfig | ListConfig:
         whole = path.read_text("utf-8")
         first, _, text = whole.partition("\n")
         if not whole or CHECKSUM in first and first != f"# {CHECKSUM}{_sha256(text)}":
-            raise OSError("it is empty, or has the checksum of other content; without its first line it is taken as is")
+            raise OSError("it is empty, or has another checksum; without its first line it is taken as it is")
         return OmegaConf.load(io.StringIO(whole))
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None

@@ -57,8 +57,7 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            key = "resume" if "resume" in cfg else "hydra.run.dir"
-            raise InputError(f"{key}: {folder}: {lock.read().strip()} works in it; stop that one first") from None
+            raise InputError(f"{folder}: {lock.read().strip()} works in it; stop that one first") from None
         lock.truncate(0)
         print(f"process {os.getpid()} of {socket.gethostname()}", file=lock, flush=True)
         try:
