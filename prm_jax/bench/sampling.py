@@ -33,7 +33,8 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
             return samples
 
         ours[dtype] = common.median_seconds(functools.partial(sample, policy, s.n), 1, s.repeats)
-        greedy[dtype] = sample(dataclasses.replace(policy, sampling=greedy_sampling), 1)[0][0]
+        if theirs:
+            greedy[dtype] = sample(dataclasses.replace(policy, sampling=greedy_sampling), 1)[0][0]
     tokens, before, after = s.prompts * s.n * s.new_tokens, s.prompt_tokens, s.prompt_tokens + s.new_tokens
     prompt_pairs, all_pairs = (n * (n + 1) // 2 for n in (before, after))
     pairs = s.prompts * (prompt_pairs + s.n * (all_pairs - prompt_pairs))
