@@ -34,8 +34,8 @@ TINY = {
     "sampling": ("prompts=1", "prompt_tokens=8", "n=2", "new_tokens=4", "rows=2", "repeats=1"),
 }
 TINY = [f"accelerator.{what}.{key}" for what, keys in TINY.items() for key in keys] + ["warmup=0", "repeats=1"]
-TINY += ["accelerator.tokens=80", "accelerator.models.200k.layers=1"]
-TINY += [f"~accelerator.models.{name}" for name in SHAPES if name != "200k"]
+TINY += ["accelerator.tokens=80", "accelerator.models.embedded.layers=1"]
+TINY += [f"~accelerator.models.{name}" for name in SHAPES if name != "embedded"]
 CUDNN = [f"__cudnn$fmhaScaleBiasSoftmax{part}" for part in ("", "Backward")]  # names that may change with cuDNN
 
 
@@ -49,14 +49,14 @@ def test_every_kernel_and_job_has_its_line_and_a_failure_does_not_end_the_others
     bench.main()
     got, text = json.loads((tmp_path / "a/results.json").read_text()), (tmp_path / "a/results.md").read_text()
     for kernel in ("dense", "one_product", "tiled"):
-        errors = [got[f"200k/{kernel}/{of}_error"] for of in ("output", "gradient")]
+        errors = [got[f"embedded/{kernel}/{of}_error"] for of in ("output", "gradient")]
         assert 1e-4 < min(errors) and max(errors) < 0.03  # bfloat16's
-    assert "| 200k/sampling |  | JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory |" in text
+    assert "| embedded/sampling |  | JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory |" in text
     for job in ("score", "train"):
-        speed, share = got[f"200k/{job}/tokens_per_second"], got[f"200k/{job}/share_of_measured_peak"]
-        predicted = common.shown(got[f"200k/{job}/predicted_gb"])
-        assert f"| 200k/{job} | {predicted} |  | {common.shown(speed)} | {common.shown(share)} |" in text
-        assert 0 < got[f"200k/{job}/predicted_gb"] < 0.1
+        speed, share = got[f"embedded/{job}/tokens_per_second"], got[f"embedded/{job}/share_of_measured_peak"]
+        predicted = common.shown(got[f"embedded/{job}/predicted_gb"])
+        assert f"| embedded/{job} | {predicted} |  | {common.shown(speed)} | {common.shown(share)} |" in text
+        assert 0 < got[f"embedded/{job}/predicted_gb"] < 0.1
     assert got["processor"] and got["versions"]["jaxlib"] and got["devices"] == 1
 
 
@@ -107,7 +107,7 @@ def test_the_kernels_lower(lowered, name):
 
 
 def test_training_scoring_and_sampling_lower(lowered):
-    shape = ModelConfig(**memory.FIXED | SHAPES["1500m"] | {"layers": 2, "remat": "dots"})
+    shape = ModelConfig(**memory.FIXED | SHAPES["qwen_1500m"] | {"layers": 2, "remat": "dots"})
     model, opt = memory.abstract_state(shape)
     batch, key = pack_batch([[]] * 8, 2048, 64), jax.eval_shape(lambda: jax.random.key(0))
     step = {name: x[None] for name, x in batch.items()}

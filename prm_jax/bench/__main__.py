@@ -48,7 +48,8 @@ def main(cfg):
     folder = run_folder.output_dir()
     mesh = None
     if cfg.what in (*PEERS, "accelerator", "search", "serve"):
-        set_cpu_devices(math.prod(vars(cfg.mesh).values()) if cfg.mesh.data else None)
+        default = {"sampling": 1}.get(cfg.what)  # conf/sampling.yaml's; else that of training and scoring
+        set_cpu_devices(math.prod(vars(cfg.mesh).values()) if cfg.mesh.data else default)
         mesh = modest_mesh(getattr(getattr(cfg, cfg.what), "rows", 4), cfg.mesh)  # 4 rows in evaluation and the server
     print(f"measuring   {cfg.what}: the table follows, after some minutes with the default sizes", flush=True)
     with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh):
