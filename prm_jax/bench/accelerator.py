@@ -1,7 +1,7 @@
 """Checks and times what a GPU or TPU runs: attention kernels beside `dense`, then models of several sizes in bfloat16.
 
-Rows are named SHAPE/WHAT/COLUMN, and `markdown` makes tables of them, to paste into an issue. What fails gets a row that
-says so, and the others go on. It runs on a CPU, too.
+Rows are named SHAPE/WHAT/COLUMN, and `markdown` makes tables of them, to paste into an issue; nan is what a device does
+not tell. What fails gets a row that says so, and the others go on. It runs on a CPU, too.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def measure_kernel(cfg: BenchConfig, attend) -> Measured:
             exact = output_and_gradients(dense)(*exact)
         got = output_and_gradients(attend)(*arrays)
         o, *gradients = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(got, exact, strict=True)]
-        yield from (("output_error", o), ("gradient_error", max(gradients)))
+        yield from (("output_error", o), ("gradient_error", float(np.max(gradients))))
         both = (output_and_gradients(f) for f in (attend, dense))
         ours, slow = (common.median_seconds(lambda f=f: f(*arrays), cfg.warmup, cfg.repeats) for f in both)
         yield from (("milliseconds", 1000 * ours), ("times_dense", slow / ours))
@@ -139,7 +139,7 @@ def markdown(rows: list[Row]) -> str:
     lines, tables = {}, {}
     for row in rows:
         name, column = row.name.rsplit("/", 1)
-        lines.setdefault(name, {})[column] = row.note or ("" if math.isnan(row.value) else common.shown(row.value))
+        lines.setdefault(name, {})[column] = row.note or common.shown(row.value)
     for name, line in lines.items():
         tables.setdefault(tuple(line), []).append((name, *line.values()))
     table = [[("", *columns), ("---",) * (1 + len(columns)), *group] for columns, group in tables.items()]

@@ -169,7 +169,7 @@ def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
     return np.clip(rng.lognormal(np.log(mean) - 0.125, 0.5, n), 8, longest).astype(int)
 
 
-def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
+def run_peer(cfg: BenchConfig, job: dict) -> dict[str, dict]:
     """{dtype: result} of a job that peers.py does with the same weights; empty without a peer. One process does all
     dtypes. It can import nothing of ours and has no network."""
     if cfg.peer is None:
@@ -177,7 +177,7 @@ def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
     python, script = cfg.peer_python or sys.executable, Path(__file__).with_name("peers.py")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
+        hf.save(folder, random_model(cfg, cfg.dtypes[0]), hf.load_tokenizer(hf.EMBEDDED))
         (folder / "job.json").write_text(json.dumps({"what": cfg.what, "peer": cfg.peer, "dtypes": cfg.dtypes} | job))
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         try:

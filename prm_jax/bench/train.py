@@ -57,14 +57,13 @@ def packed_steps(cfg: BenchConfig, vocab: int):
 
 def bench_train(cfg: BenchConfig) -> list[Row]:
     t, n_steps = cfg.train, cfg.warmup + cfg.repeats
-    model = common.random_model(cfg, cfg.dtypes[0])
-    batches, L, T = packed_steps(cfg, model.cfg.vocab)
+    batches, L, T = packed_steps(cfg, common.model_config(cfg, cfg.dtypes[0]).vocab)
     steps = [[e for row in batch for e in row] for batch in batches]
 
     optimizer, ours, losses = OptimizerConfig(**OPTIMIZER), {}, {}
     rates = [float(make_schedule(optimizer, n_steps)(i)) for i in range(n_steps)]
     job = {"steps": [[as_json(e) for e in step] for step in steps], "rates": rates} | OPTIMIZER
-    theirs = common.run_peer(cfg, model, job)  # first: an error in its environment is raised at once
+    theirs = common.run_peer(cfg, job)  # first: an error in its environment is raised at once
     for dtype in cfg.dtypes:
         model, ours[dtype], losses[dtype] = common.random_model(cfg, dtype), [], []
         opt = make_optimizer(model, optimizer, n_steps)
