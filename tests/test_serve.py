@@ -15,6 +15,7 @@ import time
 import types
 
 import hydra
+import jax
 import numpy as np
 import pytest
 from conftest import ROOT, call, printed, start
@@ -25,6 +26,7 @@ from prm_jax.bench import serve as bench
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
 from prm_jax.launch.config import CONF, parse
+from prm_jax.launch.mesh import modest_mesh
 from prm_jax.rerank import solution_scores
 from prm_jax.scorers import RandomScorer
 from prm_jax.serve import __main__ as command
@@ -430,6 +432,20 @@ def test_stopping_ends_in_time_and_says_what_was_not_answered(tmp_path):
     assert out.endswith("0 steps scored; 3 left unanswered after stop_seconds=1\n") and "Traceback" not in out + err
     assert all(answer.startswith(b"HTTP/1.1 503") and b"the server stopped" in answer for answer in answers)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["requests"]["other 503"] == 3
+
+
+def test_the_thread_that_scores_has_the_mesh_of_the_server():
+    """JAX keeps a mesh for each thread; without it a CPU's second device would be idle."""
+
+    class Asks(Gate):
+        def score(self, rows):
+            seen.append(jax.sharding.get_mesh())
+            return [np.zeros(len(steps), np.float32) for _, steps in rows]
+
+    seen, mesh = [], modest_mesh(4)
+    with jax.set_mesh(mesh), served(Asks()) as (url, _):
+        assert ask(url, "POST", "/score", {"problem": "p", "steps": ["s"]})[0] == 200
+    assert seen == [mesh] and not mesh.empty
 
 
 def test_a_long_solution_widens_the_rows_of_its_own_batch_alone(scorer):

@@ -1,15 +1,14 @@
 """Benchmarks of speed and memory, beside other code and the machine's limit: a table and results.json."""
 
-import contextlib
 import functools
 import math
-import os
 import subprocess
 import sys
 
 import jax
 
-from prm_jax.bench.common import PEERS, BenchConfig, Row, median_seconds, table
+from prm_jax.bench.accelerator import bench_accelerator, markdown
+from prm_jax.bench.common import PEERS, BenchConfig, Row, machine, median_seconds, table
 from prm_jax.bench.memory import bench_memory
 from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.sampling import bench_sampling
@@ -20,7 +19,7 @@ from prm_jax.bench.train import bench_train
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
-from prm_jax.launch.mesh import make_mesh
+from prm_jax.launch.mesh import modest_mesh
 
 LATE = ("torch", "datasets", "matplotlib", "math_verify", "transformers")  # packages to be imported only when needed
 
@@ -37,8 +36,8 @@ def bench_startup(cfg: BenchConfig) -> list[Row]:
     return rows
 
 
-JOBS = (bench_train, bench_score, bench_sampling, bench_rerank, bench_search, bench_serve, bench_startup, bench_memory)
-JOBS = {job.__name__.removeprefix("bench_"): job for job in JOBS}
+JOBS = (bench_train, bench_score, bench_sampling, bench_accelerator, bench_rerank, bench_search, bench_serve)
+JOBS = {job.__name__.removeprefix("bench_"): job for job in (*JOBS, bench_startup, bench_memory)}
 
 
 @cli.command("bench")
@@ -47,19 +46,24 @@ def main(cfg):
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig)
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()
-    mesh = contextlib.nullcontext()
-    if cfg.what in PEERS:
-        n = math.prod(vars(cfg.mesh).values())
-        set_cpu_devices(n)
-        mesh = jax.set_mesh(make_mesh(cfg.mesh, getattr(cfg, cfg.what).rows, jax.devices()[:n]))
+    mesh = None
+    if cfg.what in (*PEERS, "accelerator", "search", "serve"):
+        default = {"sampling": 1}.get(cfg.what)  # conf/sampling.yaml's; else that of training and scoring
+        set_cpu_devices(math.prod(vars(cfg.mesh).values()) if cfg.mesh.data else default)
+        mesh = modest_mesh(getattr(getattr(cfg, cfg.what), "rows", 4), cfg.mesh)  # 4 rows in evaluation and the server
     print(f"measuring   {cfg.what}: the table follows, after some minutes with the default sizes", flush=True)
-    with run_folder.locked_run_folder(folder, raw_cfg), mesh:
+    with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh):
         rows = JOBS[cfg.what](cfg)
-    print(table(rows))
+        about = machine()
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    text = "\n".join(f"{name:<14}{x}" for name, x in (about | {"versions": versions}).items())
+    if cfg.what == "accelerator":
+        text += f"\n\n{markdown(rows)}\n"
+        (folder / "results.md").write_text(text)
+    print(text if cfg.what == "accelerator" else f"{text}\n{table(rows)}")
     path = folder / "results.json"
     results = {row.name: row.value for row in rows} | {"notes": {row.name: row.note for row in rows if row.note}}
-    results |= {"device": jax.devices()[0].device_kind, "cpus": os.cpu_count(), "versions": run_folder.versions()}
-    run_folder.write_json(path, results)
+    run_folder.write_json(path, results | about)
     print(f"results     {path}")
 
 

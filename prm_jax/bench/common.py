@@ -1,8 +1,11 @@
 """What the benchmarks share: configuration, table, timers, the matmul peak, the random model, the peer's process."""
 
 import dataclasses
+import functools
 import json
 import os
+import platform
+import re
 import resource
 import statistics
 import subprocess
@@ -15,15 +18,14 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.kernels.cpu import matmul
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect
-from prm_jax.launch.mesh import MeshConfig, check_divides, make_sharded
-from prm_jax.model import PRM, ModelConfig
+from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, make_sharded
+from prm_jax.model import PRM, ModelConfig, cast_backbone
 
 # Benchmarks that run a model -> {peer: what `pip install` needs for its interpreter}.
 PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}}
@@ -45,6 +47,9 @@ Rerank = keys("Rerank", "problems", "candidates", "steps", "betas", "python_tria
 Case = keys("Case", "data", "fsdp", "tensor", model=str)
 Models = dict[str, dict[str, int]]
 Memory = keys("Memory", "tokens", "step_ends", target=Literal["cpu", "tpu"], models=Models, cases=tuple[Case, ...])
+Accelerator = keys("Accelerator", "tokens", models=dict[str, dict], train=Train, score=Score, sampling=Samples)
+# Instructions that decide how fast a processor multiplies, as /proc/cpuinfo names them: x86's, then ARM's.
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,7 @@ class BenchConfig:
     serve: Serve
     rerank: Rerank
     memory: Memory
+    accelerator: Accelerator
     peer: str | None
     peer_python: str | None
     mesh: MeshConfig
@@ -69,7 +75,6 @@ class BenchConfig:
     seed: Seed
 
     def __post_init__(self):
-        expect(self.mesh.data is not None, "mesh.data", None, "a number")
         expect(self.model.dtype == "auto", "model.dtype", self.model.dtype, "auto: `dtypes` says what is measured")
         peers = (None, *PEERS.get(self.what, ()))
         listed = ", ".join(peer or "null" for peer in peers)
@@ -86,8 +91,26 @@ class Row(NamedTuple):
 
 def table(rows: list[Row]) -> str:
     """The rows as aligned columns: name, value, note."""
-    values = [f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}" for _, x, _ in rows]
-    return "\n".join(f"{row.name:<36}{x:>12}  {row.note}".rstrip() for row, x in zip(rows, values))
+    return "\n".join(f"{row.name:<36}{shown(row.value):>12}  {row.note}".rstrip() for row in rows)
+
+
+def shown(x: float) -> str:
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
+def machine() -> dict:
+    """What the numbers depend on: the processor, its instructions, cores, devices in use, versions."""
+    info = Path("/proc/cpuinfo")
+    about = dict(re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", info.read_text() if info.exists() else ""))
+    flags = (about.get("flags") or about.get("Features") or "").split()
+    return {
+        "processor": about.get("model name") or platform.processor() or platform.machine(),
+        "instructions": " ".join(name for name in INSTRUCTIONS if name in flags),
+        "cpus": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
+        "devices": max(1, jax.sharding.get_mesh().size),
+        "versions": run_folder.versions(),
+    }
 
 
 def call_seconds(f, warmup: int, repeats: int) -> list[float]:
@@ -104,14 +127,19 @@ def median_seconds(f, warmup: int, repeats: int) -> float:
     return statistics.median(call_seconds(f, warmup, repeats))
 
 
+def one_device():
+    """A mesh of the first device, to be in use. A CPU multiplies on all cores in each of its devices."""
+    return jax.set_mesh(make_mesh(MeshConfig(1, 1, 1), 1, jax.devices()[:1]))
+
+
+@functools.cache
 def matmul_peak(dtype: str, warmup: int, repeats: int) -> float:
-    """FLOP/s of the fastest of several large matrix products, with rows split over the devices of the mesh in use."""
-    mesh = jax.sharding.get_mesh()
-    size = 2048 if mesh.devices.flat[0].platform == "cpu" else 8192  # long enough to hide an accelerator's launch
-    rows = -(-size // mesh.size) * mesh.size
-    a, b = (jax.random.normal(jax.random.key(i), (n, size), dtype) for i, n in enumerate((rows, size)))
-    a, product = jax.device_put(a, NamedSharding(mesh, P(mesh.axis_names))), jax.jit(matmul)
-    return 2 * rows * size**2 / min(call_seconds(lambda: product(a, b), warmup, repeats))
+    """FLOP/s of the fastest of several large matrix products on one device."""
+    size = 2048 if jax.default_backend() == "cpu" else 8192  # long enough to hide an accelerator's launch
+    with one_device():
+        a, b = (jax.random.normal(jax.random.key(i), (size, size), dtype) for i in range(2))
+        product = jax.jit(matmul)
+        return 2 * size**3 / min(call_seconds(lambda: product(a, b), warmup, repeats))
 
 
 def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
@@ -121,13 +149,19 @@ def forward_flops(cfg: ModelConfig, tokens: int, pairs: int) -> float:
     return cfg.layers * (2 * tokens * (2 * D * (H + G) * K + 3 * D * F) + 4 * H * K * pairs)
 
 
-def random_model(cfg: BenchConfig, dtype: str) -> PRM:
-    """A model of the configured shape with random weights, which are the same in each dtype."""
+def model_config(cfg: BenchConfig, dtype: str) -> ModelConfig:
     choice = dataclasses.replace(cfg.model, dtype=dtype)
     uses = {"head": "none", "lm_head": True} if cfg.what == "sampling" else {"head": choice.head}
-    model_cfg, _ = hf_config.resolve_model(choice, hf_config.read_config(hf.EMBEDDED), "model", **uses)
+    return hf_config.resolve_model(choice, hf_config.read_config(hf.EMBEDDED), "model", **uses)[0]
+
+
+def random_model(cfg: BenchConfig, dtype: str) -> PRM:
+    """A model of the configured shape with random weights, the same in each dtype, stored as training, scoring and
+    sampling store them."""
+    model_cfg = model_config(cfg, dtype)
     check_divides(model_cfg, getattr(cfg, cfg.what).rows, f"{cfg.what}.rows")
-    return make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
+    stored = (lambda model: model) if cfg.what == "train" else cast_backbone
+    return make_sharded(lambda: stored(PRM(model_cfg, rngs=nnx.Rngs(cfg.seed))))
 
 
 def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
@@ -135,7 +169,7 @@ def random_lengths(rng, n: int, mean: float, longest: int) -> np.ndarray:
     return np.clip(rng.lognormal(np.log(mean) - 0.125, 0.5, n), 8, longest).astype(int)
 
 
-def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
+def run_peer(cfg: BenchConfig, job: dict) -> dict[str, dict]:
     """{dtype: result} of a job that peers.py does with the same weights; empty without a peer. One process does all
     dtypes. It can import nothing of ours and has no network."""
     if cfg.peer is None:
@@ -143,7 +177,7 @@ def run_peer(cfg: BenchConfig, model: PRM, job: dict) -> dict[str, dict]:
     python, script = cfg.peer_python or sys.executable, Path(__file__).with_name("peers.py")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        hf.save(folder, model, hf.load_tokenizer(hf.EMBEDDED))
+        hf.save(folder, random_model(cfg, cfg.dtypes[0]), hf.load_tokenizer(hf.EMBEDDED))
         (folder / "job.json").write_text(json.dumps({"what": cfg.what, "peer": cfg.peer, "dtypes": cfg.dtypes} | job))
         env = os.environ | {"HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         try:
@@ -170,14 +204,15 @@ def speed(cfg: BenchConfig, tokens: int, flops: float, ours: dict[str, float], t
     """Rates, shares of the matmul peak and ratios from seconds by dtype, ours and the peer's, and the peak memory.
     `tokens` and `flops` are useful work: padding and recomputation do not count."""
     rows, best, slowest = [], min(ours, key=ours.get), max(ours, key=ours.get)
+    chips = 1 if jax.default_backend() == "cpu" else jax.sharding.get_mesh().size
     for dtype, seconds in ours.items():
         peak = matmul_peak(dtype, cfg.warmup, cfg.repeats)
-        share = flops / seconds / peak
+        share = flops / seconds / peak / chips
         doubt = "; above 1: other processes slowed the products, so trust no number here" if share > 1 else ""
         rows += [
             Row(f"{dtype}_tokens_per_second", tokens / seconds, "ours, useful tokens"),
-            Row(f"{dtype}_matmul_peak_gflops", peak / 1e9, "the fastest of repeated large matrix products"),
-            Row(f"{dtype}_share_of_matmul_peak", share, f"by useful FLOPs alone{doubt}"),
+            Row(f"{dtype}_matmul_peak_gflops", peak / 1e9, "one device: the fastest of repeated large matrix products"),
+            Row(f"{dtype}_share_of_matmul_peak", share, f"of {chips} x it, by useful FLOPs alone{doubt}"),
         ]
     lead = f", {ours[slowest] / ours[best]:.2f} times {slowest}" if len(ours) > 1 else ""
     rows.append(Row("best_tokens_per_second", tokens / ours[best], f"faster on this machine: {best}{lead}"))

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.bench.common import BenchConfig, Case, Memory, Row
+from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.bench.train import LOSS, OPTIMIZER
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch import cli
@@ -53,13 +53,11 @@ def state_bytes(model_cfg: ModelConfig, **choice) -> dict[str, int]:
     return {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) for name, tree in trees.items()}
 
 
-def compiled_bytes(cfg: Memory, model_cfg: ModelConfig, case: Case, step: str) -> dict[str, int]:
-    """Bytes per device of a compiled train or score step: arguments, results that reuse no argument, temporaries."""
-    rows = case.data * case.fsdp
-    n = rows * case.tensor
-    devices = jax.devices()[:n] if cfg.target == "cpu" else tpu_devices(n)
-    with jax.set_mesh(make_mesh(case, rows, devices)):
-        batch, trains = pack_batch([[]] * rows, cfg.tokens, cfg.step_ends), step == "train"
+def compiled_bytes(model_cfg: ModelConfig, step: str, mesh, rows: int, tokens: int, step_ends: int) -> dict[str, int]:
+    """Bytes per device of a train or score step, compiled for a batch of `rows` rows of this many tokens and step ends:
+    arguments, results that reuse no argument, temporaries."""
+    with jax.set_mesh(mesh):
+        batch, trains = pack_batch([[]] * rows, tokens, step_ends), step == "train"
         if trains:
             model, opt = abstract_state(model_cfg)
             state = {"model": model, "opt": opt, "key": jax.eval_shape(lambda: jax.random.key(0))}
@@ -104,9 +102,11 @@ def bench_memory(cfg: BenchConfig) -> list[Row]:
     programs = [(case, step) for case in m.cases for step in ("train", "score")]
     for case, step in cli.progress("compiling", len(programs), "program", iterable=programs):
         mesh = "_".join(f"{axis}{n}" for axis in AXES if (n := getattr(case, axis)) > 1)
-        name = f"{case.model}_{step}_{mesh}"
+        name, parts, n = f"{case.model}_{step}_{mesh}", case.data * case.fsdp, case.data * case.fsdp * case.tensor
+        mesh = make_mesh(case, parts, tpu_devices(n) if m.target == "tpu" else jax.devices()[:n])
         try:
-            rows.append(row(name, compiled_bytes(m, models[case.model], case, step), f"each {m.target} device"))
+            parts = compiled_bytes(models[case.model], step, mesh, parts, m.tokens, m.step_ends)
+            rows.append(row(name, parts, f"each {m.target} device"))
         except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what its memory cannot hold
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

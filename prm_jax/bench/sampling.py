@@ -15,11 +15,11 @@ from prm_jax.generate.sampling import Policy, Sampling
 
 def bench_sampling(cfg: BenchConfig) -> list[Row]:
     s, rng, ours, greedy = cfg.sampling, np.random.default_rng(cfg.seed), {}, {}
-    model = common.random_model(cfg, cfg.dtypes[0])
-    prompts = [tuple(rng.integers(1, model.cfg.vocab, s.prompt_tokens).tolist()) for _ in range(s.prompts)]
+    shape = common.model_config(cfg, cfg.dtypes[0])
+    prompts = [tuple(rng.integers(1, shape.vocab, s.prompt_tokens).tolist()) for _ in range(s.prompts)]
     job = {"prompts": prompts, "n": s.n, "new_tokens": s.new_tokens}
-    theirs = common.run_peer(cfg, model, job)  # first: an error in its environment is raised at once
-    sampling, never_V = Sampling(1.0, None, 1.0, s.new_tokens), np.zeros(model.cfg.vocab, bool)
+    theirs = common.run_peer(cfg, job)  # first: an error in its environment is raised at once
+    sampling, never_V = Sampling(1.0, None, 1.0, s.new_tokens), np.zeros(shape.vocab, bool)
     greedy_sampling = dataclasses.replace(sampling, temperature=0.0)
     for dtype in cfg.dtypes:
         model, plain = common.random_model(cfg, dtype), Format("plain", separator="\n")
@@ -33,12 +33,13 @@ def bench_sampling(cfg: BenchConfig) -> list[Row]:
             return samples
 
         ours[dtype] = common.median_seconds(functools.partial(sample, policy, s.n), 1, s.repeats)
-        greedy[dtype] = sample(dataclasses.replace(policy, sampling=greedy_sampling), 1)[0][0]
+        if theirs:
+            greedy[dtype] = sample(dataclasses.replace(policy, sampling=greedy_sampling), 1)[0][0]
     tokens, before, after = s.prompts * s.n * s.new_tokens, s.prompt_tokens, s.prompt_tokens + s.new_tokens
     prompt_pairs, all_pairs = (n * (n + 1) // 2 for n in (before, after))
     pairs = s.prompts * (prompt_pairs + s.n * (all_pairs - prompt_pairs))
-    flops = common.forward_flops(model.cfg, tokens + s.prompts * before, pairs)
-    flops += 2 * tokens * model.cfg.dim * model.cfg.vocab
+    flops = common.forward_flops(shape, tokens + s.prompts * before, pairs)
+    flops += 2 * tokens * shape.dim * shape.vocab
     # Where two tokens are equally likely, rounding decides.
     same = {dtype: float((greedy[dtype] == np.array(r["greedy"])).cumprod().mean()) for dtype, r in theirs.items()}
     shape = f"{s.n} samples of each of {s.prompts} prompts of {before} tokens"

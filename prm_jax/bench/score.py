@@ -14,15 +14,15 @@ PROBLEM, STEP = 80, 40  # tokens
 
 def bench_score(cfg: BenchConfig) -> list[Row]:
     s, rng, encoded = cfg.score, np.random.default_rng(cfg.seed), []
-    model, scores, ours = common.random_model(cfg, cfg.dtypes[0]), {}, {}
+    shape, scores, ours = common.model_config(cfg, cfg.dtypes[0]), {}, {}
     for _ in range(s.problems):
-        problem_L = rng.integers(0, model.cfg.vocab, PROBLEM)
+        problem_L = rng.integers(0, shape.vocab, PROBLEM)
         for n in common.random_lengths(rng, s.candidates, s.mean_tokens, s.longest):
-            ids_L = np.concatenate([problem_L, rng.integers(0, model.cfg.vocab, n)]).astype(np.int32)
+            ids_L = np.concatenate([problem_L, rng.integers(0, shape.vocab, n)]).astype(np.int32)
             ends_T = np.append(np.arange(PROBLEM + STEP, len(ids_L) - 1, STEP), len(ids_L) - 1).astype(np.int32)
             encoded.append(Encoded(ids_L, ends_T, PROBLEM))
     job = {"solutions": [{"ids": e.ids_L.tolist(), "step_end": e.step_end_T.tolist()} for e in encoded]}
-    theirs = common.run_peer(cfg, model, job)  # first: an error in its environment is raised at once
+    theirs = common.run_peer(cfg, job)  # first: an error in its environment is raised at once
     for dtype in cfg.dtypes:
         model, plain = common.random_model(cfg, dtype), Format("plain", separator="\n")
         scorer = ModelScorer(model, None, plain, "correctness", "prm", "bench", None, s.rows, s.tokens)
@@ -36,7 +36,7 @@ def bench_score(cfg: BenchConfig) -> list[Row]:
     work, width = scorer.stats, scorer.row_tokens
     rows = [[encoded[i].ids_L for i in pack] for pack in plan_rows([e.ids_L for e in encoded], width, share=True)[0]]
     pairs = sum(int((layout_row(row, share=True)[1] + 1).sum()) for row in rows)
-    flops = common.forward_flops(model.cfg, work.computed, pairs)  # a shared token counts once
+    flops = common.forward_flops(shape, work.computed, pairs)  # a shared token counts once
     return [
         Row("tokens", work.tokens, f"of {len(encoded)} solutions"),
         Row("tokens_a_computed_token", work.tokens / work.computed, "shared prefixes"),

@@ -43,22 +43,27 @@ def as_json(example: Example) -> dict:
     return {"ids": example.ids_L.tolist(), "step_end": example.step_end_T.tolist(), "label": label.tolist()}
 
 
-def bench_train(cfg: BenchConfig) -> list[Row]:
+def packed_steps(cfg: BenchConfig, vocab: int):
+    """(the rows of examples of each step, tokens a row, step ends a row)."""
     t, rng, n_steps = cfg.train, np.random.default_rng(cfg.seed), cfg.warmup + cfg.repeats
     expect(t.solutions % t.rows == 0, "train.rows", t.rows, f"a divisor of train.solutions ({t.solutions})")
-    model = common.random_model(cfg, cfg.dtypes[0])
     lengths = common.random_lengths(rng, n_steps * t.solutions, t.mean_tokens, t.longest)
-    examples = [random_example(rng, n, model.cfg.vocab, t.tokens_a_step) for n in lengths]
+    examples = [random_example(rng, n, vocab, t.tokens_a_step) for n in lengths]
     rows = [[examples[i] for i in row] for row in balanced(lengths, n_steps * t.rows, t.solutions // t.rows)]
-    batches = [rows[i : i + t.rows] for i in range(0, len(rows), t.rows)]
-    steps = [[e for row in batch for e in row] for batch in batches]
     L = -(-max(sum(len(e.ids_L) for e in row) for row in rows) // 16) * 16
     T = max(sum(len(e.step_end_T) for e in row) for row in rows)
+    return [rows[i : i + t.rows] for i in range(0, len(rows), t.rows)], L, T
+
+
+def bench_train(cfg: BenchConfig) -> list[Row]:
+    t, n_steps = cfg.train, cfg.warmup + cfg.repeats
+    batches, L, T = packed_steps(cfg, common.model_config(cfg, cfg.dtypes[0]).vocab)
+    steps = [[e for row in batch for e in row] for batch in batches]
 
     optimizer, ours, losses = OptimizerConfig(**OPTIMIZER), {}, {}
     rates = [float(make_schedule(optimizer, n_steps)(i)) for i in range(n_steps)]
     job = {"steps": [[as_json(e) for e in step] for step in steps], "rates": rates} | OPTIMIZER
-    theirs = common.run_peer(cfg, model, job)  # first: an error in its environment is raised at once
+    theirs = common.run_peer(cfg, job)  # first: an error in its environment is raised at once
     for dtype in cfg.dtypes:
         model, ours[dtype], losses[dtype] = common.random_model(cfg, dtype), [], []
         opt = make_optimizer(model, optimizer, n_steps)
@@ -72,14 +77,15 @@ def bench_train(cfg: BenchConfig) -> list[Row]:
     timed = slice(cfg.warmup, None)
     n = [len(e.ids_L) for step in steps[timed] for e in step]
     flops = 3 * common.forward_flops(model.cfg, sum(n), sum(x * (x + 1) // 2 for x in n))
+    tokens = sum(len(e.ids_L) for step in steps for e in step)
     places = sum(len(step) * max(len(e.ids_L) for e in step) for step in steps)
     note = f"median of {cfg.repeats}; {t.solutions} solutions, {sum(n) / cfg.repeats:.0f} tokens"
     seconds = {dtype: sum(s[timed]) for dtype, s in ours.items()}
     peer_seconds = {dtype: sum(result["seconds"][timed]) for dtype, result in theirs.items()}
     return [
         Row("parameters", sum(x.size for x in jax.tree.leaves(nnx.state(model)))),
-        Row("padding_share", 1 - lengths.sum() / (len(rows) * L), f"ours: rows of {L} tokens, one shape"),
-        Row("peer_padding_share", 1 - lengths.sum() / places, f"of {t.solutions} solutions padded to the longest"),
+        Row("padding_share", 1 - tokens / (n_steps * t.rows * L), f"ours: rows of {L} tokens, one shape"),
+        Row("peer_padding_share", 1 - tokens / places, f"of {t.solutions} solutions padded to the longest"),
         *[Row(f"{dtype}_step_seconds", statistics.median(s[timed]), note) for dtype, s in ours.items()],
         *common.speed(cfg, sum(n), flops, seconds, peer_seconds),
         *common.differences(cfg, "loss", losses, theirs, f"largest of {n_steps} steps from equal weights"),

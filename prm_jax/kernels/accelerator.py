@@ -1,7 +1,8 @@
 """Attention by library kernels: cuDNN's on GPU, through jax.nn, and JAX's splash attention on TPU.
 
 Both take the mask (`visible`) as an array of one byte per pair; splash attention skips tiles without a visible pair. It
-agrees with an einsum in interpret mode and lowers for a TPU (tests/test_attention.py). Neither has run on a chip.
+agrees with an einsum in interpret mode (tests/test_attention.py), and both lower with their gradients
+(tests/test_accelerator.py). Neither has run on a chip: `python -m prm_jax.bench what=accelerator` is for the first.
 
 Dimension key: B rows, L tokens (queries and keys), H query heads, G key/value heads, K head size.
 """

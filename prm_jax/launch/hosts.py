@@ -18,15 +18,18 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
 
 
-def set_cpu_devices(n: int):
-    """Makes n devices of this process's CPU, before jax initialises its devices. XLA runs matrix products on all
-    cores, but the loop of attention and small operations on one; devices run in parallel."""
-    expect(type(n) is int and 1 <= n <= 1024, "cpu_devices", n, "a number of at least 1, at most 1024")
+def set_cpu_devices(n: int | None):
+    """Makes n devices of this process's CPU, before jax initialises its devices; None: 2, or 1 of a single core. XLA
+    runs matrix products on all cores, but the loop of attention and small operations on one; devices run in parallel.
+    """
+    is_right = n is None or (type(n) is int and 1 <= n <= 1024)
+    expect(is_right, "cpu_devices", n, "a number of at least 1, at most 1024, or null")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     keep_freed_memory()
     try:
-        jax.config.update("jax_num_cpu_devices", n)
+        jax.config.update("jax_num_cpu_devices", n or min(2, cores))
     except RuntimeError:  # a process makes its devices once, in a sweep for its first job
-        if (present := len(jax.local_devices(backend="cpu"))) != n:
+        if n not in (None, present := len(jax.local_devices(backend="cpu"))):
             print(f"devices     cpu_devices={n} has no effect: this process has made {present} of its CPU already")
 
 

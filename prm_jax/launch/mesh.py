@@ -55,6 +55,12 @@ def make_mesh(cfg: MeshConfig, rows: int, devices=None) -> Mesh:
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
+def modest_mesh(rows: int, cfg: MeshConfig = MeshConfig(None, 1, 1)) -> Mesh:
+    """A mesh of as many devices as asked. data=null is one accelerator, or as many of a CPU as divide the rows."""
+    devices, n = jax.devices(), math.prod(filter(None, vars(cfg).values()))
+    return make_mesh(cfg, rows, devices if cfg.data is None and devices[0].platform == "cpu" else devices[:n])
+
+
 def usable_devices(devices: list, rows: int, inner: int) -> list:
     """The first n devices of each process, for the largest n whose total divides `rows` and by `inner`; else all."""
     by_process = {}

@@ -216,7 +216,7 @@ def code_fingerprint(files: Iterable[Path]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and packages, and the commit of this repository (`+` = with uncommitted changes)."""
-    packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
     git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
         commit = subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()

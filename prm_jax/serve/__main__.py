@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Annotated, Literal
 
+import jax
 import numpy as np
 
 from prm_jax import InputError
@@ -16,6 +17,8 @@ from prm_jax.evals.common import ScoreBatch, check_there
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Seed, one_of, parse
 from prm_jax.launch.files import read_yaml
+from prm_jax.launch.hosts import set_cpu_devices
+from prm_jax.launch.mesh import modest_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
 from prm_jax.scoring import ModelScorer
@@ -57,6 +60,7 @@ class ServeConfig:
     checker: Annotated[str, one_of(TASKS)] | None
     aggregator: Annotated[str, one_of(AGGREGATORS)] | None
     batch: ServeBatch
+    cpu_devices: Count | None
     host: str
     port: Natural
     limits: Limits
@@ -107,7 +111,9 @@ def main(cfg):
     raw_cfg, cfg, folder = cfg, parse(cfg, ServeConfig), run_folder.output_dir()
     record = folder / ".hydra" / "config.yaml"
     restarts = record.is_file() and read_yaml(record) == raw_cfg  # the same command again
-    with run_folder.locked_run_folder(folder, raw_cfg, restarts), listen(cfg.host, cfg.port) as listener:
+    set_cpu_devices(cfg.cpu_devices)
+    mesh, locked = modest_mesh(cfg.batch.rows), run_folder.locked_run_folder(folder, raw_cfg, restarts)
+    with locked, listen(cfg.host, cfg.port) as listener, jax.set_mesh(mesh):
         scorer, name = open_served(cfg)
         token, names = os.environ.get("PRM_JAX_TOKEN") or None, (name, scorer.name)
         app = App(scorer, names, cfg.aggregator, cfg.limits, cfg.batch, cfg.host, token, PAGE.read_bytes())

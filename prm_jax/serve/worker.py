@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
 from prm_jax import InputError
@@ -70,6 +71,7 @@ class Worker:
     def __init__(self, scorer, batch, metrics: Metrics):
         self.scorer, self.batch, self.metrics = scorer, batch, metrics
         self.arrived: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.mesh = jax.sharding.get_mesh()  # each thread has its own
         self.thread = threading.Thread(target=self.run, name="scorer", daemon=True)
         self.thread.start()
 
@@ -86,6 +88,7 @@ class Worker:
         return not self.thread.is_alive()
 
     def run(self):
+        jax.set_mesh(self.mesh)
         waiting, unfinished = collections.deque(), []
         while True:
             while not self.arrived.empty() or not (waiting or unfinished):
