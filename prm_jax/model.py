@@ -151,10 +151,8 @@ class Cache(NamedTuple):
     def grow(self, slots: int):
         """The cache with `slots` more empty slots."""
         more, none = (0, slots), (0, 0)
-        layers = tuple(
-            (jnp.pad(k_BGKS, (none, none, none, more)), jnp.pad(v_BGSK, (none, none, more, none)))
-            for k_BGKS, v_BGSK in self.layers
-        )
+        pads = (none, none, none, more), (none, none, more, none)  # of k_BGKS, of v_BGSK
+        layers = tuple(tuple(map(jnp.pad, layer, pads)) for layer in self.layers)
         visible_until_BS = jnp.pad(self.visible_until_BS, (none, more), constant_values=-1)
         return Cache(layers, visible_until_BS, self.length)
 
@@ -167,9 +165,8 @@ def write_slots(old_BSx, new_BLx, slot, axis: int):
 def make_cache(cfg: ModelConfig, rows: int, slots: int) -> Cache:
     """An empty cache of 2 I B S G K numbers of the compute dtype."""
     zeros_BGSK = jnp.zeros((rows, cfg.kv_heads, slots, cfg.head_dim), cfg.dtype)
-    return Cache(
-        ((zeros_BGSK.swapaxes(2, 3), zeros_BGSK),) * cfg.layers, jnp.full((rows, slots), -1), jnp.zeros((), jnp.int32)
-    )
+    layers = ((zeros_BGSK.swapaxes(2, 3), zeros_BGSK),) * cfg.layers
+    return Cache(layers, jnp.full((rows, slots), -1), jnp.zeros((), jnp.int32))
 
 
 def matrix(rngs, shape, scale, mesh_axes=(), **metadata):
@@ -269,13 +266,13 @@ class PRM(nnx.Module):
         self.w_head = matrix(rngs, (D, head.outputs), head_scale("w_head", D), in_head=True) if head else None
         self.b_head = nnx.Param(jnp.zeros(head.outputs), in_head=True) if head else None
 
-    def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None):
+    def __call__(self, ids_BL, pos_BL, visible_until_BL, step_end_BT=None, cache=None, ropes=None):
         """Hidden states after the final norm, x_BLD; with `step_end_BT` those of the step ends alone, x_BTD.
 
         `visible_until_BL`: the last place of its row that sees each token (attention.py). With a `cache`,
         whose rows these tokens continue, places are slots: a token with ALWAYS is seen by all that follow,
         padding before a row's first token only by itself. The result is then (x, cache); tokens beyond the
-        last slot, and all after them, are NaN.
+        last slot, and all after them, are NaN. `ropes`: those of pos_BL, where the caller has them.
         """
         cfg, slot_BL, visible_until_BS = self.cfg, None, visible_until_BL
         x_BLD = cfg.embed_scale * embed_lookup(self.embed[...], ids_BL).astype(cfg.dtype)
@@ -287,9 +284,7 @@ class PRM(nnx.Module):
         local_BS = visible_until_BS
         if cfg.window is not None:
             local_BS = jnp.minimum(visible_until_BS, jnp.arange(visible_until_BS.shape[1]) + cfg.window - 1)
-        rope = local_rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
-        if cfg.local_rope_theta is not None:
-            local_rope = rotations(pos_BL, cfg.head_dim, cfg.local_rope_theta, None)
+        rope, local_rope = ropes or self.ropes(pos_BL)
         sees_window, sees_all = (local_rope, local_BS), (rope, visible_until_BS)
 
         def layer(x_BLD, xs):
@@ -318,6 +313,12 @@ class PRM(nnx.Module):
         x_BLD = norm(x_BLD, self.norm_out, cfg)
         return x_BLD if cache is None else (x_BLD, cache)
 
+    def ropes(self, pos_BL):
+        """The rotations of layers that see all tokens, and of those that see a window."""
+        cfg = self.cfg
+        rope = rotations(pos_BL, cfg.head_dim, cfg.rope_theta, cfg.rope_scaling)
+        return rope, rotations(pos_BL, cfg.head_dim, cfg.local_rope_theta, None) if cfg.local_rope_theta else rope
+
     def layers(self) -> list[Block]:
         """The blocks, one by one."""
         if isinstance(self.blocks, list | nnx.List):
@@ -336,7 +337,7 @@ class PRM(nnx.Module):
 
     def vocab_logits(self, x_BLD):
         """Next-token logits, float32 logit_BLV: factors in the compute dtype, sums in float32."""
-        w_DV = self.embed[...].T if self.cfg.tied else self.unembed[...]
+        w_DV = self.embed[...].T if self.cfg.tied and self.unembed is None else self.unembed[...]
         return soft_cap(self.cfg.logit_scale * linear(x_BLD, w_DV, dtype=jnp.float32), self.cfg.final_logit_softcap)
 
     def next_logprobs(self, x_BLD, ids_BL):
@@ -389,8 +390,10 @@ def cast_backbone(model: PRM) -> PRM:
 
 
 def for_decoding(model: PRM) -> PRM:
-    """The model for a loop of calls with a cache, under jit: matrices cast, and each layer's parameters apart.
-    Otherwise every step of the loop would copy them again, to cast them and to slice them out of their stacks."""
+    """The model for a loop of calls with a cache, under jit: matrices cast, each layer's parameters apart, and tied
+    logits by a matrix of their own. Otherwise every step of the loop would copy them again."""
     model = cast_backbone(jax.tree.map(lambda x: x, model))
     model.blocks = nnx.List(model.layers())
+    if model.cfg.tied:
+        model.unembed = nnx.data(nnx.Param(model.embed[...].T))
     return model

@@ -97,7 +97,8 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
     """Up to `slots` more tokens of each row from position t on: the state, (id_tB, logp_tB, whether all are done)."""
     model, (cache, id_B, done_B) = for_decoding(model), state
     cache, place_B = cache.grow(slots), jnp.full_like(id_B[:, None], ALWAYS)
-    uniform_tB = uniforms(rows["key"], t, slots)
+    uniform_tB, pos_tB = uniforms(rows["key"], t, slots), cache.length + jnp.arange(slots)[:, None] - rows["first"]
+    ropes_tB1k = model.ropes(pos_tB)  # the loop would compute the angles again for each layer and head
     empty = jnp.zeros_like(uniform_tB, jnp.int32), jnp.zeros_like(uniform_tB)
 
     def is_unfinished(carry):
@@ -106,8 +107,8 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
 
     def step(carry):
         i, cache, id_B, done_B, out = carry
-        pos_B1 = cache.length - rows["first"][:, None]
-        x_B1D, cache = model(id_B[:, None], pos_B1, place_B, cache=cache)
+        ropes_B11k = jax.tree.map(lambda x_tB1k: x_tB1k[i][:, None], ropes_tB1k)
+        x_B1D, cache = model(id_B[:, None], pos_tB[i][:, None], place_B, cache=cache, ropes=ropes_B11k)
         new = sample_token(model, x_B1D[:, 0], uniform_tB[i], sampling)
         out = tuple(x_tB.at[i].set(x_B) for x_tB, x_B in zip(out, new, strict=True))
         return i + 1, cache, new[0], done_B | stop_V[new[0]], out
