@@ -49,9 +49,12 @@ def decode_json(data: bytes, where: str, decode: Callable = DECODER.decode):
 
 
 def sync(file):
-    """Waits until an open file's bytes are on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
+    """Waits until an open file's bytes are on the disk; an error names the file."""
+    try:
+        file.flush()
+        os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, file.name) from None
 
 
 @contextlib.contextmanager
