@@ -20,7 +20,7 @@ from prm_jax.attention import attend
 from prm_jax.heads import HEADS
 from prm_jax.kernels.cpu import add_bias, flatten_tokens, matmul, save_for_backward, soft_cap
 from prm_jax.kernels.experts import mixture
-from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, shard_heads
+from prm_jax.launch.mesh import IN_SPLIT, OUT_SPLIT, constrain_rows, embed_lookup, platform, shard_heads
 from prm_jax.lora import LowRank
 from prm_jax.rope import RopeScaling, rotate, rotations
 
@@ -391,9 +391,9 @@ def cast_backbone(model: PRM) -> PRM:
 
 def for_decoding(model: PRM) -> PRM:
     """The model for a loop of calls with a cache, under jit: matrices cast, each layer's parameters apart, and tied
-    logits by a matrix of their own. Otherwise every step of the loop would copy them again."""
+    logits of a CPU by a matrix of their own. Otherwise every step of the loop would copy them again."""
     model = cast_backbone(jax.tree.map(lambda x: x, model))
     model.blocks = nnx.List(model.layers())
-    if model.cfg.tied:
+    if model.cfg.tied and platform() == "cpu":
         model.unembed = nnx.data(nnx.Param(model.embed[...].T))
     return model

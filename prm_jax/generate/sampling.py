@@ -192,13 +192,9 @@ class Policy:
             yield group
 
     def bucket_rows(self, n: int, tokens: int) -> int:
-        """The size that n rows of `tokens` tokens are padded to: one of a few, so that a few shapes serve all.
-
-        Below 512 tokens all sizes take as long; single tokens are padded to 32 rows, 128, 512, ...
-        """
-        rows, growth = max(1, min(32, 512 // tokens)), 4 if tokens <= 64 else 2
-        while rows < n:
-            rows *= growth
+        """The power of two, at most batch_rows, that n rows of `tokens` tokens are padded to, so that a few shapes
+        serve all; below 512 tokens in total all sizes take as long."""
+        rows = max(1, min(32, 512 // tokens), 1 << (n - 1).bit_length())
         return min(self.batch_rows, -(-rows // row_shards()) * row_shards())
 
     def decode(self, group: list[tuple], rows: list[tuple], L: int, stop_V, key, number_P, stage=CACHE_GROWTH["end"]):
