@@ -1,5 +1,4 @@
-"""LoRA (Hu et al. 2021): a frozen matrix W [D, F] is used as W + alpha / rank * A B, where
-only A [D, r] and B [r, F] train.
+"""LoRA (Hu et al. 2021): a frozen matrix W [D, F] is used as W + alpha / rank * A B, where only A and B train.
 
 Dimension key: n rows x tokens, D in, F out, r rank. The stack of blocks puts a layer axis in front.
 """
@@ -11,16 +10,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from prm_jax import InputError
 from prm_jax.kernels.cpu import matmul
 from prm_jax.launch.config import Count, Positive, Rule, expect
 from prm_jax.launch.mesh import make_sharded
 
 
 @dataclasses.dataclass(frozen=True)
-class LoraConfig:
-    """conf/train.yaml says what each key means."""
-
+class LoraConfig:  # conf/train.yaml says what each key means
     rank: Count
     alpha: Positive
     targets: Annotated[list, Rule(bool, "names of a block's matrices, such as [w_q, w_v]")]
@@ -46,13 +42,11 @@ class LowRank(nnx.Module):
 
 
 def attach(model, cfg: LoraConfig, seed: int):
-    """The model with low-rank updates of its blocks' `cfg.targets`, which change nothing
-    yet: A ~ N(0, 1 / D), B = 0."""
+    """The model with low-rank updates of its blocks' `cfg.targets`, which do nothing yet: A ~ N(0, 1 / D), B = 0."""
     weights = vars(model.blocks).items()  # [layers, D, F]; experts have one axis more, and no updates of their own
     matrices = [name for name, w in weights if isinstance(w, nnx.Param) and w[...].ndim == 3]
     for name in cfg.targets:
-        if name not in matrices:
-            raise InputError(f"lora.targets: got {name!r}, expected names among {', '.join(matrices)}")
+        expect(name in matrices, "lora.targets", name, f"names among {', '.join(matrices)}")
     for name, key in zip(cfg.targets, jax.random.split(jax.random.key(seed), len(cfg.targets)), strict=True):
         w_DF = getattr(model.blocks, name)
         layers, D, F = w_DF[...].shape
@@ -63,8 +57,7 @@ def attach(model, cfg: LoraConfig, seed: int):
 
 
 def merge(model):
-    """The model with its low-rank updates added to their matrices, for export; a model
-    without updates stays as it is."""
+    """The model with its low-rank updates added to their matrices, for export; one without updates stays as it is."""
     low_rank = {name: w for name, w in vars(model.blocks).items() if isinstance(w, LowRank)}
     merged = make_sharded(lambda low_rank: {name: w.merged() for name, w in low_rank.items()}, low_rank)
     for name, w_DF in merged.items():

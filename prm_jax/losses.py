@@ -3,12 +3,11 @@
 A step loss is an entry of STEP_LOSSES: f(z_BT, batch, cfg) -> loss_BT, where z_BT are the log-odds that each step is
 good and `cfg` is the section `loss` of the config. `batch` holds the arrays of data/packing.py; "logits",
 all outputs of the head, logit_BTC, if the entry says how many `outputs` it reads; `problem` and `depth` if it compares
-solutions (`together`). label and rating are NaN where there is none; weight is 0 where there is no label; steps
-of a row with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled
-steps and divides by their number; a loss may be anything where the weight is 0.
+solutions (`together`). label and rating are NaN where there is none; weight is 0 where there is no label; steps of a
+row with equal `solution` or `problem` numbers belong together. The trainer sums loss times weight over labelled steps
+and divides by their number; a loss may be anything where the weight is 0.
 
-Dimension key: B rows, L tokens, T step ends (TT: a step and one that it is compared
-with), C head outputs, V vocabulary.
+Dimension key: B rows, L tokens, T step ends (TT: a step and one it is compared with), C head outputs, V vocabulary.
 """
 
 import dataclasses
@@ -22,9 +21,7 @@ import optax
 def bce(logit, label, pos_weight=1.0):
     """Binary cross-entropy in nats from a logit, for a soft label y in [0, 1]: -(w y log p + (1 - y) log(1 - p)).
 
-    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy
-    that TRL's PRMTrainer minimises.
-    """
+    For the binary head the logit is z1 - z0, and this is exactly the 2-class cross-entropy of TRL's PRMTrainer."""
     return -(pos_weight * label * jax.nn.log_sigmoid(logit) + (1 - label) * jax.nn.log_sigmoid(-logit))
 
 
@@ -52,10 +49,9 @@ def pairwise_loss(z_BT, batch, cfg):
     """-log sigmoid(z_good - z_bad) (Bradley and Terry): a step's mean over its partners, 0 if it has none.
 
     Partners are a good and a bad step (label below 1/2) at the same depth in two solutions of one problem, as
-    rStar-Math's siblings (arXiv 2501.04519), so that a step's depth predicts nothing; of outcomes, a right
-    and a wrong solution of one problem. Solutions of a problem share a row. The loss teaches differences
-    within a problem, and no probability.
-    """
+    rStar-Math's siblings (arXiv 2501.04519), so that a step's depth predicts nothing; of outcomes, a right and a wrong
+    solution of one problem. Solutions of a problem share a row. The loss teaches differences within a problem, and no
+    probability."""
 
     def pairs(f, x_BT):
         return f(x_BT[:, :, None], x_BT[:, None, :])
@@ -69,13 +65,12 @@ def pairwise_loss(z_BT, batch, cfg):
 
 
 def pqm_loss(z_BT, batch, cfg):
-    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): Q rises over good steps
-    from 0; Q of bad steps < -zeta.
+    """Q-value ranking (Li and Li, ICLR 2025, arXiv 2410.11287, eq. 10): Q rises over good steps from 0; Q
+    of bad steps < -zeta.
 
     The loss of a good step t is log(1 + sum_{good u <= t} exp z_u + sum_{bad w} exp(z_w + zeta)) - z_t. Where there is
     a bad step, the start, whose z is 0, adds log(1 + sum_{bad w} exp(z_w + zeta)), in equal parts at the bad steps. So
-    the losses of a solution sum to the terms that the authors average: one a step up to the first error.
-    """
+    the losses of a solution sum to the terms that the authors average: one a step up to the first error."""
     is_labelled_BT = batch["weight"] > 0
     good_BT, bad_BT = is_labelled_BT & (batch["label"] >= 0.5), is_labelled_BT & (batch["label"] < 0.5)
     same_BTT = batch["solution"][:, :, None] == batch["solution"][:, None, :]
@@ -94,8 +89,7 @@ def three_ratings_loss(logit_BTC, rating_BT, pos_weight: float):
     return loss_BT * jnp.where(class_BT > 0, pos_weight, 1.0)
 
 
-# Arrays of a batch that compare solutions, which only a loss that is `together` gets:
-# elsewhere a row has few of a problem.
+# Arrays of a batch that compare solutions, which only a loss that is `together` gets: elsewhere a row has few of them.
 ACROSS_SOLUTIONS = ("problem", "depth")
 
 
@@ -121,12 +115,9 @@ STEP_LOSSES = {
 
 
 def implicit_logit(logit_BLV, batch, beta: float):
-    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference)
-    summed over its tokens up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its
-    CE form, pairwise its DPO form.
-
-    logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows must not share prefixes.
-    """
+    """The log-odds of an implicit PRM that a solution is right, logit_BT: beta log(policy / reference) summed over its
+    tokens up to each step end (Yuan et al. 2024, arXiv 2412.01981). loss.step=bce gives its CE form, pairwise its DPO
+    form. logit_BLV are the policy's logits, batch["reference"] the reference's log p. Rows must not share prefixes."""
     is_target_BL = (batch["token_weight"] != 0).astype(jnp.float32)
     logp_BL = -jnp.roll(next_token_loss(logit_BLV, batch["ids"], is_target_BL), 1, axis=1)
     sum_BL = jnp.cumsum(logp_BL - is_target_BL * batch["reference"], axis=1)
@@ -136,10 +127,8 @@ def implicit_logit(logit_BLV, batch, beta: float):
 
 
 def next_token_loss(logit_BLV, ids_BL, token_weight_BL):
-    """Cross-entropy in nats of predicting the next token, at each token, loss_BL.
-
-    token_weight_BL weights the tokens to predict: 0 for the problem, padding and the first token of a row.
-    """
+    """Cross-entropy in nats of predicting the next token, at each token, loss_BL. token_weight_BL weights the tokens to
+    predict: 0 for the problem, padding and the first token of a row."""
     target_BL, weight_BL = (jnp.roll(x_BL, -1, axis=1) for x_BL in (ids_BL, token_weight_BL))
     loss_BL = optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, target_BL)
     return jnp.where(weight_BL != 0, weight_BL * loss_BL, 0.0)

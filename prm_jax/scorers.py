@@ -18,15 +18,19 @@ CERTAIN = 20.0  # log-odds of an exact verdict: P(good) is 1 - 2e-9
 LIKELY = 1.8  # log-odds of a step whose equations hold: people call .86 of such steps good, and .87 of all steps
 
 
+class ModelFree:
+    """What these scorers say of their scores, where they say nothing else."""
+
+    unit, objective, label_kind = "logit", "prm", "correctness"
+
+
 @dataclasses.dataclass(frozen=True)
-class CheckerScorer:
+class CheckerScorer(ModelFree):
     """An exact checker as a verifier: log-odds of step_labels(problem, steps), P(good) of steps, within +-CERTAIN."""
 
     step_labels: Callable
     name: str = "checker"
-    unit: str = "logit"
-    label_kind: str = "correctness"
-    objective: str = "prm"
+    label_kind: str = ModelFree.label_kind
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         labels = (np.asarray(self.step_labels(problem, steps), np.float64) for problem, steps in rows)
@@ -35,22 +39,19 @@ class CheckerScorer:
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyChecker:
+class NoisyChecker(ModelFree):
     """An exact checker with known faults, so that a verifier's quality is a dial: equal texts are always judged alike.
 
     `judge(problem, steps)` says of each step by itself whether it is right (1, 0; or its value, with label_kind=value).
     A share `missed` of the wrong steps passes for right: blind spots, which more samples find. Correctness labels are
-    cumulative. A Gaussian observer of sensitivity d' then scores: log-odds d' x, x normal, mean +-d'/2, variance 1.
-    """
+    cumulative. A Gaussian observer of sensitivity d' then scores: log-odds d' x, x normal, mean +-d'/2, variance 1."""
 
     judge: Callable
     missed: float
     d_prime: float
     seed: int
     name: str
-    label_kind: str = "correctness"
-    unit: str = "logit"
-    objective: str = "prm"
+    label_kind: str = ModelFree.label_kind
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         scores = []
@@ -66,13 +67,10 @@ class NoisyChecker:
 
 
 @dataclasses.dataclass(frozen=True)
-class EquationScorer:
+class EquationScorer(ModelFree):
     """The equations of a text as a verifier, step by step: wrong -CERTAIN, right LIKELY, no verdict 0 (P = .5)."""
 
-    name: str = "equations"
-    unit: str = "logit"
-    label_kind: str = "correctness"
-    objective: str = "prm"
+    name = "equations"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         log_odds = {True: LIKELY, False: -CERTAIN, None: 0.0}
@@ -80,16 +78,13 @@ class EquationScorer:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomScorer:
+class RandomScorer(ModelFree):
     """A verifier that knows nothing: standard normal log-odds, a pure function of seed, problem and steps so far. Equal
     texts get equal scores, so best of n picks each distinct text with equal chance, which is below the mean accuracy
     where right solutions repeat and wrong ones differ."""
 
     seed: int
-    name: str = "random"
-    unit: str = "logit"
-    label_kind: str = "unknown"
-    objective: str = "prm"
+    name, label_kind = "random", "unknown"
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         draws = ([rng.standard_normal() for rng in prefix_rngs(self.seed, *row)] for row in rows)

@@ -15,9 +15,7 @@ from prm_jax.launch.config import parse
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportConfig:
-    """conf/export.yaml says what each key means."""
-
+class ExportConfig:  # conf/export.yaml says what each key means
     checkpoint: str | None
     to: str
     which: Literal["best", "latest"]

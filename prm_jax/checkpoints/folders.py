@@ -18,7 +18,6 @@ EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
 # The default task's policy, from which runs are fine-tuned, and an outcome model trained on its samples.
 SHIPPED = {"embedded": EMBEDDED, "embedded_orm": EMBEDDED.with_name("orm")}
 ADAPTER = "adapter_config.json"
-LITERAL = re.compile(r"\^?(\w|-|\\?\.)+")  # a key of alpha_pattern that means itself, from the start with ^
 
 
 def locate(name: str) -> Path:
@@ -54,9 +53,9 @@ def adapter_settings(folder: Path) -> dict | None:
     patterns = settings.get("alpha_pattern") or {}
     expect(isinstance(patterns, dict), f"{path}: alpha_pattern", patterns, "an object")
     for key, alpha in {"lora_alpha": settings.get("lora_alpha"), **patterns}.items():
-        # PEFT runs them as regular expressions, which from a file might never end.
+        # PEFT runs keys as regular expressions, which from a file might never end: only those that mean themselves.
         expected = "the end of a module's name, such as q_proj; other regular expressions are not run"
-        expect(LITERAL.fullmatch(key), f"{path}: alpha_pattern", key, expected)
+        expect(re.fullmatch(r"\^?(\w|-|\\?\.)+", key), f"{path}: alpha_pattern", key, expected)
         expect(type(alpha) in (int, float) and abs(alpha) < 1e9, f"{path}: {key}", alpha, "a number below 1e9")
     return settings
 

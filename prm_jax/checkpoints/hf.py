@@ -223,9 +223,8 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
-    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits it. All
-    is written into a folder UNFINISHED of it first; config.json, without which nothing is a model, is moved last.
-    """
+    (format, label kind, objective) and the head's name under `prm_jax`. InputError where no config.json fits it. All is
+    written into a folder UNFINISHED of it first; config.json, without which nothing is a model, is moved last."""
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     shutil.rmtree(new := folder / UNFINISHED, ignore_errors=True)  # of a call that was killed
     try:
@@ -245,15 +244,15 @@ def save(folder: Path, model: PRM, tokenizer, **notes):
 def save_weights(folder: Path, model: PRM):
     """Writes the tensors of `load`."""
     folder.mkdir(parents=True, exist_ok=True)
-    cfg, state, parts = model.cfg, nnx.state(model).to_pure_dict(), []
+    cfg, state, tensors = model.cfg, nnx.state(model).to_pure_dict(), {}
     names = TOP | layer_names(cfg)
     for key, x in ({key: state[key] for key in TOP} | state["blocks"]).items():
         name, transposed = names[key]
         x = x - 1 if is_less_one(key, cfg) else x
-        parts += [(f"model.{name.format(*place)}", x, place, transposed) for place in places(name, cfg)]
+        tensors |= {f"model.{name.format(*place)}": (x, place, transposed) for place in places(name, cfg)}
     layer = HEADS[cfg.head].layer if cfg.head != "none" else ""
-    parts += [(HEAD[key][0].format(layer), state[key], (), HEAD[key][1]) for key in HEAD if key in state]
-    write_tensors(folder, parts)
+    tensors |= {HEAD[key][0].format(layer): (state[key], (), HEAD[key][1]) for key in HEAD if key in state}
+    write_tensors(folder, tensors)
 
 
 def load_tokenizer(folder: str | Path):

@@ -9,7 +9,7 @@ from typing import Annotated
 from prm_jax import InputError
 from prm_jax.checkpoints.folders import base_of
 from prm_jax.heads import HEADS
-from prm_jax.launch.config import Count, Positive, Rule, expect, one_of
+from prm_jax.launch.config import BelowOne, Count, Positive, expect, one_of
 from prm_jax.launch.files import read_json
 from prm_jax.model import FAMILIES, REMAT, ModelConfig, RopeScaling, choose_dtype, choose_remat
 
@@ -30,6 +30,7 @@ GEMMA2 = GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.
 GEMMA3 = GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window_pattern": 6}
 GEMMA3 |= {"vocab_size": 262_208, "max_position_embeddings": 131_072, "rope_theta": 1e6, "rope_local_base_freq": 1e4}
 GEMMAS = {"gemma2": GEMMA2, "gemma3_text": GEMMA3}
+GEMMA_CAPS = {"attn_logit_softcap": "attn_logit_softcapping", "final_logit_softcap": "final_logit_softcapping"}
 
 
 def read_config(folder: Path) -> dict:
@@ -109,23 +110,17 @@ def shape_of(config: dict, where: str) -> dict:
             scales = {field: float(config.get(key, 1.0)) for field, key in GRANITE.items()}
             attention, logit = scales["query_scale"] * others["head_dim"] ** 0.5, 1 / scales["logit_scale"]
             others |= scales | {"query_scale": attention, "logit_scale": logit}
+        if family == "gemma3_text":  # transformers' Gemma 3 ignores it
+            expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
         if family in GEMMAS:
-            others |= gemma_fields(config, sizes["dim"], others["head_dim"], where)
+            caps = {name: None if config[key] is None else float(config[key]) for name, key in GEMMA_CAPS.items()}
+            scale = math.sqrt(others["head_dim"] / config["query_pre_attn_scalar"])
+            others |= caps | {"post_norms": True, "embed_scale": sizes["dim"] ** 0.5, "query_scale": scale}
         return sizes | others | sliding_window(config, where)
     except InputError:
         raise
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{where}: a field of the wrong type ({error})") from error
-
-
-def gemma_fields(config: dict, dim: int, head_dim: int, where: str) -> dict:
-    """The fields of ModelConfig that only a Gemma sets."""
-    if config["model_type"] == "gemma3_text":  # transformers' Gemma 3 ignores it
-        expect(config[key := "attn_logit_softcapping"] is None, f"{where}: {key}", config[key], "null")
-    caps = (config["attn_logit_softcapping"], config["final_logit_softcapping"])
-    attention, final = (None if cap is None else float(cap) for cap in caps)
-    fields = {"post_norms": True, "attn_logit_softcap": attention, "final_logit_softcap": final}
-    return fields | {"embed_scale": dim**0.5, "query_scale": math.sqrt(head_dim / config["query_pre_attn_scalar"])}
 
 
 LENGTH = "original_max_position_embeddings"
@@ -202,8 +197,7 @@ FROM_RUN = ("head", "head_dropout", "dtype", "remat", "lm_head")  # fields that 
 HINTS = typing.get_type_hints(ModelConfig)
 FIELDS = {name: Count if hint in (int, int | None) else hint for name, hint in HINTS.items() if name != "lm_head"}
 FIELDS |= dict.fromkeys(("rope_theta", "norm_eps"), Positive)
-FIELDS["head"] = Annotated[str, one_of(HEADS)]
-FIELDS["head_dropout"] = Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1)")]
+FIELDS |= {"head": Annotated[str, one_of(HEADS)], "head_dropout": BelowOne}
 FIELDS["remat"] = Annotated[str, one_of(("auto", "none", *REMAT))]
 # The model section of a run (conf/model): any field of ModelConfig; null or absent means as in config.json.
 choices = [(name, hint | None, None) for name, hint in FIELDS.items()]

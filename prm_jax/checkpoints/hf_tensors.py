@@ -56,19 +56,17 @@ def open_file(path: Path) -> dict:
     return {name: stored.get_slice(name) for name in stored.keys()}  # noqa: SIM118 (no dictionary)
 
 
-def write_tensors(folder: Path, parts: list[tuple]):
-    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`. A part is (name, array, index into its
-    first axes: (), a layer, or a layer and an expert; stored transposed). Needs the memory of one file (5 GB) beside
-    the arrays."""
+def write_tensors(folder: Path, tensors: dict[str, tuple]):
+    """Writes the tensors of a checkpoint in float32, inverse of `open_tensors`: {name: (array, index into its first
+    axes: (), a layer, or a layer and an expert; stored transposed)}. Needs the memory of one file (5 GB) beside them."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
-    parts = {part[0]: part[1:] for part in parts}
-    sizes = {name: 4 * math.prod(x.shape[len(index) :]) for name, (x, index, _) in parts.items()}
+    sizes = {name: 4 * math.prod(x.shape[len(index) :]) for name, (x, index, _) in tensors.items()}
     options = {"filename_pattern": "model{suffix}.safetensors", "max_shard_size": SHARD}
     split = split_state_dict_into_shards_factory(sizes, get_storage_size=int, **options)
     for file, names in split.filename_to_tensors.items():
-        arrays = {name: np.asarray(parts[name][0][parts[name][1]], np.float32) for name in names}
-        arrays |= {name: np.ascontiguousarray(x.T) for name, x in arrays.items() if parts[name][2]}
+        arrays = {name: np.asarray(tensors[name][0][tensors[name][1]], np.float32) for name in names}
+        arrays |= {name: np.ascontiguousarray(x.T) for name, x in arrays.items() if tensors[name][2]}
         try:
             with replaced(folder / file) as temporary:
                 save_file(arrays, temporary, metadata={"format": "pt"})

@@ -216,13 +216,10 @@ def load_run(folder: Path, which: str, dtype: str) -> tuple[PRM, object, DictCon
     step = newest_whole(saved)
     if step is None:
         raise InputError(f"{saved}: holds no checkpoint")
-    updates = parse(run.lora, LoraConfig, "lora") if run.optimizer.trainable == "lora" else None
-
-    def make():
-        model = cast_backbone(PRM(cfg, rngs=nnx.Rngs(0)))
-        return model if updates is None else attach(model, updates, 0)
-
-    model = jax.eval_shape(make)
+    model = jax.eval_shape(lambda: cast_backbone(PRM(cfg, rngs=nnx.Rngs(0))))
+    if run.optimizer.trainable == "lora":
+        updates = parse(run.lora, LoraConfig, "lora")
+        model = jax.eval_shape(lambda model: attach(model, updates, 0), model)
     with ocp.CheckpointManager(saved, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
         restore_step(manager, step, model=model)
     return merge(model), hf.load_tokenizer(folder / "model"), run, step

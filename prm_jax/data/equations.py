@@ -15,7 +15,6 @@ from prm_jax.data.expressions import CHARACTERS, END, LONGEST, RISKY, Reader, To
 
 EQUALITY = re.compile(r"[=≈]|\\approx")
 ANNOTATION = re.compile(r"<<([^<>\n]*)>>")
-SPACES = re.compile(r"\s+")
 BULLET = re.compile(r"^ ?(?:[*•]|-(?= \D)|\(?\w{1,2}[.)])(?= )", re.MULTILINE)
 # The ends of lines and clauses, which no equation crosses; a line that begins with = continues. 14, 400 is one number.
 CLAUSE = re.compile(r"(\n(?![ &]{0,3}=)|(?<![\\ ])[.,:;] (?!(?<=\d, )\d{3}(?!\d)))")
@@ -91,7 +90,7 @@ def equations(text: str) -> list[tuple[str, bool | None]]:
         return []
     if inner := ANNOTATION.findall(text):
         text = "\n".join([ANNOTATION.sub("", text), *inner])
-    text = SPACES.sub(lambda match: "\n" if "\n" in match[0] else " ", text)
+    text = re.sub(r"\s+", lambda match: "\n" if "\n" in match[0] else " ", text)
     parts, judged = ["\n", *CLAUSE.split(BULLET.sub(";", text))], []
     for opening, clause in zip(parts[::2], parts[1::2], strict=True):
         if EQUALITY.search(clause):
@@ -171,11 +170,9 @@ def _left_side(tokens) -> Side | None:
             return None
         if expression[1].start > expression[0].end and stop.kind in "b$":
             expression, doubt = expression[1:], True  # a dash that opens a line
+    is_clear = stop.value in ("\n", ";", ".", "(", r"\[", r"\\", "")  # not in: half of 10 = 5, the numbers 3, 4 = ...
     side = read_side(expression)
-    is_clear = stop.value in ("\n", ";", ".", "(", r"\[", r"\\", "")
-    if side is None or len(side.tokens) != len(expression):
-        return None
-    if side.literal and not is_clear:  # half of 10 = 5, the numbers 3, 4 = ...
+    if side is None or len(side.tokens) != len(expression) or side.literal and not is_clear:
         return None
     side.doubt |= doubt
     if after_word:

@@ -118,7 +118,6 @@ class Reader:
         if token.kind == "o" and token.value in operators:
             self.place += 1
             return token.value
-        return None
 
     def descend(self):
         self.depth += 1

@@ -34,7 +34,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from prm_jax import InputError
-from prm_jax.data.rows import field_error, require
+from prm_jax.data.rows import require
 from prm_jax.launch.cache import cache_folder
 
 RULES = ("string", "number", "math")
@@ -59,8 +59,7 @@ def extract(text: str) -> str | None:
 
     The first kind of these that is not empty, and the last of that kind: a closed `\boxed{...}`; GSM8K's `#### x` with
     x the last line or a number alone on its line (not a Markdown heading); "answer is x", "Answer: x" or PRM800K's "#
-    Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time.
-    """
+    Answer" above x, x up to the end of its sentence, formula or line; never a mere last number. Takes linear time."""
     return next(filter(None, (_bare(answer) for kind in (_boxes, _hashes, _stated) for answer in kind(text))), None)
 
 
@@ -186,8 +185,7 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, w
     candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
     those that Math-Verify saw now, not in an earlier call (`cache`)."""
     for problem in problems:
-        if is_blank(problem.answer):
-            raise InputError(f"problem {problem.id}: {field_error('answer', problem.answer, 'the right answer')}")
+        require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, "the right answer")
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
     with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")

@@ -74,18 +74,16 @@ def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
 
     A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task; answer,
     correct, finished (then true), step_scores, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows
-    are read too, but not source_is_correct, graded against wrong answers. InputError names the line and field.
-    """
+    are read too, but not source_is_correct, graded against wrong answers. InputError names the line and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
         try:
             problem = problem_of(row, names)
-            other = place_of.get(problem.id)
-            require(not other, "id", problem.id, f"an id not seen before, {other} has it")
+            other = place_of.setdefault(problem.id, place)
+            require(other is place, "id", problem.id, f"an id not seen before, {other} has it")
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
-        place_of[problem.id] = place
         yield problem
 
 

@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from prm_jax import InputError
 from prm_jax.data.formats import Format
 from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.pools import Candidate
-from prm_jax.data.rows import field, field_error, read_rows, row_place
+from prm_jax.data.rows import field, read_rows, require, row_place
 from prm_jax.data.steps import steps_of
 
 
@@ -30,17 +29,16 @@ def read_questions(path: str | Path) -> Iterator[Question]:
         place = row_place(path, number)
         texts = [row[name] for name in ("problem", "prompt", "question") if name in row]
         problem, answer = texts[0] if texts else ", ".join(map(str, row)), row.get("gold", row.get("answer"))
-        if not texts or not isinstance(problem, str) or not problem:
-            raise InputError(f"{place}: {field_error('problem', problem, 'a text under problem, prompt or question')}")
+        is_text = bool(texts) and isinstance(problem, str) and problem != ""
+        require(is_text, f"{place}: problem", problem, "a text under problem, prompt or question")
         name = row.get("id", row.get("problem_id"))
         for key, value in (("answer", answer), ("id", name)):
             is_number = type(value) in (int, float) and math.isfinite(value)
-            if not (value is None or isinstance(value, str) or is_number):
-                raise InputError(f"{place}: {field_error(key, value, 'a text, a finite number or null')}")
+            is_right = value is None or isinstance(value, str) or is_number
+            require(is_right, f"{place}: {key}", value, "a text, a finite number or null")
         name = str(number if name is None else name)
-        if name in place_of:
-            raise InputError(f"{place}: {field_error('id', name, f'an id not seen before, {place_of[name]} has it')}")
-        place_of[name] = place
+        other = place_of.setdefault(name, place)
+        require(other is place, f"{place}: id", name, f"an id not seen before, {other} has it")
         yield Question(name, problem, read_gold(answer if answer is None else str(answer)))
 
 

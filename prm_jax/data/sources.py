@@ -32,8 +32,7 @@ OPTIONS = {
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
     """TRL's prompt, completions, labels (null masks; `labels_required` or optional); optional ratings, outcome, answer,
-    id, task. TRL's PRM800K script writes rows without a step, which its training script drops; so do we from the hub.
-    """
+    id, task. TRL's PRM800K script writes rows without a step; its training script drops them, as we do from the hub."""
     if from_hub and row.get("completions") == []:
         counts["rows_without_steps_dropped"] += 1
         return []

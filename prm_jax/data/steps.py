@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 from prm_jax.data.rows import require
 
-BLANK_LINE = re.compile(r"\n[^\S\n]*\n\s*")
 # "Step 3:", "3." or "3)" at the start of a line, also as a heading or in bold; not 3.5, "3) = 7" or a nested list.
 NUMBERED = re.compile(
     r"^ {0,2}(?:#{1,6} )?\*{0,2}(?:step \d{1,3}\b|\d{1,3}[.)]\*{0,2}[^\S\n](?![=+/^<>]|[*-]\s))",
@@ -90,7 +89,7 @@ def around_code(text: str) -> Iterator[int]:
 
 SPLITS = {
     "line": cut_before(re.compile("\n")),
-    "blank": cut_before(BLANK_LINE),
+    "blank": cut_before(re.compile(r"\n[^\S\n]*\n\s*")),
     "sentence": at_sentences,
     "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
     "code": around_code,

@@ -90,9 +90,7 @@ class Noise:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Labels:
-    """Settings of labels; conf/labeling.yaml says what each key means."""
-
+class Labels:  # settings of labels; conf/labeling.yaml says what each key means
     label: Annotated[str, one_of((*LABELS, *SEARCHES))]
     threshold: Share
     prover: Count
@@ -277,9 +275,7 @@ def label_file(path: Path, policy, solutions: list[Solution], golds: dict, cfg: 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelingConfig(Labels, PolicyConfig):
-    """conf/labeling.yaml says what each key means."""
-
+class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each key means
     input: str
 
 

@@ -78,9 +78,7 @@ def find_first_error(problem: str, steps: tuple[str, ...]) -> Generator:
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeConfig:
-    """Settings of the tree; conf/labeling.yaml says what each key means."""
-
+class TreeConfig:  # settings of the tree; conf/labeling.yaml says what each key means
     searches: Count
     alpha: Share
     beta: Share
@@ -109,8 +107,7 @@ def build_tree(problem: str, solutions: Sequence[RollOut], k: int, cfg: TreeConf
     Each search bisects the wrong roll-out with the highest Q + U, U = c_puct sqrt(visits of all states) / (1 + visits
     of this one), among the states with 0 < MC < 1; the states that it visits join the tree. The root's roll-outs are
     `solutions` and, where these are less than k, completions. No text is searched twice, and none that was cut off,
-    since it might have become right. search: start, the state's number of steps; first_error, a step's index; q; u.
-    """
+    since it might have become right. search: start, the state's number of steps; first_error, a step's index; q; u."""
     states, paths, seen = {}, [], set()
 
     def add(steps: tuple[str, ...], roll_outs: Sequence[RollOut]):

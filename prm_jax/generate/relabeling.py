@@ -43,8 +43,7 @@ def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: floa
     V_t = value_T[t - 1] is a model's P(final answer right) after step t, but V_T = 0, since nothing follows. With the
     outcome as the last step's reward, generalised advantages (Schulman et al. 2016) are A_t = sum_l (gamma lambda)^l
     delta_{t+l}, delta_t = r_t + gamma V_t - V_{t-1}; the target of step t is V_{t-1} + A_t, in which V_0 cancels: for
-    t = T the outcome, else with lambda (`decay`) = 1 gamma^(T-t) outcome, with 0 gamma V_t.
-    """
+    t = T the outcome, else with lambda (`decay`) = 1 gamma^(T-t) outcome, with 0 gamma V_t."""
     target_T = np.full(len(value_T), outcome, np.float64)
     for t in reversed(range(len(value_T) - 1)):
         target_T[t] = discount * ((1 - decay) * value_T[t] + decay * target_T[t + 1])
@@ -67,9 +66,7 @@ def consensus(labels, others, threshold: float, other_threshold: float) -> list[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RelabelingConfig(CommandConfig):
-    """conf/relabeling.yaml says what each key means."""
-
+class RelabelingConfig(CommandConfig):  # conf/relabeling.yaml says what each key means
     input: str
     by: Literal["scorer", "scores", "checker", "equations", "td", "labels", "consensus"]
     label_kind: LabelKind | None

@@ -36,9 +36,7 @@ from prm_jax.protocols import Continuation, Prefix
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
-    """Settings of requests; conf/sampling.yaml says what each key means."""
-
+class Server:  # settings of requests; conf/sampling.yaml says what each key means
     model: str | None = None
     concurrency: Count = 64
     timeout: Positive = 600.0
@@ -46,7 +44,7 @@ class Server:
 
 
 AS_USUAL = Server()
-# Bytes of a reply at most: of any, for each byte of the request (whose tokens `echo` describes), and for each new token.
+# Bytes of a reply at most: of any, for each byte of the request (whose tokens `echo` describes), for each new token.
 MOST, PER_BYTE, PER_TOKEN = 1 << 22, 100, 1000
 
 

@@ -64,9 +64,7 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RLConfig(advantages.EstimatorConfig, CommandConfig):
-    """conf/rl.yaml says what each key means."""
-
+class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each key means
     policy: str
     seed: Seed
     steps: Count

@@ -124,8 +124,7 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperat
     Rewards become r* = softmax(-r / temperature) r; summed from a step on, they are about the lowest reward while that
     is ahead, then about 0. The baseline is per token, as in the authors' code: a step of n tokens loses n times the
     mean reward a token of the other responses in its group, so neither many short steps nor a long one pay. `rloo` of
-    the outcome is added. form="sum" keeps the rewards; its policies learn to write more high-scoring steps.
-    """
+    the outcome is added. form="sum" keeps the rewards; its policies learn to write more high-scoring steps."""
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
     weight_NT = min_weights(step_reward_NT, n_NT > 0, temperature) if form == "min" else 1.0
     reward_NT = np.where(n_NT > 0, weight_NT * step_reward_NT, 0.0)
@@ -184,9 +183,7 @@ ESTIMATORS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class EstimatorConfig:
-    """The estimator and the options of all of them; conf/rl.yaml says what each key means."""
-
+class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.yaml says what each key means
     advantage: Annotated[str, one_of(ESTIMATORS)]
     normalise: bool
     form: Literal["min", "sum"]

@@ -32,9 +32,7 @@ ROWS = 16  # packed rows of a micro-batch
 
 
 @dataclasses.dataclass(frozen=True)
-class OnlineConfig:
-    """conf/rl.yaml says what each key means."""
-
+class OnlineConfig:  # conf/rl.yaml says what each key means
     every: Natural
     passes: Count
     labels: Literal["steps", "outcome"]

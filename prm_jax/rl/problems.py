@@ -22,9 +22,7 @@ DISTINCT = 4096  # problems of an embedded task to learn from; then they come ag
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionsConfig:
-    """conf/rl.yaml says what each key means."""
-
+class QuestionsConfig:  # conf/rl.yaml says what each key means
     file: str | None
     held_out: str | None
     checker: Annotated[str, one_of(tasks.CHECKERS)] | None
@@ -71,14 +69,14 @@ def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problem
                 raise InputError(f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}")
             problems[q.problem] = None
     train, held_out = map(list, splits)
-    if is_exact:
-        task = tasks.of_files((cfg.file, cfg.held_out), cfg.checker)
-        return Problems(train, held_out[:n_held_out], lambda r: task.solved(r.problem, r.steps), task)
+    task = tasks.of_files((cfg.file, cfg.held_out), cfg.checker) if is_exact else None
 
     def is_right(r: Rollout) -> bool:
+        if task:
+            return task.solved(r.problem, r.steps)
         return checker.verdict(answers[r.problem], extract("\n".join(r.steps))) == "same"
 
-    return Problems(train, held_out[:n_held_out], is_right, None)
+    return Problems(train, held_out[:n_held_out], is_right, task)
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:
@@ -103,8 +101,5 @@ def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems
         start = verdict_at(fmt, text := "\n".join(r.steps))
         return None if start is None else text.startswith(fmt.good, start)
 
-    def is_right(r: Rollout) -> bool:
-        return verdict(r) is labels[r.problem]
-
     train, held_out = (balanced(splits[side], np.random.default_rng(seed)) for side in ("train", "validation"))
-    return Problems(train, held_out[:n_held_out], is_right, None, verdict)
+    return Problems(train, held_out[:n_held_out], lambda r: verdict(r) is labels[r.problem], None, verdict)

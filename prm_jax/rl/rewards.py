@@ -67,9 +67,7 @@ FORMS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig:
-    """Weights of SOURCES, and what three of them ask; conf/rl.yaml says what each key means."""
-
+class RewardConfig:  # weights of SOURCES, and what three of them ask; conf/rl.yaml says what each key means
     answer: Finite
     steps: Finite
     process_accuracy: Finite

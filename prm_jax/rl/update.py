@@ -21,9 +21,7 @@ SUMS = ("n_tokens", "kl_change", "clipped_mass", "total_mass", "loss")  # over m
 
 
 @dataclasses.dataclass(frozen=True)
-class UpdateConfig:
-    """conf/rl.yaml says what each key means."""
-
+class UpdateConfig:  # conf/rl.yaml says what each key means
     passes: Count
     clip_low: Positive
     clip_high: Positive
@@ -42,8 +40,7 @@ def kl(log_ratio, estimator: str):
 
     k1 = log ratio: unbiased, may be negative. k2 = its square over 2: biased, little variance. k3 = exp(-log ratio) - 1
     + log ratio: unbiased, never negative. As a loss to differentiate, k2 has the gradient of the KL; k1 has none in
-    expectation, and k3's is that of KL(reference || policy).
-    """
+    expectation, and k3's is that of KL(reference || policy)."""
     if estimator == "k1":
         return log_ratio
     return log_ratio**2 / 2 if estimator == "k2" else jnp.expm1(-log_ratio) + log_ratio
