@@ -202,11 +202,8 @@ def step_metrics(
     without a labelled step count in n_unlabelled_solutions only. With value and advantage labels all steps count, and
     numbers about first errors and sound solutions are nan.
     """
-    if not len(scores) == len(labels) == len(problem_ids):
-        sizes = len(scores), len(labels), len(problem_ids)
-        raise ValueError(f"scores, labels and problem_ids have lengths {sizes}, expected one length")
     p, y, position, of_solution, n_solutions = [], [], [], [], 0
-    for row, (score, label) in enumerate(zip(scores, labels, strict=True)):
+    for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
         if label is not None and len(score) != len(label):
             raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
         indices, error_index = labelled_steps(label, label_kind)
@@ -220,7 +217,7 @@ def step_metrics(
         position.extend(indices)
         n_solutions += 1
         if label_kind == "correctness":
-            of_solution.append((predict_first_error(score, threshold), error_index, score.min(), problem_ids[row]))
+            of_solution.append((predict_first_error(score, threshold), error_index, score.min(), problem))
     p, y, position = np.array(p, np.float64), np.array(y, np.float64), np.array(position, int)
     predicted, first_error, lowest, ids = zip(*of_solution) if of_solution else ((), (), (), ())
     first_error = np.array(first_error, int)

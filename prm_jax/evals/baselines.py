@@ -28,11 +28,6 @@ class Steps:
     token_ids: Sequence[Sequence[int]]  # its own
     is_good: Sequence[bool]  # label >= 0.5
 
-    def __post_init__(self):
-        sizes = len(self.position), len(self.token_ids), len(self.is_good)
-        if len(set(sizes)) > 1:
-            raise ValueError(f"position, token_ids and is_good have lengths {sizes}, expected one length")
-
     @property
     def length(self) -> np.ndarray:
         """Tokens in each step."""

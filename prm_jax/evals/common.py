@@ -17,7 +17,7 @@ from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, Seed
+from prm_jax.launch.config import Count, Seed, expect
 from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import score_into, stored_scores
 from prm_jax.stats import bootstrap_interval
@@ -33,7 +33,7 @@ class ScoreBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """The keys that every task has; conf/evaluate.yaml says what each means."""
+    """The keys that every task has; conf/evaluate.yaml says what each means, conf/task/TASK.yaml those of its `Config`."""
 
     checkpoint: str | list | None
     resume: str | None
@@ -155,10 +155,12 @@ def record_of(name: str, file: str, **kinds) -> dict:
 
 def trained(name: str) -> dict:
     """How a run was made: its seed and seconds, its settings, and the overrides of its command line."""
-    summary, overrides = record_of(name, "summary.json"), run_folder.overrides_of(name)
-    settings = run_folder.settings(name) if is_run(name) else {"verifier": name}
-    times = {"train_seed": summary.get("seed"), "train_seconds": summary.get("seconds")}
-    return {**times, "settings": settings, "overrides": overrides}
+    summary = record_of(name, "summary.json")
+    return {
+        "train_seed": summary.get("seed"), "train_seconds": summary.get("seconds"),
+        "settings": run_folder.settings(name) if is_run(name) else {"verifier": name},
+        "overrides": run_folder.overrides_of(name),
+    }  # fmt: skip
 
 
 def trained_on(name: str, data: Data, test) -> int:
@@ -172,8 +174,8 @@ def trained_on(name: str, data: Data, test) -> int:
 
 def new_name(name: str | None, scorer, taken: set[str]) -> str:
     """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker, checker_1)."""
-    if name is not None and (name in taken or "/" in name):
-        raise InputError(f"scores_name: got {name!r}, expected a name without / that the pool does not have")
+    is_free = name is None or not (name in taken or "/" in name)
+    expect(is_free, "scores_name", name, "a name without / that the pool does not have")
     built_in = BUILT_IN.fullmatch(scorer.name)
     first = (built_in[1] or built_in[0]) if built_in else scorer.objective
     names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))

@@ -1,15 +1,14 @@
 """task=mistakes: sets of labelled mistakes, each measured by its own metric; data=NAME, a name of OWN, is the set."""
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Config, Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
+from prm_jax.launch.config import expect
 from prm_jax.metrics import auroc, first_error_accuracy, first_error_f1, harmonic_mean, mcc, predict_first_error
 from prm_jax.stats import problem_numbers
 
@@ -31,10 +30,17 @@ OWN = {
 
 def run(setup: Setup, cfg: Config) -> dict:
     kind = setup.data.name
-    if kind not in OWN:
-        raise InputError(f"data: got {kind!r}, expected data=NAME, a set of labelled mistakes: {', '.join(OWN)}")
+    expect(kind in OWN, "data", kind, f"data=NAME, a set of labelled mistakes: {', '.join(OWN)}")
     rows, scores, origin = benchmarks.rows_and_scores(setup, cfg, kind)
-    return {**origin, **mistake_results(rows, scores, kind, cfg.threshold, setup.cfg.seed)}
+    groups = {}
+    for row, score_T in zip(rows, scores, strict=True):
+        groups.setdefault(row.group, []).append((row, score_T))
+    rule = kind, cfg.threshold, setup.cfg.seed
+    return {
+        **origin, "threshold": float(cfg.threshold), "threshold_origin": "given", "own": OWN[kind], "n_rows": len(rows),
+        "groups": {name: group_numbers(members, *rule) for name, members in groups.items()},
+        "all": group_numbers([pair for members in groups.values() for pair in members], *rule),
+    }  # fmt: skip
 
 
 def show(results: dict):
@@ -72,18 +78,6 @@ def step_numbers(p, is_good, threshold: float) -> dict[str, float]:
     hit = (p >= threshold) == is_good
     balanced = harmonic_mean(share(hit[is_good]), share(hit[~is_good]))
     return {"step_auroc": auroc(p, is_good), "step_accuracy": float(hit.mean()), "step_balanced_f1": balanced}
-
-
-def mistake_results(rows: list[Row], scores: Sequence[np.ndarray], kind: str, threshold: float, seed: int = 0) -> dict:
-    """The numbers of each group and of all rows, those of OWN with 95 % bootstrap intervals over problems."""
-    groups = {}
-    for row, score_T in zip(rows, scores, strict=True):
-        groups.setdefault(row.group, []).append((row, np.asarray(score_T, np.float64)))
-    return {
-        "threshold": float(threshold), "threshold_origin": "given", "own": OWN[kind], "n_rows": len(rows),
-        "groups": {name: group_numbers(members, kind, threshold, seed) for name, members in groups.items()},
-        "all": group_numbers([pair for members in groups.values() for pair in members], kind, threshold, seed),
-    }  # fmt: skip
 
 
 def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: float, seed: int) -> dict:

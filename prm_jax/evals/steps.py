@@ -25,8 +25,6 @@ from prm_jax.stats import problem_numbers, ratio_interval
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """conf/task/steps.yaml says what each key means."""
-
     threshold: Share
     max_solutions: Count | None
     baselines: bool
@@ -53,8 +51,12 @@ def run(setup: Setup, cfg: Config) -> dict:
         rows = ((s.id, s.problem, s.steps) for s in test)
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
         run = step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
-        if isinstance(data_cfg, TaskData):
-            run |= task_results(cfg, data_cfg, test, p, setup.cfg.seed)
+        if isinstance(data_cfg, TaskData):  # which alone knows kinds of errors, hidden work, exact values
+            task, numbers = tasks.TASKS[data_cfg.name], (test, p, cfg.threshold, setup.cfg.seed)
+            run["errors"] = errors_by_kind(task, *numbers)
+            if hasattr(task, "written_out"):
+                run["lines"] = by_hidden_work(task, *numbers)
+            run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
             run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
         runs.append(run | describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts} | trained(name))
@@ -81,14 +83,6 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
         "recalibrated": recalibrated(p_n, y_n, problem_n, elsewhere),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
-
-
-def task_results(cfg: Config, data_cfg: TaskData, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
-    """What only an embedded task knows: kinds of errors, lines that hide work, exact meanings of labels."""
-    task = tasks.TASKS[data_cfg.name]
-    lines = {"lines": by_hidden_work(task, test, p, cfg.threshold, seed)} if hasattr(task, "written_out") else {}
-    errors = errors_by_kind(task, test, p, cfg.threshold, seed)
-    return {"errors": errors, **lines, **against_exact(task, data_cfg.task, test, p, seed)}
 
 
 def baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
@@ -253,7 +247,13 @@ def detail(results: dict):
     """Prints what only report.txt has: exact meanings of labels, and the errors that are missed."""
     first, n = results["runs"][0], len(results["runs"])
     if "value_depth" in first:
-        show_exact(results["runs"])
+        value = f"value (at most {first['auroc_value_ceiling']:.3f})"
+        print(f"exact       AUROC against correctness, against {value}; score - value by steps done")
+        for run in results["runs"]:
+            names = "auroc_correctness", "auroc_value"
+            aurocs = "  ".join(f"{run[name]:.3f} {plus_minus(run['intervals'][name])}" for name in names)
+            bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
+            print(f"  {aurocs}  {bias}  {run['verifier']}")
     if "errors" in first:
         which = " (first run)" * (n > 1)
         print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
@@ -264,17 +264,6 @@ def detail(results: dict):
     for kind, x in first.get("lines", {}).items():
         accuracy = f"balanced accuracy {x['balanced']:.4f} {plus_minus(x['interval'])}, AUROC {x['auroc']:.4f}"
         print(f"lines       {kind}: {x['n']}, {x['wrong']} of them wrong: {accuracy}")
-
-
-def show_exact(runs: list[dict]):
-    """Prints a line a run: AUROC against both exact meanings, and scores minus exact values by the steps done."""
-    ceiling = runs[0]["auroc_value_ceiling"]
-    print(f"exact       AUROC against correctness, against value (at most {ceiling:.3f}); score - value by steps done")
-    for run in runs:
-        names = "auroc_correctness", "auroc_value"
-        aurocs = "  ".join(f"{run[name]:.3f} {plus_minus(run['intervals'][name])}" for name in names)
-        bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
-        print(f"  {aurocs}  {bias}  {run['verifier']}")
 
 
 def show_group(group: dict, kind: str):
