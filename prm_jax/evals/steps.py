@@ -18,7 +18,7 @@ from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluat
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
-from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics
+from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import problem_numbers, ratio_interval
 
@@ -111,8 +111,7 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
 
 def balanced(hit_n: np.ndarray, good_n: np.ndarray) -> float:
     """Mean of the shares of right and of wrong lines that are judged right; nan where there are none of a kind."""
-    sides = hit_n[good_n], hit_n[~good_n]
-    return float(np.mean([side.mean() for side in sides])) if all(map(len, sides)) else np.nan
+    return (mean(hit_n[good_n]) + mean(hit_n[~good_n])) / 2
 
 
 def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
@@ -129,7 +128,7 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
         p_n, good_n = np.array(p_n), np.array(good_n, bool)
         hit_n = (p_n >= threshold) == good_n
         table[kind] = {
-            "n": len(lines), "wrong": int((~good_n).sum()), "accuracy": float(hit_n.mean()) if lines else np.nan,
+            "n": len(lines), "wrong": int((~good_n).sum()), "accuracy": mean(hit_n),
             "balanced": balanced(hit_n, good_n), "interval": interval_of(balanced, problems, seed, hit_n, good_n),
             "auroc": float(soft_auroc(p_n, good_n)),
         }  # fmt: skip
@@ -205,12 +204,12 @@ def by_settings(runs: list[dict]) -> list[dict]:
 def average(runs: list[dict]) -> dict:
     """The mean over runs of every metric, and beside it `std` (of the sample) where there are several."""
     names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")]
-    mean = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
+    means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
     if len(runs) > 1:
-        mean["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
+        means["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
     if "baselines" in runs[0]:
-        mean["baselines"] = {k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]}
-    return mean
+        means["baselines"] = {k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]}
+    return means
 
 
 METRICS = (

@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.records import Record, near, number, numbers, read_records
+from prm_jax.figures.records import Record, near, number, read_records
 from prm_jax.figures.style import over_seeds
 from prm_jax.launch import run_folder
+from prm_jax.launch.config import flatten
 
 # {kind of file: the numbers shown where no `y` is given, as far as the file has them}
 DEFAULT_Y = {
@@ -82,7 +83,8 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
     records_of = {kind: [r for r in records if r.kind == kind] for kind in kinds}
     keys = {}
     for kind, members in records_of.items():
-        keys[kind] = {key for r in members for key in (*numbers(r.values), *(key for line in r.curve for key in line))}
+        keys[kind] = {key for r in members for key, x in flatten(r.values) if isinstance(x, int | float)}
+        keys[kind] |= {key for r in members for line in r.curve for key in line}
     if not ys:
         kind = next((kind for kind in kinds if records_of[kind]), None)
         ys = [y for y in default_y(kind, records_of[kind]) if y in keys[kind]] if kind else []
