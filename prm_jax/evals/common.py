@@ -33,7 +33,7 @@ class ScoreBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """The keys that every task has; conf/evaluate.yaml says what each means, conf/task/TASK.yaml those of its `Config`."""
+    """The keys that every task has. conf/evaluate.yaml says what each means, conf/task/NAME.yaml those of a task."""
 
     checkpoint: str | list | None
     resume: str | None
@@ -155,12 +155,10 @@ def record_of(name: str, file: str, **kinds) -> dict:
 
 def trained(name: str) -> dict:
     """How a run was made: its seed and seconds, its settings, and the overrides of its command line."""
-    summary = record_of(name, "summary.json")
-    return {
-        "train_seed": summary.get("seed"), "train_seconds": summary.get("seconds"),
-        "settings": run_folder.settings(name) if is_run(name) else {"verifier": name},
-        "overrides": run_folder.overrides_of(name),
-    }  # fmt: skip
+    summary, overrides = record_of(name, "summary.json"), run_folder.overrides_of(name)
+    settings = run_folder.settings(name) if is_run(name) else {"verifier": name}
+    times = {"train_seed": summary.get("seed"), "train_seconds": summary.get("seconds")}
+    return {**times, "settings": settings, "overrides": overrides}
 
 
 def trained_on(name: str, data: Data, test) -> int:
