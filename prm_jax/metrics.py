@@ -16,7 +16,8 @@ from prm_jax.stats import problem_numbers
 TAIL_SCORE = 0.9  # a wrong step scored above this is one that best-of-N will find and pick ("tail miss")
 
 
-def _mean(x) -> float:
+def mean(x) -> float:
+    """The mean; nan if empty."""
     return float(np.mean(x)) if len(x) else math.nan
 
 
@@ -111,7 +112,7 @@ def mcc(is_positive, predicted_positive) -> float:
 def brier(p, y) -> float:
     """Mean squared error of probabilities p against labels y (hard or soft), in [0, 1]; nan if empty."""
     p, y = _checked_probability(p, y)
-    return _mean((p - y) ** 2)
+    return mean((p - y) ** 2)
 
 
 def reliability(p, y, bins: int = 15) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -141,7 +142,7 @@ def predict_first_error(scores: Sequence[float], threshold: float = 0.5) -> int:
 
 def first_error_accuracy(predicted, label) -> float:
     """Share of solutions whose predicted first error (index or -1) is the label, in [0, 1]; nan if empty."""
-    return _mean(np.equal(*_checked(predicted, label)))
+    return mean(np.equal(*_checked(predicted, label)))
 
 
 def first_error_f1(predicted, label) -> dict[str, float]:
@@ -150,7 +151,7 @@ def first_error_f1(predicted, label) -> dict[str, float]:
     a number would reward a verifier that always says the same."""
     predicted, label = _checked(predicted, label)
     is_hit = predicted == label
-    a, b = _mean(is_hit[label != -1]), _mean(is_hit[label == -1])
+    a, b = mean(is_hit[label != -1]), mean(is_hit[label == -1])
     return {"accuracy_error": a, "accuracy_clean": b, "f1": harmonic_mean(a, b)}
 
 
@@ -167,7 +168,7 @@ def within_problem_auroc(solution_score, is_sound, problem_ids) -> tuple[float, 
     cuts = np.flatnonzero(np.diff(problem[order])) + 1
     wins_and_pairs = [_pair_wins(score[rows], is_sound[rows]) for rows in np.split(order, cuts)]
     wins, pairs = np.array([(wins, n_pairs) for wins, n_pairs in wins_and_pairs if n_pairs]).reshape(-1, 2).T
-    return _mean(wins / pairs), float(wins.sum() / pairs.sum()) if len(pairs) else math.nan, len(pairs)
+    return mean(wins / pairs), float(wins.sum() / pairs.sum()) if len(pairs) else math.nan, len(pairs)
 
 
 def labelled_steps(labels: Sequence[float | None] | None, label_kind: str = "correctness") -> tuple[list[int], int]:
@@ -202,11 +203,8 @@ def step_metrics(
     without a labelled step count in n_unlabelled_solutions only. With value and advantage labels all steps count, and
     numbers about first errors and sound solutions are nan.
     """
-    if not len(scores) == len(labels) == len(problem_ids):
-        sizes = len(scores), len(labels), len(problem_ids)
-        raise ValueError(f"scores, labels and problem_ids have lengths {sizes}, expected one length")
     p, y, position, of_solution, n_solutions = [], [], [], [], 0
-    for row, (score, label) in enumerate(zip(scores, labels, strict=True)):
+    for row, (score, label, problem) in enumerate(zip(scores, labels, problem_ids, strict=True)):
         if label is not None and len(score) != len(label):
             raise ValueError(f"solution {row} has {len(score)} step scores and {len(label)} labels")
         indices, error_index = labelled_steps(label, label_kind)
@@ -220,7 +218,7 @@ def step_metrics(
         position.extend(indices)
         n_solutions += 1
         if label_kind == "correctness":
-            of_solution.append((predict_first_error(score, threshold), error_index, score.min(), problem_ids[row]))
+            of_solution.append((predict_first_error(score, threshold), error_index, score.min(), problem))
     p, y, position = np.array(p, np.float64), np.array(y, np.float64), np.array(position, int)
     predicted, first_error, lowest, ids = zip(*of_solution) if of_solution else ((), (), (), ())
     first_error = np.array(first_error, int)
@@ -231,12 +229,12 @@ def step_metrics(
     by_position = {}
     for t in np.unique(position):
         good, score, hit = (x[position == t] for x in (is_good, p, is_hit))
-        rates = {"base_rate_bad": _mean(~good), "auroc": auroc(score, good), "accuracy": _mean(hit)}
+        rates = {"base_rate_bad": mean(~good), "auroc": auroc(score, good), "accuracy": mean(hit)}
         by_position[str(t + 1)] = {"n": len(good), **rates}
     return {
-        "step_auroc": auroc(p, is_good), "step_accuracy": _mean(is_hit), "bad_step_f1": f1(~is_good, ~predicted_good),
-        "average_precision_bad": average_precision(-p, ~is_good), "base_rate_bad": _mean(~is_good),
-        "tail_miss_rate": _mean(p[~is_good] > TAIL_SCORE), "brier": brier(p, y), "ece": ece(p, y),
+        "step_auroc": auroc(p, is_good), "step_accuracy": mean(is_hit), "bad_step_f1": f1(~is_good, ~predicted_good),
+        "average_precision_bad": average_precision(-p, ~is_good), "base_rate_bad": mean(~is_good),
+        "tail_miss_rate": mean(p[~is_good] > TAIL_SCORE), "brier": brier(p, y), "ece": ece(p, y),
         "first_error_accuracy": first_error_accuracy(predicted, first_error),
         **{f"first_error_{name}": x for name, x in processbench.items()},
         "within_problem_auroc": within, "within_problem_auroc_pair_weighted": pair_weighted,

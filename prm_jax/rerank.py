@@ -129,8 +129,7 @@ def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, deca
     stored p_t, where log 1 = 0 and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without
     steps gets -inf.
     """
-    if aggregator not in AGGREGATORS:
-        raise ValueError(f"unknown aggregator {aggregator!r}, expected one of {', '.join(AGGREGATORS)}")
+    expect_name("aggregator", aggregator, AGGREGATORS)
     expect_name("unit", unit, ("logit", "logp"))
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)
@@ -218,7 +217,8 @@ def best_of_n(score_PN, gold_PN, eligible_PN=None, mask_PN=None, size_n=None, *,
     gold_PN = jnp.where(score_PN <= UNABLE, 0.0, jnp.where(jnp.isnan(score_PN), jnp.nan, as_float(gold_PN)))
     order_PN = best_first(score_PN)
     gold_PN = jnp.take_along_axis(gold_PN, order_PN, -1)
-    if _shares(ties):
+    expect_name("ties", ties, TIES)
+    if ties == "share":
         gold_PN = jax.vmap(_share)(gold_PN, jnp.take_along_axis(score_PN, order_PN, -1))
     N, dtype = gold_PN.shape[-1], gold_PN.dtype
     if mask_PN is None:
@@ -238,6 +238,7 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
     Where no candidate of a subset is eligible the ineligible ones of it tie, so that they sum to 1 and are uniform at
     n = 1. Their KL from the uniform distribution tends to log n - (n - 1) / n nats as N grows (Beirami 2401.01879).
     """
+    expect_name("ties", ties, TIES)
     score_PN = rank_scores(score_PN, eligible_PN, mask_PN)
     weights = functools.partial(rank_weights, jnp.reshape(n, 1), score_PN.shape[-1], score_PN.dtype)
     full_N = weights()[0]
@@ -245,7 +246,7 @@ def winner_probs(score_PN, n, eligible_PN=None, mask_PN=None, *, ties: str = "sh
     def one(problem):
         score_N, order_N, count = problem
         weight_N, sorted_N = full_N if mask_PN is None else weights(count)[0], score_N[order_N]
-        weight_N = jnp.where(_shares(ties) | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
+        weight_N = jnp.where((ties == "share") | (sorted_N <= UNABLE), _share(weight_N, sorted_N), weight_N)
         return jnp.zeros_like(score_N).at[order_N].set(weight_N)
 
     return jax.lax.map(one, (score_PN, best_first(score_PN), all_or(mask_PN, score_PN).sum(-1)), batch_size=64)
@@ -311,11 +312,6 @@ def expect_name(what: str, name: str, names):
     if name not in names:
         expected = " or ".join(f'"{name}"' for name in names)
         raise ValueError(f"{what} is {name!r}, expected {expected}")
-
-
-def _shares(ties: str) -> bool:
-    expect_name("ties", ties, TIES)
-    return ties == "share"
 
 
 def _share(gold_N, score_N):

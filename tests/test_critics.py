@@ -373,7 +373,7 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
 )
 def test_code_is_run_behind_limits(code, printed_, is_right):
     for number in {execution.sandbox(), NONE}:
-        assert execution.confined(code, execution.SECONDS, execution.MEGABYTES, number) == (printed_, is_right)
+        assert execution.run_code(code, execution.SECONDS, execution.MEGABYTES, number) == (printed_, is_right)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_code_that_does_not_end_is_ended_and_fills_no_memory_of_ours(code):
 def test_simple_tricks_fail_without_a_sandbox_too(code, tmp_path):
     path = tmp_path / "kept"
     path.write_text("mine")
-    text, is_right = execution.confined(code.replace("{path!r}", repr(str(path))), 5, 1024, NONE)
+    text, is_right = execution.run_code(code.replace("{path!r}", repr(str(path))), 5, 1024, NONE)
     assert not is_right and re.search(r"(AttributeError|PermissionError|ZeroDivisionError): ", text), text
     assert "hook" not in text.replace("no attribute 'hook'", "") and path.read_text() == "mine"
     assert [x.name for x in tmp_path.iterdir()] == ["kept"]
@@ -455,7 +455,7 @@ def running(mark):
 
 
 def works(number):
-    return execution.confined("print(6 * 7)", 5, 1024, number) == ("42", True)
+    return execution.run_code("print(6 * 7)", 5, 1024, number) == ("42", True)
 
 
 @pytest.fixture(params=range(NONE), ids=["unshare of root", "bwrap", "unshare"])
@@ -472,7 +472,7 @@ def test_in_a_sandbox_code_reaches_nothing_and_leaves_nothing(sandbox_here, tmp_
     path.write_text("mine")
     with socket.create_server(("127.0.0.1", 0)) as server:
         code = PROBES.format(str(path), server.getsockname()[1], os.getpid())
-        text, _ = execution.confined(code, 2, 1001 + sandbox_here, sandbox_here)
+        text, _ = execution.run_code(code, 2, 1001 + sandbox_here, sandbox_here)
     assert not running(1001 + sandbox_here)
     lines, readable = text.splitlines(), {"FileNotFoundError", "OperationalError", "OSError", "PermissionError"}
     assert len(lines) == 12 and {*lines[:9]} <= readable and lines[9] in ("OSError", "ConnectionRefusedError"), lines
@@ -482,7 +482,7 @@ def test_in_a_sandbox_code_reaches_nothing_and_leaves_nothing(sandbox_here, tmp_
 
 def test_nothing_goes_on_in_a_sandbox_where_we_are_killed(sandbox_here):
     mark = 1011 + sandbox_here
-    code = f"from prm_jax.critics.execution import confined; confined('import time; time.sleep(99)', 30, {mark}, {sandbox_here})"
+    code = f"from prm_jax.critics.execution import run_code; run_code('import time; time.sleep(99)', 30, {mark}, {sandbox_here})"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     wait_until(lambda: any(line.startswith(os.fsencode(sys.executable)) for line in running(mark)))
     process.kill()

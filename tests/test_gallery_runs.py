@@ -23,7 +23,7 @@ OWN = {
     "search": {"samples": "4"},
     "value_depth": {"data.test_solutions": "100"},
 }  # its key of this name; 50 steps at a depth
-TRAINED = [name for name in figures.names() if not pipeline.read_definition(name).data]
+TRAINED = [name for name in pipeline.names() if not pipeline.read_definition(name).data]
 
 
 @pytest.fixture(scope="module")

@@ -330,7 +330,7 @@ def test_step_metrics_bad_input_raises():
         metrics.step_metrics([[0.5], [1.5]], [[1], [1]], ["a", "a"])
     with pytest.raises(ValueError, match="solution 0: expected step scores in"):
         metrics.step_metrics([[0.5, NAN]], [[1, None]], ["a"])
-    with pytest.raises(ValueError, match=r"lengths \(1, 1, 2\)"):
+    with pytest.raises(ValueError, match="longer"):
         metrics.step_metrics([[0.5]], [[1]], ["a", "b"])
 
 
@@ -375,17 +375,15 @@ def test_each_baseline_finds_its_own_leak_and_no_other(leak):
 
 def test_bag_of_tokens_features_by_hand():
     train = Steps([0, 1, 2], [[7, 7, 5], [], [5, 9]], [1, 0, 1])
-    start, column, value = _features(train, np.array([5, 7]))  # 9 occurs once: no feature
-    np.testing.assert_array_equal(start, [0, 3, 4])
-    np.testing.assert_array_equal(column, [0, 1, 2, 0, 0, 1])
-    np.testing.assert_allclose(value, [1, np.log(2), np.log(3), 1, 1, np.log(2)])
+    rows = _features(train, np.array([5, 7])).toarray()  # 9 occurs once: no feature
+    np.testing.assert_allclose(rows, [[1, np.log(2), np.log(3)], [1, 0, 0], [1, np.log(2), 0]])
 
 
 def test_fit_logistic_reaches_the_optimum_also_on_separable_data():
     _, position, ids = random_steps(0, n=300)
     for y in (position >= 3, np.array([17 in x for x in ids]), np.ones(300, bool)):
         vocabulary = np.arange(10, 30)
-        weight = fit_logistic(*_features(Steps(position, ids, y), vocabulary), y.astype(float), 21)
+        weight = fit_logistic(_features(Steps(position, ids, y), vocabulary), y.astype(float))
         x = np.array([[1, *np.log1p([row.count(v) for v in vocabulary])] for row in ids])
         p = 1 / (1 + np.exp(-x @ weight))
         np.testing.assert_allclose(x.T @ (p - y) + L2 * weight, 0, atol=1e-3)
@@ -402,8 +400,6 @@ def test_baselines_score_each_step_alone():
 
 
 def test_baselines_bad_input_and_missing_class():
-    with pytest.raises(ValueError, match=r"lengths \(1, 2, 1\)"):
-        Steps([0], [[1], [2]], [1])
     empty = Steps([], [], [])
     with pytest.raises(ValueError, match="at least one training step"):
         baseline_aurocs(empty, empty)

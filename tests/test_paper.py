@@ -18,7 +18,7 @@ from prm_jax.figures import paper, pipeline, running
 from prm_jax.figures.gallery import drawing
 from prm_jax.launch.config import CONF
 
-NAMES = figures.names()
+NAMES = pipeline.names()
 # A command in 20 ms: writes its arguments as results; of training seed 7 waits for a signal, 13 fails.
 FAKE = """
 import json, pathlib, sys, time

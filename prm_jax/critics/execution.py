@@ -92,20 +92,18 @@ def sandbox() -> int:
     """The number of the first of `sandboxes` that works here; where it is the last, a line says what that means."""
     *real, none = range(len(sandboxes("")))
     for number in real:
-        if confined("print(6 * 7)", SECONDS, MEGABYTES, number) == ("42", True):
+        if run_code("print(6 * 7)", number=number) == ("42", True):
             return number
     risk = "code that wants to can read and change this user's files, use the network and leave processes behind"
     print(f"critic      no sandbox works here (bwrap, or unshare and setpriv): {risk}")
     return none
 
 
-def run_code(code: str, seconds: int = SECONDS, megabytes: int = MEGABYTES) -> tuple[str, bool]:
-    """(the code's output cut to CHARACTERS, or how it failed; whether it ended by itself and without an error)."""
-    return confined(code, seconds, megabytes, sandbox())
+def run_code(code: str, seconds=SECONDS, megabytes=MEGABYTES, number: int | None = None) -> tuple[str, bool]:
+    """(the code's output cut to CHARACTERS, or how it failed; whether it ended by itself and without an error).
 
-
-def confined(code: str, seconds: int, megabytes: int, number: int) -> tuple[str, bool]:
-    """`run_code` in the sandbox of this number."""
+    number: which of `sandboxes` it runs in; None: the first that works here."""
+    number = sandbox() if number is None else number
     command = [sys.executable, "-I", "-B", "-c", CHILD, str(seconds), str(megabytes)]
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/bin:/sbin:/bin"
     environment = {"PATH": path, "OPENBLAS_NUM_THREADS": "1"}  # its threads would be processes too many

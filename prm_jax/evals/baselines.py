@@ -5,19 +5,16 @@ Each baseline sees the step's own tokens and its position, never the problem, an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+from scipy import optimize, sparse
 
+from prm_jax.data.units import probability
 from prm_jax.metrics import auroc
 
 SMOOTHING_STEPS = 10.0  # pseudo-steps at the base rate: a length seen once in training must not rank first
 L2 = 1.0  # against the summed log loss: a unit Gaussian prior on each weight
-LBFGS_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -27,11 +24,6 @@ class Steps:
     position: Sequence[int]  # in its solution, from 0
     token_ids: Sequence[Sequence[int]]  # its own
     is_good: Sequence[bool]  # label >= 0.5
-
-    def __post_init__(self):
-        sizes = len(self.position), len(self.token_ids), len(self.is_good)
-        if len(set(sizes)) > 1:
-            raise ValueError(f"position, token_ids and is_good have lengths {sizes}, expected one length")
 
     @property
     def length(self) -> np.ndarray:
@@ -70,49 +62,37 @@ def bag_of_tokens_score(train: Steps, test: Steps) -> np.ndarray:
     """
     seen, count = np.unique(_flat(train.token_ids), return_counts=True)
     vocabulary = seen[count >= 2]
-    y = np.asarray(train.is_good, np.float64)
-    weight = np.asarray(fit_logistic(*_features(train, vocabulary), y, 1 + len(vocabulary)), np.float64)
-    start, column, value = _features(test, vocabulary)
-    return np.add.reduceat(value * weight[column], start) if len(start) else np.zeros(0)
+    weight = fit_logistic(_features(train, vocabulary), np.asarray(train.is_good, np.float64))
+    return _features(test, vocabulary) @ weight
 
 
 def _flat(token_ids) -> np.ndarray:
     return np.fromiter(chain.from_iterable(token_ids), np.int64)
 
 
-def _features(steps: Steps, vocabulary: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sparse rows: (first entry of each row, column and value of each entry); column 0 is the constant."""
-    token, width = _flat(steps.token_ids), 1 + len(vocabulary)
-    first = np.arange(len(steps.is_good)) * width  # the constant keeps every row non-empty: np.add.reduceat needs that
+def _features(steps: Steps, vocabulary: np.ndarray) -> sparse.csr_array:
+    """A sparse row a step: the constant, then log(1 + count) of each token of the vocabulary."""
+    token, every = _flat(steps.token_ids), np.arange(len(steps.is_good))
     is_known = np.isin(token, vocabulary)
-    key = np.repeat(first, steps.length)[is_known] + 1 + np.searchsorted(vocabulary, token[is_known])
-    key, count = np.unique(np.concatenate([first, key]), return_counts=True)
-    value = np.where(key % width == 0, 1.0, np.log1p(count))
-    return np.searchsorted(key, first), key % width, value
+    row = np.concatenate([every, np.repeat(every, steps.length)[is_known]])
+    column = np.concatenate([np.zeros_like(every), 1 + np.searchsorted(vocabulary, token[is_known])])
+    x = sparse.coo_array((np.ones(len(row)), (row, column)), (len(every), 1 + len(vocabulary))).tocsr()  # adds repeats
+    x.data[x.indices > 0] = np.log1p(x.data[x.indices > 0])
+    return x
 
 
-@partial(jax.jit, static_argnames="n_columns")
-def fit_logistic(start, column, value, y, n_columns: int):
-    """Weights, float32, minimising summed log loss + L2 / 2 |w|^2 over sparse rows (as _features gives them)."""
-    value, y = jnp.asarray(value, jnp.float32), jnp.asarray(y, jnp.float32)
-    row = jnp.searchsorted(start, jnp.arange(len(column)), side="right") - 1
+def fit_logistic(x: sparse.csr_array, y: np.ndarray) -> np.ndarray:
+    """Weights minimising summed log loss + L2 / 2 |w|^2 over the rows of x."""
 
-    def loss(w):  # a mean: a sum of many would lose the small differences in float32
-        logit = jax.ops.segment_sum(value * w[column], row, len(y), indices_are_sorted=True)
-        return jnp.mean(jax.nn.softplus(logit) - y * logit) + L2 / 2 / len(y) * w @ w
+    def loss(w):
+        return np.logaddexp(0, x @ w).sum() - y @ (x @ w) + L2 / 2 * w @ w
 
-    solver, value_and_grad = optax.lbfgs(), optax.value_and_grad_from_state(loss)
+    def gradient(w):
+        return x.T @ (probability(x @ w) - y) + L2 * w
 
-    def step(carry):
-        n, w, state = carry
-        loss_now, gradient = value_and_grad(w, state=state)
-        change, state = solver.update(gradient, state, w, value=loss_now, grad=gradient, value_fn=loss)
-        return n + 1, w + change, state
+    def curvature(w, direction):
+        q = probability(x @ w)
+        return x.T @ (q * (1 - q) * (x @ direction)) + L2 * direction
 
-    def is_open(carry):
-        n, _, state = carry
-        gradient = optax.tree.get(state, "grad")
-        return (n == 0) | ((n < LBFGS_STEPS) & (jnp.abs(gradient).max() > 1e-6))  # far below what could change a rank
-
-    w = jnp.zeros(n_columns, jnp.float32)
-    return jax.lax.while_loop(is_open, step, (0, w, solver.init(w)))[1]
+    method = {"jac": gradient, "hessp": curvature, "method": "Newton-CG", "options": {"xtol": 1e-6}}
+    return optimize.minimize(loss, np.zeros(x.shape[1]), **method).x

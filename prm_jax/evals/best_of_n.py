@@ -26,8 +26,6 @@ class FreshPool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(pool_metrics.Rules):
-    """conf/task/best_of_n.yaml says what each key means."""
-
     pool: str | None
     scores: str | list | None
     scores_name: str | None

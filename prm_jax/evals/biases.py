@@ -36,8 +36,8 @@ def length_correlation(score, length, group, problem, seed: int) -> dict:
     """Partial rank correlation of score and length given the group, `r` in [-1, 1]; 95 % bootstrap over problems.
 
     Spearman's with each group's mean rank taken away. The group of a candidate is its problem, whether its answer is
-    right and whether its first step repeats the problem; the group of a step is whether it is right. CoLD (arXiv
-    2507.15698) finds that PRMs prefer length at equal correctness; 0 is no preference.
+    right and whether its first step repeats the problem, which makes it longer; the group of a step is whether it is
+    right. CoLD (arXiv 2507.15698) finds that PRMs prefer length at equal correctness; 0 is no preference.
     """
     columns = np.atleast_2d(np.asarray(group, int).T)
     group = np.ravel_multi_index(columns, columns.max(1, initial=0) + 1)

@@ -17,7 +17,7 @@ from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, Seed
+from prm_jax.launch.config import Count, Seed, expect
 from prm_jax.launch.mesh import MeshConfig
 from prm_jax.scoring import score_into, stored_scores
 from prm_jax.stats import bootstrap_interval
@@ -33,7 +33,7 @@ class ScoreBatch:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """The keys that every task has; conf/evaluate.yaml says what each means."""
+    """The keys that every task has. conf/evaluate.yaml says what each means, conf/task/NAME.yaml those of a task."""
 
     checkpoint: str | list | None
     resume: str | None
@@ -172,8 +172,8 @@ def trained_on(name: str, data: Data, test) -> int:
 
 def new_name(name: str | None, scorer, taken: set[str]) -> str:
     """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker, checker_1)."""
-    if name is not None and (name in taken or "/" in name):
-        raise InputError(f"scores_name: got {name!r}, expected a name without / that the pool does not have")
+    is_free = name is None or not (name in taken or "/" in name)
+    expect(is_free, "scores_name", name, "a name without / that the pool does not have")
     built_in = BUILT_IN.fullmatch(scorer.name)
     first = (built_in[1] or built_in[0]) if built_in else scorer.objective
     names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))

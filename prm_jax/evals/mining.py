@@ -25,8 +25,6 @@ from prm_jax.launch.config import Count, Share, expect, one_of
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """conf/task/mining.yaml says what each key means."""
-
     solutions: Count
     kept: Count
     samples: Count

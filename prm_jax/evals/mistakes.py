@@ -1,16 +1,15 @@
 """task=mistakes: sets of labelled mistakes, each measured by its own metric; data=NAME, a name of OWN, is the set."""
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax import InputError
 from prm_jax.data.solutions import first_error
 from prm_jax.evals import benchmarks
 from prm_jax.evals.benchmarks import Config, Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
-from prm_jax.metrics import auroc, first_error_accuracy, first_error_f1, harmonic_mean, mcc, predict_first_error
+from prm_jax.launch.config import expect
+from prm_jax.metrics import auroc, first_error_accuracy, first_error_f1, harmonic_mean, mcc, mean, predict_first_error
 from prm_jax.stats import problem_numbers
 
 # The metrics that the authors of a set report: of `solution_numbers`, `step_numbers`, pair_accuracy, rating_accuracy.
@@ -31,10 +30,17 @@ OWN = {
 
 def run(setup: Setup, cfg: Config) -> dict:
     kind = setup.data.name
-    if kind not in OWN:
-        raise InputError(f"data: got {kind!r}, expected data=NAME, a set of labelled mistakes: {', '.join(OWN)}")
+    expect(kind in OWN, "data", kind, f"data=NAME, a set of labelled mistakes: {', '.join(OWN)}")
     rows, scores, origin = benchmarks.rows_and_scores(setup, cfg, kind)
-    return {**origin, **mistake_results(rows, scores, kind, cfg.threshold, setup.cfg.seed)}
+    groups = {}
+    for row, score_T in zip(rows, scores, strict=True):
+        groups.setdefault(row.group, []).append((row, score_T))
+    rule = kind, cfg.threshold, setup.cfg.seed
+    return {
+        **origin, "threshold": float(cfg.threshold), "threshold_origin": "given", "own": OWN[kind], "n_rows": len(rows),
+        "groups": {name: group_numbers(members, *rule) for name, members in groups.items()},
+        "all": group_numbers([pair for members in groups.values() for pair in members], *rule),
+    }  # fmt: skip
 
 
 def show(results: dict):
@@ -50,16 +56,12 @@ def show(results: dict):
                 print(f"  {key:<22}{value:.4f}")
 
 
-def share(x_n: np.ndarray) -> float:
-    return float(x_n.mean()) if len(x_n) else np.nan
-
-
 def solution_numbers(predicted, error) -> dict[str, float]:
     """Metrics of first errors (index or -1): accuracy over all; ProcessBench's two accuracies and F1; balanced F1 and
     MCC of the verdict whether there is an error, with a sound solution as positive."""
     calls_sound, is_sound = predicted == -1, error == -1
     split = first_error_f1(predicted, error)
-    balanced = harmonic_mean(share(calls_sound[is_sound]), share(~calls_sound[~is_sound]))
+    balanced = harmonic_mean(mean(calls_sound[is_sound]), mean(~calls_sound[~is_sound]))
     return {
         "location_accuracy": first_error_accuracy(predicted, error), "accuracy_error": split["accuracy_error"],
         "accuracy_clean": split["accuracy_clean"], "first_error_f1": split["f1"], "solution_balanced_f1": balanced,
@@ -70,20 +72,8 @@ def solution_numbers(predicted, error) -> dict[str, float]:
 def step_numbers(p, is_good, threshold: float) -> dict[str, float]:
     """Metrics of all labelled steps, those after an error too: AUROC, accuracy, balanced F1."""
     hit = (p >= threshold) == is_good
-    balanced = harmonic_mean(share(hit[is_good]), share(hit[~is_good]))
+    balanced = harmonic_mean(mean(hit[is_good]), mean(hit[~is_good]))
     return {"step_auroc": auroc(p, is_good), "step_accuracy": float(hit.mean()), "step_balanced_f1": balanced}
-
-
-def mistake_results(rows: list[Row], scores: Sequence[np.ndarray], kind: str, threshold: float, seed: int = 0) -> dict:
-    """The numbers of each group and of all rows, those of OWN with 95 % bootstrap intervals over problems."""
-    groups = {}
-    for row, score_T in zip(rows, scores, strict=True):
-        groups.setdefault(row.group, []).append((row, np.asarray(score_T, np.float64)))
-    return {
-        "threshold": float(threshold), "threshold_origin": "given", "own": OWN[kind], "n_rows": len(rows),
-        "groups": {name: group_numbers(members, kind, threshold, seed) for name, members in groups.items()},
-        "all": group_numbers([pair for members in groups.values() for pair in members], kind, threshold, seed),
-    }  # fmt: skip
 
 
 def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: float, seed: int) -> dict:
@@ -96,13 +86,13 @@ def group_numbers(members: list[tuple[Row, np.ndarray]], kind: str, threshold: f
     error = np.array([first_error(label_T) for label_T in labels])
     if kind == "toolprmbench":  # the right action of each pair comes first
         win_n = (p_n[::2] > p_n[1::2]) + 0.5 * (p_n[::2] == p_n[1::2])
-        tables = [(problem[::2], lambda win: {"pair_accuracy": share(win)}, win_n)]
+        tables = [(problem[::2], lambda win: {"pair_accuracy": mean(win)}, win_n)]
     else:
         step_table = functools.partial(step_numbers, threshold=threshold)
         tables = [(problem, solution_numbers, predicted, error), (problem[owner_n], step_table, p_n, good_n)]
     if kind == "agent_process_bench":
         hit_n = np.where(p_n >= threshold, 1, -1) == [members[k][0].solution.ratings[t] for k, t in steps]
-        tables.append((problem[owner_n], lambda hit: {"rating_accuracy": share(hit)}, hit_n))
+        tables.append((problem[owner_n], lambda hit: {"rating_accuracy": mean(hit)}, hit_n))
     numbers, intervals = {}, {}
     for owner, table, *arrays in tables:
         values = table(*arrays)

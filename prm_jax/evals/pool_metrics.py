@@ -284,6 +284,9 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
     values = Values(pool, rules, seed)
     values.add_curve(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, values.mask_PN))
     majority_rule = values.add_majority()
+    ended_n = pool.finished_n
+    problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
+    group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
     units, zero_scores, best_PN, reward_kl, calibrations, correlations = {}, {}, {}, {}, {}, {}
     for scorer, aggregator in headline.items():
         units[scorer] = pool.unit(scorer, rules.scores_unit)
@@ -292,7 +295,8 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
         best_PN[scorer] = score_PN[aggregator]
         zero_scores[scorer] = int((is_zero_PN & pool.eligible_PN).any(-1).sum())
         reward_kl[scorer] = reward_against_kl(pool, best_PN[scorer], values.mask_PN, values.sizes, rules.ties)
-        correlations[scorer] = length_correlation(pool, best_PN[scorer], seed)
+        score_n = best_PN[scorer][pool.present_PN][ended_n]
+        correlations[scorer] = biases.length_correlation(score_n, pool.length_n[ended_n], group_n3, problem_n, seed)
         calibrations[scorer] = pool_calibration(pool, scorer, units[scorer], score_PN, scorer not in value_scorers)
     results = {
         "n_problems": values.n_problems, "n_candidates": values.N,
@@ -310,16 +314,6 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
         results["step_shares"] = biases.step_shares(pool.labels, outcomes)
         results["chosen"] = trace_error.chosen_numbers(pool, best_PN, golds["trace"], rules, seed)
     return results
-
-
-def length_correlation(pool: Pool, score_PN: np.ndarray, seed: int) -> dict:
-    """biases.length_correlation of finished candidates given the problem, whether they are right, and whether the first
-    step repeats the problem, which makes a candidate longer and changes its scores."""
-    ended_n = pool.finished_n
-    problem_n = np.argwhere(pool.present_PN)[ended_n, 0]
-    score_n, right_n = (x_PN[pool.present_PN][ended_n] for x_PN in (score_PN, pool.right_PN))
-    group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
-    return biases.length_correlation(score_n, pool.length_n[ended_n], group_n3, problem_n, seed)
 
 
 def comparisons(paths, headline: dict[str, str], sizes: list[int]):

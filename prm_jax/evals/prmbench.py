@@ -16,8 +16,6 @@ from prm_jax.stats import problem_numbers
 
 @dataclasses.dataclass(frozen=True)
 class Config(benchmarks.Config):
-    """conf/task/prmbench.yaml says what each key means."""
-
     official: bool
 
 
@@ -65,8 +63,6 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
     is_good = np.concatenate([row.solution.labels for row in rows]) >= 0.5
     p = np.concatenate([np.asarray(score, np.float64) for score in scores])
     predicted = p > threshold if official else p >= threshold
-    if len(is_good) != len(predicted):
-        raise ValueError(f"{len(predicted)} scores for {len(is_good)} steps")
     row_of_step = np.repeat(np.arange(len(rows)), [len(row.solution.steps) for row in rows])
     names = list(dict.fromkeys(row.group for row in rows))
     is_socratic = not set(PRMBENCH_CLASSES) & set(names)

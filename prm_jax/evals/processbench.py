@@ -19,8 +19,6 @@ from prm_jax.stats import problem_numbers
 
 @dataclasses.dataclass(frozen=True)
 class Config(benchmarks.Config):
-    """conf/task/processbench.yaml says what each key means."""
-
     threshold_split: str | None
 
 

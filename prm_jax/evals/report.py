@@ -10,8 +10,6 @@ from prm_jax.tasks import TASKS
 
 @dataclasses.dataclass(frozen=True)
 class Config(best_of_n.Config, steps.Config):
-    """The keys of both tasks."""
-
     needs_checkpoint = True
 
 

@@ -18,8 +18,6 @@ from prm_jax.scoring import ModelScorer, stored_scores
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """conf/task/score.yaml says what each key means."""
-
     input: str | None
     figures: Natural | list
     scores_name: str | None

@@ -44,8 +44,6 @@ def are_budgets(budgets: list) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Config(search.Options):
-    """conf/task/search.yaml says what each key means."""
-
     methods: Annotated[list, Rule(are_methods, f"a list of {', '.join(search.METHODS)}")]
     budgets: Annotated[list, Rule(are_budgets, "a list of whole numbers of tokens")]
     problems: Count
@@ -160,7 +158,7 @@ def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
     right_P, problems = pool.right_PN.sum(1) / pool.present_PN.sum(1), [q.problem for q in inputs.questions]
     return right_P, {
         "tokens_per_solution": search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed)),
-        "pass_at_1": float(right_P.mean()), "pass_at_1_interval": interval(right_P, seed),
+        "pass_at_1": float(right_P.mean()), "pass_at_1_interval": stats.mean_interval(right_P, seed).tolist(),
         "pass_at_n": float(pool.right_PN.any(1).mean()), "majority": majority,
     }  # fmt: skip
 
@@ -211,18 +209,23 @@ def solved_by(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> dic
 
 def shares(right_P, bins, seed: int) -> dict:
     """The share solved with its interval, over all problems and by difficulty."""
-    groups = [{"share": float(x.mean()), "interval": interval(x, seed)} for x in (right_P[members] for members in bins)]
-    return {"share": float(right_P.mean()), "interval": interval(right_P, seed), "by_difficulty": groups}
 
+    def share(x_P) -> dict:
+        return {"share": float(x_P.mean()), "interval": stats.mean_interval(x_P, seed).tolist()}
 
-def interval(right_P, seed: int) -> list[float]:
-    return np.ravel(stats.mean_interval(right_P[:, None], seed)).tolist()
+    return share(right_P) | {"by_difficulty": [share(right_P[members]) for members in bins]}
 
 
 def show(results: dict):
     rule = results["choice"]
     for v in results["verifiers"]:
-        show_policy(v, results["samples"])
+        print(
+            f"verifier    {v['verifier']} ({v['label_kind']}), value of a prefix: {v['aggregator']} of its step scores"
+        )
+        majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
+        solved = f"pass@1 {v['pass_at_1']:.3f}, pass@{results['samples']} {v['pass_at_n']:.3f}{majority}"
+        tokens = f"{v['tokens_per_solution']:.1f} tokens a solution"
+        print(f"policy      {v['policy']}: {tokens}; {v['problems']} problems: {solved}")
         searches = {(s["method"], s["budget"]): s for s in v["searches"]}
         methods, budgets = (list(dict.fromkeys(names)) for names in zip(*searches, strict=True))
         title = f"by {CHOICES[rule]}, at a budget of policy tokens"
@@ -233,14 +236,6 @@ def show(results: dict):
             print(f"  {f'{method}, spent {min(spent):.2f} to {max(spent):.2f} of it':<54}{row}")
         if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
             print(f"  {unfinished} problems of all searches together have no finished solution, and count as wrong")
-
-
-def show_policy(v: dict, samples: int):
-    print(f"verifier    {v['verifier']} ({v['label_kind']}), value of a prefix: {v['aggregator']} of its step scores")
-    majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
-    solved = f"pass@1 {v['pass_at_1']:.3f}, pass@{samples} {v['pass_at_n']:.3f}{majority}"
-    tokens = f"{v['tokens_per_solution']:.1f} tokens a solution"
-    print(f"policy      {v['policy']}: {tokens}; {v['problems']} problems: {solved}")
 
 
 def detail(results: dict):

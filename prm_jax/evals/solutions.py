@@ -19,8 +19,6 @@ from prm_jax.launch.config import expect
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """conf/task/solutions.yaml says what each key means."""
-
     needs_checkpoint = False
     split: Literal["train", "validation", "test"]
     critiques: Literal["hops", "verdict"] | None = None

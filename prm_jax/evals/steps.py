@@ -18,15 +18,13 @@ from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluat
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
-from prm_jax.metrics import labelled_steps, soft_auroc, step_metrics
+from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import problem_numbers, ratio_interval
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """conf/task/steps.yaml says what each key means."""
-
     threshold: Share
     max_solutions: Count | None
     baselines: bool
@@ -53,8 +51,12 @@ def run(setup: Setup, cfg: Config) -> dict:
         rows = ((s.id, s.problem, s.steps) for s in test)
         p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
         run = step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
-        if isinstance(data_cfg, TaskData):
-            run |= task_results(cfg, data_cfg, test, p, setup.cfg.seed)
+        if isinstance(data_cfg, TaskData):  # which alone knows kinds of errors, hidden work, exact values
+            task, numbers = tasks.TASKS[data_cfg.name], (test, p, cfg.threshold, setup.cfg.seed)
+            run["errors"] = errors_by_kind(task, *numbers)
+            if hasattr(task, "written_out"):
+                run["lines"] = by_hidden_work(task, *numbers)
+            run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
             run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
         runs.append(run | describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts} | trained(name))
@@ -83,14 +85,6 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
     }
 
 
-def task_results(cfg: Config, data_cfg: TaskData, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
-    """What only an embedded task knows: kinds of errors, lines that hide work, exact meanings of labels."""
-    task = tasks.TASKS[data_cfg.name]
-    lines = {"lines": by_hidden_work(task, test, p, cfg.threshold, seed)} if hasattr(task, "written_out") else {}
-    errors = errors_by_kind(task, test, p, cfg.threshold, seed)
-    return {"errors": errors, **lines, **against_exact(task, data_cfg.task, test, p, seed)}
-
-
 def baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
     """AUROC of what cannot read."""
     tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
@@ -117,8 +111,7 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
 
 def balanced(hit_n: np.ndarray, good_n: np.ndarray) -> float:
     """Mean of the shares of right and of wrong lines that are judged right; nan where there are none of a kind."""
-    sides = hit_n[good_n], hit_n[~good_n]
-    return float(np.mean([side.mean() for side in sides])) if all(map(len, sides)) else np.nan
+    return (mean(hit_n[good_n]) + mean(hit_n[~good_n])) / 2
 
 
 def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
@@ -135,7 +128,7 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
         p_n, good_n = np.array(p_n), np.array(good_n, bool)
         hit_n = (p_n >= threshold) == good_n
         table[kind] = {
-            "n": len(lines), "wrong": int((~good_n).sum()), "accuracy": float(hit_n.mean()) if lines else np.nan,
+            "n": len(lines), "wrong": int((~good_n).sum()), "accuracy": mean(hit_n),
             "balanced": balanced(hit_n, good_n), "interval": interval_of(balanced, problems, seed, hit_n, good_n),
             "auroc": float(soft_auroc(p_n, good_n)),
         }  # fmt: skip
@@ -211,12 +204,12 @@ def by_settings(runs: list[dict]) -> list[dict]:
 def average(runs: list[dict]) -> dict:
     """The mean over runs of every metric, and beside it `std` (of the sample) where there are several."""
     names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")]
-    mean = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
+    means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
     if len(runs) > 1:
-        mean["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
+        means["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
     if "baselines" in runs[0]:
-        mean["baselines"] = {k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]}
-    return mean
+        means["baselines"] = {k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]}
+    return means
 
 
 METRICS = (
@@ -253,7 +246,13 @@ def detail(results: dict):
     """Prints what only report.txt has: exact meanings of labels, and the errors that are missed."""
     first, n = results["runs"][0], len(results["runs"])
     if "value_depth" in first:
-        show_exact(results["runs"])
+        value = f"value (at most {first['auroc_value_ceiling']:.3f})"
+        print(f"exact       AUROC against correctness, against {value}; score - value by steps done")
+        for run in results["runs"]:
+            names = "auroc_correctness", "auroc_value"
+            aurocs = "  ".join(f"{run[name]:.3f} {plus_minus(run['intervals'][name])}" for name in names)
+            bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
+            print(f"  {aurocs}  {bias}  {run['verifier']}")
     if "errors" in first:
         which = " (first run)" * (n > 1)
         print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
@@ -264,17 +263,6 @@ def detail(results: dict):
     for kind, x in first.get("lines", {}).items():
         accuracy = f"balanced accuracy {x['balanced']:.4f} {plus_minus(x['interval'])}, AUROC {x['auroc']:.4f}"
         print(f"lines       {kind}: {x['n']}, {x['wrong']} of them wrong: {accuracy}")
-
-
-def show_exact(runs: list[dict]):
-    """Prints a line a run: AUROC against both exact meanings, and scores minus exact values by the steps done."""
-    ceiling = runs[0]["auroc_value_ceiling"]
-    print(f"exact       AUROC against correctness, against value (at most {ceiling:.3f}); score - value by steps done")
-    for run in runs:
-        names = "auroc_correctness", "auroc_value"
-        aurocs = "  ".join(f"{run[name]:.3f} {plus_minus(run['intervals'][name])}" for name in names)
-        bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
-        print(f"  {aurocs}  {bias}  {run['verifier']}")
 
 
 def show_group(group: dict, kind: str):

@@ -23,8 +23,6 @@ class WitnessConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """conf/task/witness.yaml says what each key means."""
-
     needs_checkpoint = False
     witness: WitnessConfig
 

@@ -16,8 +16,6 @@ from prm_jax.launch.config import CONF, Count, expect, parse
 
 @dataclasses.dataclass(frozen=True)
 class FiguresConfig:
-    """conf/figures.yaml says what each key means."""
-
     name: str
     folder: str
     explain: bool
@@ -38,27 +36,15 @@ def read_arguments(args: list[str]) -> tuple[FiguresConfig, dict[str, str]]:
     keys = yaml.safe_load((CONF / "figures.yaml").read_text())
     keys |= {key: pipeline.read_value(key, overrides.pop(key)) for key in list(overrides) if key in keys}
     if keys["name"] is None:
-        raise InputError(f"name: missing, expected all, {', '.join(names())}")
+        raise InputError(f"name: missing, expected all, {', '.join(pipeline.names())}")
     return parse(keys, FiguresConfig), overrides
-
-
-def names() -> list[str]:
-    return sorted(path.stem for path in pipeline.FIGURES.glob("*.yaml"))
-
-
-def print_help():
-    print(f"{__doc__}\n\nUsage: python -m prm_jax.figures name=NAME [key=value ...]\n")
-    print((CONF / "figures.yaml").read_text())
-    for name in names():
-        header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
-        print(f"# ----- name={name} -----\n{header}")
 
 
 def run(args: list[str]):
     cfg, overrides = read_arguments(args)
     root = Path(cfg.folder)
     figures, unused, folders = {}, [], {}
-    for name in names() if cfg.name == "all" else [cfg.name]:
+    for name in pipeline.names() if cfg.name == "all" else [cfg.name]:
         figure = pipeline.read_definition(name)
         try:
             files = pipeline.data_files(figure, overrides)
@@ -87,7 +73,11 @@ def run(args: list[str]):
 
 def main():
     if not sys.argv[1:] or {"--help", "-h"} & set(sys.argv[1:]):
-        print_help()
+        print(f"{__doc__}\n\nUsage: python -m prm_jax.figures name=NAME [key=value ...]\n")
+        print((CONF / "figures.yaml").read_text())
+        for name in pipeline.names():
+            header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
+            print(f"# ----- name={name} -----\n{header}")
         return
     try:
         run(sys.argv[1:])

@@ -77,11 +77,6 @@ class Stage:
         return label(self.line, self.sweep)
 
     @property
-    def identity(self) -> str:
-        """Its name in the configurations of others, whoever has made its folder."""
-        return f"{self.name}-{self.digest}"
-
-    @property
     def done(self) -> bool:
         return (self.folder / "DONE").exists()
 
@@ -124,9 +119,12 @@ def label(line: str, sweep: dict) -> str:
     return re.sub(r"[^\w.+-]+", "-", "_".join([line, *map(str, sweep.values())]))
 
 
+def names() -> list[str]:
+    return sorted(path.stem for path in FIGURES.glob("*.yaml"))
+
+
 def read_definition(name: str) -> Definition:
-    names = sorted(path.stem for path in FIGURES.glob("*.yaml"))
-    expect(name in names, "name", name, f"all, {', '.join(names)}")
+    expect(name in names(), "name", name, f"all, {', '.join(names())}")
     path = FIGURES / f"{name}.yaml"
     try:
         if re.search(r"^[^#\n]*\bover:", path.read_text(), flags=re.MULTILINE):
@@ -243,7 +241,7 @@ def make_stage(
         texts = {name: ",".join(map(written, stages)) for name, stages in used.items()}
         return [REFERENCE.sub(lambda match: texts.get(match[1], match[0]), word) for word in words]
 
-    cfg = compose(command, with_stages(lambda stage: stage.identity))
+    cfg = compose(command, with_stages(lambda stage: f"{stage.name}-{stage.digest}"))  # whoever has made its folder
     # Null keys are left out, so that a null key added by a later version changes no older folder's hash.
     pairs = ((key, x) for key, x in flatten(cfg) if x is not None)
     config = {key: x for key, x in pairs if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT}

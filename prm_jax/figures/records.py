@@ -155,15 +155,6 @@ def number(values, key: str) -> float | None:
     return float(values) if isinstance(values, int | float) else None
 
 
-def numbers(values: dict, prefix: str = "") -> Iterable[str]:
-    """Every dotted key of a number, lists left aside."""
-    for key, x in values.items():
-        if isinstance(x, dict):
-            yield from numbers(x, f"{prefix}{key}.")
-        elif isinstance(x, int | float):
-            yield f"{prefix}{key}"
-
-
 def near(key: str, keys: Iterable[str]) -> str:
     """`did you mean ..?` with the keys that are most like one, as a whole or in a part."""
     keys = sorted(set(keys))

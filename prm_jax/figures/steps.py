@@ -37,15 +37,11 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
     if "errors" in results["runs"][0]:
         pages += [errors_figure(results, folder / "errors.png")]
     if exact := {run_names(runs): runs for _, runs, _ in groups if all("value_depth" in run for run in runs)}:
-        pages += [value_figure(exact, results, folder / "value_depth.png")]
+        drawn, n, data = draw_value_depth(exact), len(results["runs"]), results["runs"][0]["data"]
+        text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
+        text += f"; {data['name']} data, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}"
+        pages += [save(drawn.figure, folder / "value_depth.png", drawn.text + text, results)]
     return pages
-
-
-def value_figure(groups: dict[str, list[dict]], results: dict, path: Path) -> Path:
-    drawn, runs = draw_value_depth(groups), results["runs"]
-    text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
-    text += f"; {runs[0]['data']['name']} data, values of its noisy solver or of exact play"
-    return save(drawn.figure, path, f"{drawn.text}{text}; {len(runs)} run{'s' * (len(runs) > 1)}", results)
 
 
 def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:

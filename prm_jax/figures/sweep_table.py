@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.figures.records import Record, near, number, numbers, read_records
+from prm_jax.figures.records import Record, near, number, read_records
 from prm_jax.figures.style import over_seeds
 from prm_jax.launch import run_folder
+from prm_jax.launch.config import flatten
 
 # {kind of file: the numbers shown where no `y` is given, as far as the file has them}
 DEFAULT_Y = {
@@ -21,8 +22,6 @@ DEFAULT_Y = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """conf/sweeps.yaml says what each key means."""
-
     runs: str | list
     x: str | None = None
     y: str | list | None = None
@@ -82,7 +81,10 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
     """(the records of the first kind of file that has each y, the ys); InputError where none has one."""
     kinds = ("metrics",) if x == "step" else ("summary", "results", "metrics")
     records_of = {kind: [r for r in records if r.kind == kind] for kind in kinds}
-    keys = {kind: {key for r in members for key in keys_of(r)} for kind, members in records_of.items()}
+    keys = {}
+    for kind, members in records_of.items():
+        keys[kind] = {key for r in members for key, x in flatten(r.values) if isinstance(x, int | float)}
+        keys[kind] |= {key for r in members for line in r.curve for key in line}
     if not ys:
         kind = next((kind for kind in kinds if records_of[kind]), None)
         ys = [y for y in default_y(kind, records_of[kind]) if y in keys[kind]] if kind else []
@@ -102,11 +104,6 @@ def default_y(kind: str, records: list[Record]) -> list[str]:
     settings = [r.settings.items() for r in records]
     losses = {repr(sorted(x for x in items if x[0] == "objective" or x[0].startswith("loss."))) for items in settings}
     return [y if len(losses) == 1 else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
-
-
-def keys_of(r: Record) -> set[str]:
-    lines = [key for line in r.curve for key in line] if r.kind == "metrics" else []
-    return {*numbers(r.values), *lines}
 
 
 def newest(records: list[Record], left_out: dict) -> list[Record]:

@@ -117,12 +117,6 @@ def parse_problem(text: str) -> tuple[Hand, int]:
     return hand, int(match[2])
 
 
-def write(move: Move, result: int, left: Hand, restate: bool) -> str:
-    """A move's line with a result, and the numbers left if there are others."""
-    line = f"{move.first}{move.operation}{move.second}={result}"
-    return f"{line} {','.join(map(str, left))}" if restate and len(left) > 1 else line
-
-
 def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
     """The lines of one solution by the noisy solver, which continues from what it wrote, wrong or not."""
     hand, target = parse_problem(problem)
@@ -138,7 +132,8 @@ def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
             off_by_one = [x for x in (result - 1, result + 1) if 1 <= x <= LARGEST]
             result = off_by_one[rng.integers(len(off_by_one))]
         hand = after(hand, (move.first, move.second), result)
-        steps.append(write(move, result, hand, cfg.restate))
+        line = f"{move.first}{move.operation}{move.second}={result}"
+        steps.append(f"{line} {','.join(map(str, hand))}" if cfg.restate and len(hand) > 1 else line)
     return tuple(steps)
 
 

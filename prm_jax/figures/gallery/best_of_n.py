@@ -17,9 +17,9 @@ def draw(stages: Stages) -> Drawn:
     return drawn
 
 
-def peak(drawn: Drawn, series: str, panel: str = "solved") -> str:
+def peak(drawn: Drawn, series: str) -> str:
     """Says where the mean of a series is highest, and where each run is."""
-    rows = [row for row in drawn.rows if row["panel"] == panel and row["series"] == series]
+    rows = [row for row in drawn.rows if row["panel"] == "solved" and row["series"] == series]
     value_SX, top = floats([row["values"].split() for row in rows]).T, max(rows, key=lambda row: row["y"])
     tops = ", ".join(f"{rows[i]['x']:g}" for i in value_SX.argmax(1))
     return f"{series}: highest at {top['x']:g} ({top['y']:.3f}), runs at {tops}; {rows[-1]['y']:.3f} at the end"

@@ -23,7 +23,10 @@ def draw(stages: Stages) -> Drawn:
     for name, line, runs in ((FEW, "few", scored), (FULL, "full", once), (MANY, "prm", scored)):  # one vote, or none
         series[name] = {n: [run_of(runs, stage) for stage in stages[line]] for n in votes}
     critics = next(iter(series.values()))
-    tokens = {n: np.mean([tokens_a_step(run["critic"]) for run in critics[n]]) for n in votes}
+    counts = {n: [run["critic"] for run in critics[n]] for n in votes}
+    tokens = {
+        n: np.mean([n * c["tokens"] / c["critiques"] for c in counts[n]]) for n in votes
+    }  # by all votes on a step
     figure, (axes,) = panels(1, 2, 3.6, sharey=True)
     text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does "
     text += "two operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level "
@@ -49,8 +52,7 @@ def draw(stages: Stages) -> Drawn:
         if last != first:
             title = f"{kind} lines, {next(iter(series))}, {last} votes - {first}"
             drawn.statements.append(mean_difference(title, *(balanced(critics[n], kind) for n in (last, first))))
-    counts = [run["critic"] for n in votes for run in critics[n]]
-    lost, total = (sum(x[key] for x in counts) for key in ("no_verdict", "critiques"))
+    lost, total = (sum(c[key] for n in votes for c in counts[n]) for key in ("no_verdict", "critiques"))
     written = f"tokens written a step by votes: {', '.join(f'{tokens[n]:.1f} at {n}' for n in votes)}"
     untaught = ", ".join(f"{kind} lines {itself['lines'][kind]['balanced']:.3f}" for kind in TITLES)
     drawn.statements.append(f"{written}; {lost:,} of {total:,} critiques without a verdict")
@@ -60,8 +62,3 @@ def draw(stages: Stages) -> Drawn:
 
 def balanced(runs: list[dict], kind: str) -> list[float]:
     return [run["lines"][kind]["balanced"] for run in runs]
-
-
-def tokens_a_step(critic: dict) -> float:
-    """Tokens written for one step by all votes."""
-    return critic["tokens"] * critic["format"]["critic"]["votes"] / critic["critiques"]

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 
 from prm_jax.figures.paper import Stages, differences, results_at, scorer_of, share_solved, values_of
-from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels, size_axis
 from prm_jax.launch.run_log import read_log
 
@@ -18,14 +17,19 @@ def draw(stages: Stages) -> Drawn:
     figure, ((curves, auroc, best),) = panels(1, 3, 3.1)
     drawn = Drawn(figure, f"{pool['n_problems']} problems x {n} samples; the last checkpoint of each run")
     drawn.text += "; dashed: majority vote, dotted: mean of the samples"
+    auroc_of = {
+        scorer: table["solutions"][pool["headline"][scorer]]["auroc"] for scorer, table in pool["calibration"].items()
+    }
     for i, kind in enumerate(kinds):
-        x, y_SX = held_out_losses([stage_at[kind, lengths[-1], seed] for seed in seeds])
+        logs = [read_log(stage_at[kind, lengths[-1], seed].folder / "metrics.jsonl")[0] for seed in seeds]
+        runs = [[line for line in log if "eval_loss" in line] for log in logs]
+        x, y_SX = [line["step"] for line in runs[0]], [[line["eval_loss"] for line in run] for run in runs]
         drawn.curve(curves, "held-out loss", kind, x, y_SX, line_style(i), share=False)
         lowest = ", ".join(f"{x[np.argmin(y_X)]:g} ({min(y_X):.3f}, at the end {y_X[-1]:.3f})" for y_X in y_SX)
         drawn.statements.append(f"{kind}: held-out loss lowest at step {lowest}")
         runs = [[stage_at[kind, length, seed] for length in lengths] for seed in seeds]
         for axes, panel, y_SX in (
-            (auroc, "outcome AUROC", [[auroc_of(pool, stage) for stage in run] for run in runs]),
+            (auroc, "outcome AUROC", [[auroc_of[scorer_of(pool, stage)] for stage in run] for run in runs]),
             (best, f"best of {n}", [[share_solved(pool, stage, n) for stage in run] for run in runs]),
         ):
             drawn.curve(axes, panel, kind, lengths, floats(y_SX), line_style(i))
@@ -43,14 +47,3 @@ def draw(stages: Stages) -> Drawn:
         size_axis(axes, lengths, "training steps")
     drawn.legend_above(curves, len(kinds))
     return drawn
-
-
-def auroc_of(pool: dict, stage: Stage) -> float:
-    scorer = scorer_of(pool, stage)
-    return pool["calibration"][scorer]["solutions"][pool["headline"][scorer]]["auroc"]
-
-
-def held_out_losses(stages: list[Stage]) -> tuple[list[int], list[list[float]]]:
-    """(the steps of the evaluations, the validation loss of each run there, asked at the end of a solution)."""
-    runs = [[x for x in read_log(s.folder / "metrics.jsonl")[0] if "eval_loss" in x] for s in stages]
-    return [line["step"] for line in runs[0]], [[line["eval_loss"] for line in run] for run in runs]
