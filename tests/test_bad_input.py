@@ -288,6 +288,7 @@ LINES = [
     ("evaluate", r"checkpoint: no finished run under"),
     ("evaluate checkpoint=./nowhere", r"nowhere: no such folder"),
     ("evaluate checkpoint=empty", r"empty: is neither a run with checkpoints nor a Hugging Face folder"),
+    ("train batch=[]", r"Could not override 'batch'"),
     ("evaluate checkpoint=[]", r"checkpoint: got an empty list"),
     ("evaluate checkpoint=[random,./nowhere] data=chain", r"nowhere: no such folder"),
     ("evaluate checkpoint=checker-2-3", r"checker-2-3"),

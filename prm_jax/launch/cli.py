@@ -132,7 +132,8 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
         key, _, value = error.override.partition("=")
         text = f"{error.override}: Hydra cannot read it; quote such a value twice: '{key}=\"{value}\"'"
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
-    if config_name and (mistyped := re.match(r"Could not override '([^']+)'", text)):
+    mistyped = re.match(r"Could not override '([^']+)'", text)
+    if config_name and mistyped and not (CONF / mistyped[1]).is_dir():
         chosen = [word for word in sys.argv[1:] if (CONF / word.split("=")[0]).is_dir() and "," not in word]
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             key, cfg = mistyped[1], hydra.compose(config_name, chosen)
