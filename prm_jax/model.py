@@ -368,8 +368,8 @@ def choose_dtype(name: str) -> str:
 
 
 def choose_remat(name: str) -> str:
-    """The remat of a ModelConfig: `auto` is dots on CPU, where it takes .75 to .8 of the time of full, and full on GPU
-    and TPU, whose memory is scarce."""
+    """The remat of a ModelConfig: `auto` is dots on CPU, where a training step takes .8 (26.7M parameters) to .9 (the
+    embedded shape) of the time of full, and full on GPU and TPU, whose memory is scarce."""
     if name == "auto":
         return "dots" if jax.devices()[0].platform == "cpu" else "full"
     return name

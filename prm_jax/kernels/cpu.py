@@ -156,9 +156,8 @@ def _batch_multiply(a, b, over_a: int, over_b: int):
 
 def one_product(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     """Softmax attention of short rows, whose scores are computed at once, for so many rows at a time that the scores
-    stay in a core's cache (a fifth of a training step of the embedded shape). Half of the queries see half of the keys
-    at most. One batch axis (row, group) and two matrix axes are the only layout that XLA's CPU backend multiplies at
-    full speed."""
+    stay in a core's cache. Half of the queries see half of the keys at most, which takes .8 of the time. One batch axis
+    (row, group) and two matrix axes are the only layout that XLA's CPU backend multiplies at full speed."""
     B, L, H, K = q_BLHK.shape
     G, half = k_BLGK.shape[2], L // 2
     r = max(n for n in range(1, B + 1) if B % n == 0 and (n == 1 or n * H * L * L <= SCORES))
