@@ -48,22 +48,22 @@ def main(cfg):
     folder = run_folder.output_dir()
     mesh = None
     if cfg.what in (*PEERS, "accelerator", "search", "serve"):
-        default = {"sampling": 1}.get(cfg.what)  # conf/sampling.yaml's; else that of training and scoring
+        default = 1 if cfg.what == "sampling" else None  # conf/sampling.yaml's; else that of training and scoring
         set_cpu_devices(math.prod(vars(cfg.mesh).values()) if cfg.mesh.data else default)
         mesh = modest_mesh(getattr(getattr(cfg, cfg.what), "rows", 4), cfg.mesh)  # 4 rows in evaluation and the server
     print(f"measuring   {cfg.what}: the table follows, after some minutes with the default sizes", flush=True)
     with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh):
         rows = JOBS[cfg.what](cfg)
-        about = machine()
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    text = "\n".join(f"{name:<14}{x}" for name, x in (about | {"versions": versions}).items())
+        measured_on = machine()
+    versions = ", ".join(f"{name} {version}" for name, version in measured_on["versions"].items())
+    text = "\n".join(f"{name:<14}{x}" for name, x in (measured_on | {"versions": versions}).items())
     if cfg.what == "accelerator":
         text += f"\n\n{markdown(rows)}\n"
         (folder / "results.md").write_text(text)
     print(text if cfg.what == "accelerator" else f"{text}\n{table(rows)}")
     path = folder / "results.json"
     results = {row.name: row.value for row in rows} | {"notes": {row.name: row.note for row in rows if row.note}}
-    run_folder.write_json(path, results | about)
+    run_folder.write_json(path, results | measured_on)
     print(f"results     {path}")
 
 

@@ -101,10 +101,10 @@ def shown(x: float) -> str:
 def machine() -> dict:
     """What the numbers depend on: the processor, its instructions, cores, devices in use, versions."""
     info = Path("/proc/cpuinfo")
-    about = dict(re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", info.read_text() if info.exists() else ""))
-    flags = (about.get("flags") or about.get("Features") or "").split()
+    cpu = dict(re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", info.read_text() if info.exists() else ""))
+    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
     return {
-        "processor": about.get("model name") or platform.processor() or platform.machine(),
+        "processor": cpu.get("model name") or platform.processor() or platform.machine(),
         "instructions": " ".join(name for name in INSTRUCTIONS if name in flags),
         "cpus": os.cpu_count(),
         "device": jax.devices()[0].device_kind,

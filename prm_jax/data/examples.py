@@ -71,7 +71,8 @@ def _with_targets(encoded: Encoded, label_T, rating_T, objective: str, weights: 
 def _pack(e: Example) -> bytes:
     """The bytes of an example without what `_with_targets` adds."""
     kind = np.uint16 if e.ids_L.max() < 1 << 16 else np.int32
-    step_3T = np.stack([e.step_end_T, e.targets["label"], e.targets["rating"]])  # float64 holds all
+    # A float32 holds every place below 2^24, far beyond the longest row.
+    step_3T = np.stack([e.step_end_T, e.targets["label"], e.targets["rating"]])
     return pickle.dumps((e.start, kind, e.ids_L.astype(kind).tobytes(), step_3T.astype(np.float32).tobytes()))
 
 

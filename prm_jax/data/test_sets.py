@@ -132,8 +132,8 @@ def toolprmbench(row: dict, row_id: str, counts) -> list[Solution]:
     for index, turn in enumerate(turns):
         is_turn = isinstance(turn, dict) and isinstance(turn.get("role"), str)
         require(is_turn, f"history[{index}]", turn, "a turn with a role")
-    told = [_message(turn, f"history[{index}].") for index, turn in enumerate(turns)]
-    problem = "\n".join([*([_text(functions)] if functions else []), *told])
+    messages = [_message(turn, f"history[{index}].") for index, turn in enumerate(turns)]
+    problem = "\n".join([*([_text(functions)] if functions else []), *messages])
     solutions = []
     for name, label in (("chosen", 1.0), ("rejected", 0.0)):
         action = row.get(f"action_{name}")
