@@ -35,6 +35,7 @@ class Continuation:
     logp_L: np.ndarray  # log p of each in nats, float32, under the model itself: temperature 1, all tokens
     text: str  # without the end-of-sequence token
     finish_reason: Literal["eos", "stop", "length"]  # end of sequence, end of a step, or cut by max_tokens
+    logp_T: tuple[float, ...] | None = None  # log p of each step's tokens; None: not known, or a token is of two steps
 
 
 class Policy(Protocol):

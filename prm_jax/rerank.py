@@ -176,6 +176,13 @@ def mean_score(p_PN, score_PN, eligible_PN=None):
 
 
 @jax.jit
+def with_reference(score_PN, log_ref_PN, beta):
+    """score + beta log ref: whose arg max is that of reweight's law ref exp(score / beta). With the policy's own log p
+    as `log_ref_PN` best of n keeps to texts that the policy would write: a verifier's blind spots are rare texts."""
+    return jnp.where(score_PN == -jnp.inf, -jnp.inf, score_PN + beta * log_ref_PN)
+
+
+@jax.jit
 def reweight(score_PN, beta, ref_PN=None, eligible_PN=None, mask_PN=None) -> Reweighted:
     """pi*_i = ref_i exp(score_i / beta) / Z, the distribution that maximises E[score] - beta KL(pi || ref).
 

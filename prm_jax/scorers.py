@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from prm_jax.data.equations import verdict
-from prm_jax.data.units import UNITS
+from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.protocols import Rows
 
-CERTAIN = 20.0  # log-odds of an exact verdict: P(good) is 1 - 2e-9
 LIKELY = 1.8  # log-odds of a step whose equations hold: people call .86 of such steps good, and .87 of all steps
 
 

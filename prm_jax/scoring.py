@@ -15,7 +15,7 @@ from prm_jax import InputError
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.rows import append_rows, field, json_lines, require_same
-from prm_jax.data.units import UNITS
+from prm_jax.data.units import UNITS, log_p_to_log_odds
 from prm_jax.heads import good_logit
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
@@ -36,11 +36,13 @@ def step_log_odds(model: PRM, batch):
 
 
 @jax.jit
-def log_ratio(policy: PRM, reference: PRM, batch):
-    """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024)."""
+def log_ratio(policy: PRM, reference: PRM | None, batch):
+    """log policy - log reference of the token after each token, in nats, ratio_BL (Yuan et al. 2024); without a
+    reference log policy."""
     inputs = batch["ids"], batch["pos"], batch["visible_until"]
-    logp_BL, reference_BL = (model.next_logprobs(model(*inputs), batch["ids"]) for model in (policy, reference))
-    return replicate(logp_BL - reference_BL)
+    models = [policy] if reference is None else [policy, reference]
+    logp_BL, *others = (model.next_logprobs(model(*inputs), batch["ids"]) for model in models)
+    return replicate(logp_BL - others[0] if others else logp_BL)
 
 
 def step_ratios(beta: float, ratio_L: np.ndarray, encoded: Encoded) -> np.ndarray:
@@ -70,8 +72,8 @@ class ScoringStats:
 
 @dataclasses.dataclass
 class ModelScorer:
-    """Scores steps by a model's step head or, with a reference model, by beta times the log-ratio (`log_ratio`). A
-    repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A score
+    """Scores steps by a model's step head; with a reference model by beta times the log-ratio (`log_ratio`); with
+    `likelihood` by the log-odds of the step's own probability under a language model. A repeated row is scored once, and a prefix that solutions share (the problem, first steps) is computed once. A score
     depends only on its own solution: in float32 up to rounding (2e-7 of P(good)); in bfloat16 its neighbours in the
     packed row move P(good) by up to .0016. `row_tokens=None` is chosen from the lengths in the first call; a longer
     solution doubles the rows from then on."""
@@ -85,6 +87,7 @@ class ModelScorer:
     reference: PRM | None = None
     batch_rows: int = 8
     row_tokens: int | None = None
+    likelihood: bool = False
     stats: ScoringStats = dataclasses.field(default_factory=ScoringStats)
 
     @property
@@ -103,8 +106,17 @@ class ModelScorer:
         return [np.repeat(scores[distinct[row]], n) for row, n in zip(rows, times, strict=True)]
 
     def may_share(self, row_tokens: int) -> bool:
-        """Whether a row may be a prefix tree; a log-ratio needs the next token in the next place."""
-        return self.reference is None and fits_window(self.model.cfg, row_tokens)
+        """Whether a row may be a prefix tree; what is read of each token needs the next one in the next place."""
+        return not self.by_token and fits_window(self.model.cfg, row_tokens)
+
+    @property
+    def by_token(self) -> bool:
+        return self.likelihood or self.reference is not None
+
+    def of_tokens(self, value_L: np.ndarray, encoded: Encoded) -> np.ndarray:
+        if self.likelihood:
+            return log_p_to_log_odds(step_ratios(1.0, value_L, encoded)).astype(np.float32)
+        return step_ratios(self.format.beta, value_L, encoded)
 
     def score_encoded(self, encoded: list[Encoded]) -> list[np.ndarray]:
         """Scores packed rows in few shapes: step slots and rows are powers of two, rows a multiple of the mesh's."""
@@ -115,7 +127,7 @@ class ModelScorer:
             self.row_tokens = doubled(self.row_tokens, longest)
         else:
             self.row_tokens = choose_width(longest, lambda L: plan_rows(sequences, L, self.may_share(L))[0])
-        L, by_ratio, share = self.row_tokens, self.reference is not None, self.may_share(self.row_tokens)
+        L, by_token, share = self.row_tokens, self.by_token, self.may_share(self.row_tokens)
         packs, computed = plan_rows(sequences, L, share)
         self.stats.solutions += len(encoded)
         self.stats.tokens += sum(map(len, sequences))
@@ -126,7 +138,7 @@ class ModelScorer:
             for value_n, (pack, reads) in zip(np.asarray(value_Bn), layouts, strict=True):
                 for i, read_n in zip(pack, reads, strict=True):
                     score_n = value_n[read_n]
-                    scores[i] = step_ratios(self.format.beta, score_n, encoded[i]) if by_ratio else score_n
+                    scores[i] = self.of_tokens(score_n, encoded[i]) if by_token else score_n
 
         pending = None
         for start in range(0, len(packs), self.batch_rows):
@@ -136,14 +148,14 @@ class ModelScorer:
             batch_packs += [[]] * (B - len(batch_packs))
             batch, places, slots = layout_batch([[encoded[i] for i in pack] for pack in batch_packs], L, share=share)
             self.stats.places += B * L
-            self.stats.shapes.add((B, L, 0 if by_ratio else batch["step_end"].shape[1]))
-            if by_ratio:
+            self.stats.shapes.add((B, L, 0 if by_token else batch["step_end"].shape[1]))
+            if by_token:
                 del batch["step_end"]  # every token has a value
             batch = shard_batch(batch, B)
-            value_Bn = log_ratio(self.model, self.reference, batch) if by_ratio else step_log_odds(self.model, batch)
+            value_Bn = log_ratio(self.model, self.reference, batch) if by_token else step_log_odds(self.model, batch)
             if pending:  # read one batch late, while the device computes the next
                 finish(*pending)
-            pending = value_Bn, list(zip(batch_packs, places if by_ratio else slots, strict=True))
+            pending = value_Bn, list(zip(batch_packs, places if by_token else slots, strict=True))
         finish(*pending)
         return scores
 

@@ -15,6 +15,7 @@ from prm_jax import InputError, rerank, witness
 from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
 from prm_jax.evals import best_of_n as best_of_n_task
 from prm_jax.evals import pool_metrics as best_of_n
+from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.figures import best_of_n as best_of_n_figure
 from prm_jax.figures import style
 from prm_jax.figures.best_of_n import best_of_n_figures
@@ -60,7 +61,7 @@ def parsed_rules(**changes):
 
 
 def measured(pool=POOL, rules=RULES, labels=None, scorers=("a",)):
-    return best_of_n.pool_results(best_of_n.pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
+    return best_of_n.pool_results(pool_arrays(pool, step_labels=labels), list(scorers), rules, 0)
 
 
 def mean_over_subsets(pool, n, won):
@@ -305,8 +306,8 @@ def test_length_is_compared_apart_among_who_repeats_the_problem():
 
 
 def test_what_may_be_probabilities_and_repeated_problems_are_told(capsys):
-    pool = best_of_n.pool_arrays([*POOL, dataclasses.replace(POOL[0], id="r")])
-    assert pool.n_repeated == 1 and best_of_n.pool_arrays(POOL).n_repeated == 0
+    pool = pool_arrays([*POOL, dataclasses.replace(POOL[0], id="r")])
+    assert pool.n_repeated == 1 and pool_arrays(POOL).n_repeated == 0
     assert pool.unit("a", "probability") == "probability" and capsys.readouterr().out == ""
     assert pool.unit("a", "logit") == "logit"
     assert (
@@ -314,7 +315,7 @@ def test_what_may_be_probabilities_and_repeated_problems_are_told(capsys):
         == "scores      a: all in [0, 1], read as logit; probabilities need scores_unit=probability\n"
     )
     said = [dataclasses.replace(p, scores_unit={"a": "logit"}) for p in POOL]
-    assert best_of_n.pool_arrays(said).unit("a", "logit") == "logit" and capsys.readouterr().out == ""
+    assert pool_arrays(said).unit("a", "logit") == "logit" and capsys.readouterr().out == ""
 
 
 def test_intervals_of_the_curves_are_those_of_the_numbers():
@@ -384,7 +385,7 @@ def test_tables_and_figures_have_the_usual_aggregators_or_those_asked_for(capsys
 
 def test_a_blank_answer_is_none():
     candidates = tuple(Candidate(("a",), answer, False, True, {}) for answer in ("", " ", "", "7"))
-    pool = best_of_n.pool_arrays([Problem("i", "p", "7", candidates)])
+    pool = pool_arrays([Problem("i", "p", "7", candidates)])
     assert pool.eligible_PN.tolist() == [[False, False, False, True]] and pool.dropped["without_answer"] == 3
     assert pool.answer_PN[0, :3].tolist() == [-1, -1, -1]
 
@@ -440,7 +441,7 @@ def test_calibration_against_outcomes_and_exact_labels():
 def test_bad_pools_name_the_place():
     ungraded = [Problem("p", "x", "1", (candidate([0.5], "1", None),))]
     with pytest.raises(InputError, match=r"problem p: candidates\[0\].correct: nobody graded it"):
-        best_of_n.pool_arrays(ungraded)
+        pool_arrays(ungraded)
     outside = [Problem("p", "x", "1", (candidate([0.5, -2.0], "1", True),))]
     with pytest.raises(InputError, match=r"problem p: candidates\[0\].step_scores.a\[1\]: got -2, expected a prob"):
         measured(outside)

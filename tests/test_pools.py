@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, read_pool, scores_in_unit, with_scores, write_pool
-from prm_jax.evals.pool_metrics import log_scores, pool_arrays
+from prm_jax.evals.pool_arrays import log_scores, pool_arrays
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
 POOL = [

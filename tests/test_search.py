@@ -19,8 +19,8 @@ import evaluate
 from prm_jax import stats, tasks
 from prm_jax.data.formats import Format
 from prm_jax.data.pools import Candidate, Problem, read_pool
-from prm_jax.evals import pool_metrics
 from prm_jax.evals import search as evals_search
+from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.evals.search import search_all, solved_by
 from prm_jax.generate import search
 from prm_jax.generate.mcts import mcts, mctx_step
@@ -391,7 +391,7 @@ SMALL = (
 def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
     cut = Candidate(("4+5=2",), None, False, False, {"search": (0.3,)})
     pool = [Problem(str(i), "4 +5 *3 mod7?", "6", (cut,), {"search": "logit"}) for i in range(2)]
-    solved = solved_by(pool, SimpleNamespace(arrays=pool_metrics.pool_arrays), "prod")
+    solved = solved_by(pool, SimpleNamespace(arrays=pool_arrays), "prod")
     assert {rule: x.tolist() for rule, x in solved.items()} == {key: [0.0, 0.0] for key in ("best", "vote", "oracle")}
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.evals import pool_metrics, trace_error
+from prm_jax.evals.pool_arrays import pool_arrays
 
 
 def candidate(steps, scores, answer, correct, finished=True):
@@ -23,7 +24,7 @@ RULES = pool_metrics.Rules("probability", "prod", "share", 4)
 
 
 def measured():
-    return pool_metrics.pool_results(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], RULES, 0)
+    return pool_metrics.pool_results(pool_arrays(POOL, step_labels=LABELS), ["prm"], RULES, 0)
 
 
 def test_errors_of_the_chosen_by_hand():
@@ -54,7 +55,7 @@ def test_a_vote_that_counts_its_first_member_is_shown_by_the_best_scored_one():
     two = trace_error.best_of_winners(np.array([[0.5, 0.0, 0.5]]), answer_PN, np.array([[-1.0, -1.0, -3.0]]))
     assert two.tolist() == [[0.25, 0.25, 0.5]]
     first = pool_metrics.Rules("probability", "prod", "first", 4)
-    results = pool_metrics.pool_results(pool_metrics.pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
+    results = pool_metrics.pool_results(pool_arrays(POOL, step_labels=LABELS), ["prm"], first, 0)
     assert results["chosen"]["rules"]["prm.weighted_vote"]["final_error"] == pytest.approx(0.5)  # 1 in one, 4 in two
 
 

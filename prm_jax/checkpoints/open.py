@@ -36,7 +36,8 @@ class Loaded:
 
     def scorer(self, batch_rows: int, row_tokens: int | None = None) -> ModelScorer:
         if self.objective == "lm":
-            raise InputError(f"{self.name}: is a language model (objective=lm), so it cannot score steps")
+            hint = "checkpoint=policy:NAME scores by its likelihood"
+            raise InputError(f"{self.name}: is a language model (objective=lm), so it has no step head; {hint}")
         fields = {name: value for name, value in vars(self).items() if name != "config"}
         return ModelScorer(**fields, batch_rows=batch_rows, row_tokens=row_tokens)
 

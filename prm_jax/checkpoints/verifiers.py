@@ -10,13 +10,15 @@ from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.formats import Format, read_format
 from prm_jax.data.splits import data_config
-from prm_jax.launch.config import CONF
+from prm_jax.launch.config import CONF, expect
 from prm_jax.scorers import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
+from prm_jax.scoring import ModelScorer
 
 SERVER = ("http://", "https://")
 # Scorers without a folder: the embedded task's exact checker and exact values, optionally with faults (the share of
-# missed errors and d', as in checker-0.05-3), the equations of a text, and noise.
-BUILT_IN = re.compile(r"equations|random|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
+# missed errors and d', as in checker-0.05-3), the equations of a text, noise, and the likelihood under a language model
+# (the embedded task's policy, or policy:NAME).
+BUILT_IN = re.compile(r"equations|random|policy(?::.+)?|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
 
 
 class OpenOptions(NamedTuple):
@@ -40,6 +42,8 @@ def open_verifier(name: str, options: OpenOptions):
         return EquationScorer()
     if name == "random":
         return RandomScorer(options.seed)
+    if name.startswith("policy"):
+        return likelihood_scorer(name, options)
     if built_in := BUILT_IN.fullmatch(name):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], options)
@@ -59,6 +63,20 @@ def open_verifier(name: str, options: OpenOptions):
         print(f"format      {name}: has a step head, so it is no critic; it is read with its own format")
         return loaded.scorer(options.rows, options.tokens)
     return Critic(LocalWriter(loaded, name, fmt, options.rows, options.tokens), fmt, options.seed)
+
+
+def likelihood_scorer(name: str, options: OpenOptions) -> ModelScorer:
+    """The log-odds of each step's own probability under the policy of the embedded task, or under policy:NAME: what a
+    language model knows of its steps before anybody has labelled one."""
+    path = name.partition(":")[2] or (options.data or {}).get("policy")
+    expect(path, "checkpoint", name, "policy:NAME, a language model, where the data have no policy of their own")
+    loaded = open_checkpoint(path, options.which, None, options.dtype)
+    expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
+    fmt = loaded.format or (
+        read_format("plain") if options.format is None or options.format.name == "auto" else options.format
+    )
+    args = loaded.model, loaded.tokenizer, fmt, "unknown", "prm", name, None, options.rows, options.tokens
+    return ModelScorer(*args, likelihood=True)
 
 
 def critic_of(name: str) -> tuple[Format, str] | None:

@@ -20,9 +20,8 @@ import numpy as np
 from prm_jax.critics.execution import run_code, sandbox
 from prm_jax.data.critiques import CODE, cut_at, fill, prompt_text
 from prm_jax.data.formats import Format
-from prm_jax.data.units import UNITS
+from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.protocols import Rows
-from prm_jax.scorers import CERTAIN
 
 KEPT = 1 << 20  # steps whose votes are kept from call to call, since a search asks about its prefixes again
 

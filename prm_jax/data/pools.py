@@ -28,17 +28,20 @@ class Candidate:
     correct: bool | None = None
     finished: bool = True
     step_scores: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    # Of each step's tokens under the policy that drew it, in nats, at temperature 1; the last one's with the text's end.
+    logp: tuple[float, ...] | None = None
 
     def __post_init__(self):
         if not self.steps:
             raise InputError("steps: found none, expected at least one")
         n = len(self.steps)
-        for name, scores in self.step_scores.items():
-            if len(scores) != n:
-                raise field_error(f"step_scores.{name}", len(scores), f"one score for each of {n} steps")
-            for index, score in enumerate(scores):
-                if type(score) not in (int, float) or not math.isfinite(score):
-                    raise field_error(f"step_scores.{name}[{index}]", score, "a finite number")
+        of_steps = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
+        for name, numbers in (of_steps | {"logp": self.logp} if self.logp is not None else of_steps).items():
+            if len(numbers) != n:
+                raise field_error(name, len(numbers), f"one number for each of {n} steps")
+            for index, x in enumerate(numbers):
+                if type(x) not in (int, float) or not math.isfinite(x):
+                    raise field_error(f"{name}[{index}]", x, "a finite number")
 
     @property
     def outcome(self) -> float | None:
@@ -72,9 +75,10 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
     """Yields the problems of a pool file, with all step scores or only the required `names`.
 
-    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores], scores_unit, task; answer,
-    correct, finished (then true), step_scores, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows
-    are read too, but not source_is_correct, graded against wrong answers. InputError names the line and field."""
+    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit, task;
+    answer, correct, finished (then true), step_scores, logp, scores_unit ({name: unit}) and task are optional.
+    StrictPRMBench's rows are read too, but not source_is_correct, graded against wrong answers. InputError names the
+    line and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
@@ -100,7 +104,8 @@ def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
             step_scores = {name: tuple(field(stored, name, list, f"{scores}.")) for name in keep}
             finished = optional(candidate, "finished", bool) is not False
             correct, stated = optional(candidate, "correct", bool), optional(candidate, answer, str)
-            candidates.append(Candidate(texts(candidate, "steps"), stated, correct, finished, step_scores))
+            logp = None if (logp := optional(candidate, "logp", list)) is None else tuple(logp)
+            candidates.append(Candidate(texts(candidate, "steps"), stated, correct, finished, step_scores, logp))
         except InputError as error:
             raise InputError(f"candidates[{index}].{error}") from None
     units = optional(row, "scores_unit", dict) or {}

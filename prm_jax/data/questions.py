@@ -11,6 +11,7 @@ from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.pools import Candidate
 from prm_jax.data.rows import field, read_rows, require, row_place
 from prm_jax.data.steps import steps_of
+from prm_jax.protocols import Continuation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,11 @@ def read_questions(path: str | Path) -> Iterator[Question]:
         yield Question(name, problem, read_gold(answer if answer is None else str(answer)))
 
 
-def as_candidate(fmt: Format, text: str, is_whole: bool) -> Candidate:
+def as_candidate(fmt: Format, sample: Continuation) -> Candidate:
     """A sampled solution with the answer it states; one without steps is kept as one empty step, unfinished."""
-    steps = steps_of(fmt, text)
-    return Candidate(steps or ("",), answer=extract("\n".join(steps)), finished=is_whole and bool(steps))
+    steps = steps_of(fmt, sample.text)
+    is_whole = sample.finish_reason == "eos" and bool(steps)
+    return Candidate(steps or ("",), extract("\n".join(steps)), finished=is_whole, logp=sample.logp_T)
 
 
 COUNTS = ["problems", "resumed", "candidates", "policy_tokens", "finished", "cut", "empty", "unanswered"]

@@ -5,7 +5,7 @@ Only white space at a cut is dropped, so the steps, joined, are the text up to w
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prm_jax.data.rows import require
 
@@ -99,3 +99,25 @@ SPLITS = {
 def steps_of(fmt, text: str) -> tuple[str, ...]:
     """The non-blank steps of a text in a Format's convention."""
     return tuple(piece.strip() if fmt.strip else piece for piece in text.split(fmt.separator) if piece.strip())
+
+
+def step_of_tokens(fmt, tokens: Sequence[str]) -> list[int]:
+    """The step of each token of a solution, given their texts: one that contains the separator ends a step, and blank
+    pieces join the step before."""
+    piece_L, texts = [], [""]
+    for token in tokens:
+        piece_L.append(len(texts) - 1)
+        texts[-1] += token
+        texts += [""] * (fmt.separator in token)
+    n_steps = list(itertools.accumulate(bool(text.strip()) for text in texts))  # up to and including each piece
+    return [max(n_steps[piece] - 1, 0) for piece in piece_L]
+
+
+def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tuple[float, ...] | None:
+    """The sums over each step of a text of its tokens' numbers; None where a token is of two steps."""
+    step_L, sums = step_of_tokens(fmt, tokens), [0.0] * max(len(steps_of(fmt, text)), 1)
+    if len(x_L) != len(tokens) or max(step_L, default=0) + 1 != len(sums):
+        return None
+    for step, x in zip(step_L, x_L, strict=True):
+        sums[step] += float(x)
+    return tuple(sums)

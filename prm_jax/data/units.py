@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+CERTAIN = 20.0  # log-odds that stand for a certain verdict: P(good) is 1 - 2e-9
+
 
 def _log_odds(p):
     """log p / (1 - p), infinite at 0 and 1."""
@@ -32,6 +34,13 @@ UNITS = {
     # beta * (log policy - log reference), unbounded; ImplicitPRM reads it as log-odds.
     "log_ratio": Unit(-math.inf, math.inf, lambda x: x, lambda x: x, "log-ratio (nats)"),
 }
+
+
+def log_p_to_log_odds(logp) -> np.ndarray:
+    """Log-odds of log-probabilities, float64, at most CERTAIN, which stands for a probability of 1."""
+    logp = np.asarray(logp, np.float64)
+    with np.errstate(divide="ignore"):
+        return np.minimum(logp - np.log(-np.expm1(np.minimum(logp, 0.0))), CERTAIN)
 
 
 def probability(log_odds) -> np.ndarray:

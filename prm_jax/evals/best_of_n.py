@@ -8,11 +8,13 @@ from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import biases, pool_metrics, trace_error
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
+from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 
-FEW_SCORERS = 2  # more are not compared in pairs on the screen
+FEW_SCORERS = 3  # more are not compared in pairs on the screen
+POLICY_SOURCES = {"policy": "policy", "votes": "votes, for want of the policy's"}
 FEW_PROBLEMS = 6  # that differ: of fewer a sign test cannot reach .05, whatever an interval says
 ABOUT_TESTS = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
 
@@ -55,7 +57,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     if cfg.checker:
         problems, grading_counts = grading.grade_pool(grading.with_answers(problems), cfg.checker)
         groups = grading.group_pool(problems, cfg.checker)
-    pool = pool_metrics.pool_arrays(problems, groups, exact_labels)
+    pool = pool_arrays(problems, groups, exact_labels)
     for name, n in pool.lacking.items():
         print(f"scores      {name}: left out, {n} candidates have none")
     if pool.n_repeated:
@@ -64,9 +66,10 @@ def run(setup: Setup, cfg: Config) -> dict:
     if setup.checkpoints:
         problems, verifiers = score_pool(setup, cfg, problems)
         pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
-        pool = pool_metrics.pool_arrays(problems, groups, exact_labels)
+        pool = pool_arrays(problems, groups, exact_labels)
         print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
     scorers += verifiers
+    scorers += [POLICY] * (POLICY in pool.scores and POLICY not in scorers)  # what nobody taught stands beside it
     if not scorers:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
     value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
@@ -162,6 +165,8 @@ def show_selections(results: dict, N: str):
             print(f"scorer      {scorer}: {n} problems have a candidate with a step of probability 0: {tie}")
         if scorer in results["verifiers"]:
             print(f"scorer      {scorer}: {results['verifiers'][scorer]['verifier']}")
+        elif scorer == POLICY:
+            print("scorer      policy: each step's log p under the policy that drew it, which nobody taught to verify")
     against = {test["a"]: test for test in tests_at(results, N) if test["b"] == "majority"}
     print(f"best of {N:<32} {'interval':<17} {'minus majority vote':<36} weighted vote")
     selections = {f"{scorer}.{aggregator}.best_of_n" for scorer, aggregator in results["headline"].items()}
@@ -172,6 +177,11 @@ def show_selections(results: dict, N: str):
             line += f" {difference_text(against[f'{scorer}.{aggregator}.best_of_n']):<36}"
             line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
         print(line)
+        if "with_policy" in numbers:
+            name = f"{scorer} + {results['policy_weight']:g} log p of " + POLICY_SOURCES[results["policy_source"]]
+            line = f"  {name:<31}{numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}"
+            path = f"{scorer}.{aggregator}.with_policy"
+            print(line + (f" {difference_text(against[path])}" if path in against else ""))
     for test in tests_at(results, N):
         if {test["a"], test["b"]} == selections:
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
@@ -191,6 +201,8 @@ def show_curves(results: dict):
     for scorer, aggregator in results["headline"].items():
         numbers = results["scorers"][scorer][aggregator]
         curves[f"{scorer}, best of n ({aggregator})"] = numbers["best_of_n"]
+        if len(numbers.get("with_policy", ())) == len(sizes):
+            curves[f"{scorer} + {results['policy_weight']:g} log p of the policy"] = numbers["with_policy"]
         if len(results["scorers"]) <= FEW_SCORERS and "weighted_vote" in numbers:
             curves[f"{scorer}, weighted vote"] = numbers["weighted_vote"]
     curves |= {name: results[name] for name in ("majority", "oracle") if name in results}

@@ -103,17 +103,14 @@ def check_there(name: str, which: str):
 def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
-    options = cfg.which, cfg.format, cfg.dtype, cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed, setup.data
-    return open_verifier(name, OpenOptions(*options, exact_task(setup), setup.files))
-
-
-def exact_task(setup: Setup) -> str | None:
-    """The name of `data` or, if no file is read, of the first run's data: an embedded task, whose checker is used."""
+    options = cfg.which, cfg.format, cfg.dtype, cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed
     run = next(filter(is_run, setup.checkpoints), None)
     by_run = setup.data.name == "of_run" and run and not setup.files
-    data = run_folder.run_config(Path(run)).data if by_run else setup.data
+    data = (
+        run_folder.run_config(Path(run)).data if by_run else setup.data
+    )  # an embedded task has a checker and a policy
     names = {part.name for part in (data.get("sources") or {"": data}).values()}
-    return names.pop() if len(names) == 1 else None
+    return open_verifier(name, OpenOptions(*options, data, names.pop() if len(names) == 1 else None, setup.files))
 
 
 def one_scorer(setup: Setup, task: str):
@@ -175,7 +172,7 @@ def new_name(name: str | None, scorer, taken: set[str]) -> str:
     is_free = name is None or not (name in taken or "/" in name)
     expect(is_free, "scores_name", name, "a name without / that the pool does not have")
     built_in = BUILT_IN.fullmatch(scorer.name)
-    first = (built_in[1] or built_in[0]) if built_in else scorer.objective
+    first = (built_in[1] or built_in[0].partition(":")[0]) if built_in else scorer.objective
     names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
     return name or next(free for free in names if free not in taken)
 

@@ -8,11 +8,9 @@ Dimension key
   P problems, N candidates, T steps, n subset sizes, b betas
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
-from array import array
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
@@ -20,14 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax import InputError, metrics, rerank, stats, votes
-from prm_jax.data.grading import is_blank
-from prm_jax.data.pools import Problem, outside
-from prm_jax.data.rows import field_error
-from prm_jax.data.units import UNITS, as_probability
+from prm_jax import rerank, stats, votes
+from prm_jax.data.units import UNITS
 from prm_jax.evals import biases, trace_error
 from prm_jax.evals.calibration import pool_calibration
-from prm_jax.launch.config import Count, expect, one_of
+from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
+from prm_jax.launch.config import Count, NotNegative, expect, one_of
 
 PLACES = 1 << 21  # steps laid out at a time, each solution padded to the longest of the pool
 # Tables and figures leave these aggregators out where nobody asks for them.
@@ -46,6 +42,7 @@ class Rules:
     vote_draws: Count
     vote_counts: Annotated[str, one_of(votes.COUNTS)] | None = None
     aggregators: str | list | None = None
+    policy_weight: NotNegative = 0.5
 
     def __post_init__(self):
         shown_aggregators(self.aggregators)
@@ -65,118 +62,6 @@ def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -
     for name in names:
         expect(name in every, "aggregators", name, f"all, null, or names of {', '.join(every)}")
     return [name for name in every if name in {*names, *headlines}]
-
-
-@dataclasses.dataclass(frozen=True)
-class Pool:
-    """A pool as arrays, without its texts. Further axes: n all candidates one after another, m all their steps.
-
-    eligible_PN is False for candidates that are unfinished or have no answer: they fill a place of the n and never win
-    (OpenAI's protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem; -1 where not eligible.
-    """
-
-    ids: list[str]  # of the problems
-    right_PN: np.ndarray
-    present_PN: np.ndarray
-    eligible_PN: np.ndarray
-    answer_PN: np.ndarray | None  # None if no candidate has an answer
-    dropped: dict[str, int]
-    finished_n: np.ndarray  # a candidate that was cut has no outcome to measure scores against
-    steps_n: np.ndarray  # number of steps
-    length_n: np.ndarray  # characters
-    repeats_n: np.ndarray  # whether the first step repeats the problem
-    scores: dict[str, np.ndarray]  # {name: score_m}, float64, of the scores that every candidate has
-    units: dict[str, set]  # {name: units of its scores by the problems, None where a problem names none}
-    lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
-    n_repeated: int  # problems with the text of an earlier one
-    labels: list | None = None  # correctness label_T of each candidate, where they are known
-
-    def unit(self, name: str, default: str) -> str:
-        """The unit of step scores by the file, or `default`; InputError if it names two, or a score is out of range."""
-        units = sorted({unit or default for unit in self.units[name]})
-        if len(units) > 1:
-            raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
-        low, high, score_m = UNITS[units[0]].low, UNITS[units[0]].high, self.scores[name]
-        for m in np.flatnonzero((score_m < low) | (score_m > high))[:1]:
-            n = int(np.searchsorted(np.cumsum(self.steps_n), m, side="right"))
-            p, place = np.argwhere(self.present_PN)[n]
-            raise outside(self.ids[p], place, name, m - self.steps_n[:n].sum(), score_m[m], units[0])
-        if self.units[name] == {None} and units[0] != "probability" and 0 <= score_m.min() and score_m.max() <= 1:
-            print(f"scores      {name}: all in [0, 1], read as {units[0]}; probabilities need scores_unit=probability")
-        return units[0]
-
-    def labelled(self) -> tuple[np.ndarray, np.ndarray]:
-        """(index, label) of the labelled steps up to and including each candidate's first wrong one."""
-        pairs = []
-        for start, label_T in zip(np.cumsum(self.steps_n) - self.steps_n, self.labels, strict=True):
-            pairs += [(start + t, label_T[t]) for t in metrics.labelled_steps(label_T)[0]]
-        return np.array([index for index, _ in pairs], int), np.array([label for _, label in pairs], float)
-
-
-def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None) -> Pool:
-    """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts unless a
-    checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are known.
-
-    Raises InputError naming problem and candidate where `correct` is missing.
-    """
-    ids, count_P, units, labels, texts = [], array("i"), collections.defaultdict(set), [], set()
-    right_n, finished_n, blank_n, repeats_n, answer_n, steps_n, length_n = (array(kind) for kind in "bbbbiii")
-    scores, having = collections.defaultdict(lambda: array("d")), collections.Counter()
-    for p, problem in enumerate(problems):
-        ids.append(problem.id), texts.add(hash(problem.problem)), count_P.append(len(problem.candidates))
-        number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
-        question = problem.problem.strip()
-        for n, c in enumerate(problem.candidates):
-            if c.correct is None and c.finished:
-                place = f"pool: problem {problem.id}: candidates[{n}].correct"
-                raise InputError(f"{place}: nobody graded it; checker=math grades the answers against the problem's")
-            right_n.append(c.outcome == 1), finished_n.append(c.finished), blank_n.append(is_blank(c.answer))
-            answer_n.append(answer_groups[p][n] if answer_groups else number[c.answer])
-            repeats_n.append(question in c.steps[0])
-            steps_n.append(len(c.steps)), length_n.append(sum(map(len, c.steps)))
-            for name, score_T in c.step_scores.items():
-                scores[name].extend(score_T)
-                units[name].add(problem.scores_unit.get(name))
-                having[name] += 1
-            labels += [step_labels[problem.problem, c.steps]] if step_labels else []
-    count_P, right_n, steps_n, length_n = map(np.array, (count_P, right_n, steps_n, length_n))
-    finished_n, blank_n = np.array(finished_n, bool), np.array(blank_n, bool)
-    has_answers, present_PN = not blank_n.all(), np.arange(count_P.max()) < count_P[:, None]
-
-    def spread(x_n, empty, dtype):
-        x_PN = np.full(present_PN.shape, empty, dtype)
-        x_PN[present_PN] = x_n
-        return x_PN
-
-    silent_n = blank_n & has_answers
-    eligible_n, complete = finished_n & ~silent_n, [name for name in sorted(having) if having[name] == len(right_n)]
-    dropped = {"missing": present_PN.size - len(right_n), "unfinished": int((~finished_n).sum())}
-    return Pool(
-        ids=ids, finished_n=finished_n, steps_n=steps_n, length_n=length_n, repeats_n=np.array(repeats_n, bool),
-        right_PN=spread(right_n & eligible_n, 0, np.float32), present_PN=present_PN,
-        eligible_PN=spread(eligible_n, False, bool),
-        answer_PN=spread(np.where(eligible_n, answer_n, -1), -1, np.int32) if has_answers else None,
-        dropped=dropped | {"without_answer": int(silent_n.sum())},
-        scores={name: np.frombuffer(scores[name]) for name in complete}, units=units,
-        lacking={name: len(right_n) - n for name, n in sorted(having.items()) if name not in complete},
-        n_repeated=len(ids) - len(texts), labels=labels if step_labels else None,
-    )  # fmt: skip
-
-
-def log_scores(pool: Pool, name: str, unit: str, problems=slice(None)) -> tuple[np.ndarray, np.ndarray, str]:
-    """(step_PNT, mask_PNT, unit) of step scores as `rerank.aggregate` takes them: log-odds, others as log P(good)."""
-    end_n = np.concatenate([[0], np.cumsum(pool.steps_n)])
-    first, last = (pool.present_PN[:p].sum() for p in problems.indices(len(pool.ids))[:2])
-    steps_PN = np.zeros(pool.present_PN[problems].shape, int)
-    steps_PN[pool.present_PN[problems]] = pool.steps_n[first:last]
-    mask_PNT = np.arange(pool.steps_n.max()) < steps_PN[..., None]
-    score_PNT = np.zeros(mask_PNT.shape)
-    score_PNT[mask_PNT] = pool.scores[name][end_n[first] : end_n[last]]
-    with np.errstate(over="ignore", divide="ignore"):  # log-odds beyond float32 are as certain as infinite ones
-        if np.isinf(UNITS[unit].low):
-            return score_PNT.astype(np.float32), mask_PNT, "logit"
-        logp_PNT = np.log(as_probability(score_PNT, unit), where=mask_PNT, out=np.zeros_like(score_PNT))
-        return logp_PNT.astype(np.float32), mask_PNT, "logp"
 
 
 def solution_scores(pool: Pool, name: str, unit: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -237,12 +122,29 @@ class Values:
             for rule, gold_PN in golds.items():
                 best_Pn = rerank.best_of_n(x_PN, gold_PN, pool.eligible_PN, self.mask_PN, ties=rules.ties)
                 self.add_curve((*path, rule), best_Pn, aggregator == headline)
+            if aggregator == headline and scorer != POLICY:
+                self.add_with_policy((*path, "with_policy"), x_PN)
             if pool.answer_PN is not None and aggregator == headline:
                 self.add_drawn_votes((*path, "weighted_vote"), x_PN)
             elif pool.answer_PN is not None:
                 weight_PN = votes.vote(pool.answer_PN, x_PN, ties=rules.ties, counts=rules.counts)
                 value_P = np.asarray(rerank.expectation(weight_PN, pool.right_PN), float)
                 self.value[*path, "weighted_vote"] = {self.N: value_P}
+
+    def add_with_policy(self, path: tuple, score_PN):
+        """Adds best of n by score + w log p (`rerank.with_reference`); where votes stand in for the policy, which are
+        those of the whole pool, at its size alone."""
+        log_ref_PN, source = self.pool.log_reference()
+        if log_ref_PN is None:
+            return
+        x_PN = rerank.with_reference(score_PN, log_ref_PN, self.rules.policy_weight)
+        sizes = None if source == "policy" else np.array([self.N])
+        arguments = x_PN, self.pool.right_PN, self.pool.eligible_PN, self.mask_PN, sizes
+        best_Pn = np.asarray(rerank.best_of_n(*arguments, ties=self.rules.ties), float)
+        if source == "policy":
+            self.add_curve(path, best_Pn)
+        else:
+            self.value[path] = {self.N: best_Pn[:, 0]}
 
     def tables(self) -> dict:
         """{"oracle": {n: mean}, "scorers": {scorer: {aggregator: ...}}}: beside RULE its RULE_interval, RULE_band,
@@ -279,7 +181,8 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
     of success, they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome
     at the last step, so their headline aggregator is `last`.
     """
-    headline = {scorer: "last" if scorer in outcome_scorers else rules.aggregator for scorer in scorers}
+    by_objective = dict.fromkeys(outcome_scorers, "last") | {POLICY: "prod"}  # log p of a text is a sum over its steps
+    headline = {scorer: by_objective.get(scorer, rules.aggregator) for scorer in scorers}
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
     values = Values(pool, rules, seed)
     values.add_curve(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, values.mask_PN))
@@ -303,6 +206,7 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
         "scores_unit": rules.scores_unit, "aggregator": rules.aggregator,
         "aggregators": shown_aggregators(rules.aggregators, headline.values()), "ties": rules.ties,
+        "policy_weight": rules.policy_weight, "policy_source": pool.log_reference()[1],
         "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule,
         "headline": headline, "dropped": pool.dropped, "repeat_the_problem": int(pool.repeats_n.sum()),
         "scores_units": units, "zero_scores": zero_scores, **values.tables(), "reward_kl": reward_kl,
@@ -324,25 +228,28 @@ def comparisons(paths, headline: dict[str, str], sizes: list[int]):
         selection = (*path[:2], headline[path[1]], "best_of_n")
         if ("majority",) in paths and path[3] != "trace":
             yield path, ("majority",), sizes if path == selection else sizes[-1:]
-        if path != selection and (path[3] == "best_of_n" or path[2:] == (selection[2], "weighted_vote")):
+        of_headline = path[2] == selection[2] and path[3] in ("weighted_vote", "with_policy")
+        if path != selection and (path[3] == "best_of_n" or of_headline):
             yield path, selection, sizes[-1:]
     yield from ((a, b, sizes) for a, b in itertools.combinations(selections, 2))
 
 
 def reward_against_kl(pool: Pool, score_PN, mask_PN, sizes: list[int], ties: str) -> dict:
     """Expected accuracy and mean score against KL from the uniform distribution over a problem's candidates, eligible
-    or not: `reweighted` by BETA_b, `best_of_n` by n; Gao et al. 2023, figures 1 and 2, with gold labels.
+    or not: `reweighted` by BETA_b, `best_of_n` by n; Gao et al. 2023, figures 1 and 2, with gold labels. `with_policy`
+    is reweighted from the policy's law over the distinct texts, and its KL is from that.
 
     KL and `score`, the aggregated score that both climb, in nats; means over problems, of the score over those that
     have a candidate that can win with a finite one.
     """
-    arrays = score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN
-    by_beta, by_n = jax.tree.map(lambda x: np.asarray(x).tolist(), _kl_curves(*arrays, np.array(sizes), ties))
-    return {"reweighted": {**by_beta, "beta": BETA_b.tolist()}, "best_of_n": {**by_n, "n": sizes}}
+    arrays = score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN, pool.reference_PN
+    curves = jax.tree.map(lambda x: np.asarray(x).tolist(), _kl_curves(*arrays, np.array(sizes), ties))
+    betas = {name: curve | {"beta": BETA_b.tolist()} for name, curve in curves.items() if name != "best_of_n"}
+    return betas | {"best_of_n": curves["best_of_n"] | {"n": sizes}}
 
 
 @functools.partial(jax.jit, static_argnames="ties")
-def _kl_curves(score_PN, right_PN, present_PN, eligible_PN, mask_PN, size_n, ties: str) -> tuple[dict, dict]:
+def _kl_curves(score_PN, right_PN, present_PN, eligible_PN, mask_PN, reference_PN, size_n, ties: str) -> dict:
     def means(weight_PN, kl_P):
         accuracy_P = rerank.expectation(weight_PN, right_PN * eligible_PN)
         score_P = rerank.mean_score(weight_PN, score_PN, eligible_PN)
@@ -352,8 +259,12 @@ def _kl_curves(score_PN, right_PN, present_PN, eligible_PN, mask_PN, size_n, tie
         weight_PN = rerank.winner_probs(score_PN, n, eligible_PN, mask_PN, ties=ties)
         return means(weight_PN, rerank.kl_divergence(weight_PN, present_PN / present_PN.sum(-1, keepdims=True)))
 
-    def tilted(beta):
-        reweighted = rerank.reweight(score_PN, beta, None, eligible_PN, mask_PN)
-        return means(reweighted.weight_PN, reweighted.kl_P)
+    def tilted(ref_PN):
+        def one(beta):
+            reweighted = rerank.reweight(score_PN, beta, ref_PN, eligible_PN, mask_PN)
+            return means(reweighted.weight_PN, reweighted.kl_P)
 
-    return jax.lax.map(tilted, jnp.asarray(BETA_b, jnp.float32)), jax.lax.map(best_of, size_n)
+        return jax.lax.map(one, jnp.asarray(BETA_b, jnp.float32))
+
+    curves = {"reweighted": tilted(None), "best_of_n": jax.lax.map(best_of, size_n)}
+    return curves if reference_PN is None else curves | {"with_policy": tilted(reference_PN)}

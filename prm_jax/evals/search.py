@@ -19,8 +19,8 @@ from prm_jax.data.pools import Problem, read_pool, write_pool
 from prm_jax.data.questions import Question, read_questions
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
-from prm_jax.evals import pool_metrics
 from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
+from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
 from prm_jax.figures.search import search_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate import search
 from prm_jax.generate.remote import Server
@@ -28,10 +28,10 @@ from prm_jax.generate.samples import policy_pool
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Rule, expect, one_of
+from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
 
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
-CHOICES = {"best": "best score", "vote": "weighted vote"}
+CHOICES = {"best": "best score", "vote": "weighted vote", "policy": "best score + w log p of the policy"}
 
 
 def are_methods(names: list) -> bool:
@@ -55,6 +55,7 @@ class Config(search.Options):
     checker: Annotated[str, one_of(tasks.CHECKERS)]
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Annotated[str, one_of(CHOICES)]
+    policy_weight: NotNegative
     max_steps: Count
     sampling: Sampling
     batch_rows: Count
@@ -71,8 +72,8 @@ class SearchInputs:
     checker: str | None  # of data.grading, which groups equal answers; None: answers are equal as texts
     samples: list[Problem]
 
-    def arrays(self, pool: list[Problem]) -> pool_metrics.Pool:
-        return pool_metrics.pool_arrays(pool, grading.group_pool(pool, self.checker) if self.checker else None)
+    def arrays(self, pool: list[Problem]) -> Pool:
+        return pool_arrays(pool, grading.group_pool(pool, self.checker) if self.checker else None)
 
 
 def run(setup: Setup, cfg: Config) -> dict:
@@ -130,7 +131,7 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
         for budget, method in rounds:
             file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
             costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
-            solved[method, budget] = solved_by(pool, inputs, aggregator)
+            solved[method, budget] = solved_by(pool, inputs, aggregator, cfg.policy_weight)
             tokens = budget * (1 if cfg.stop_at is None else cfg.first)
             plan = search.plan(method, tokens, per_solution, cfg)
             tables = {rule: shares(solved_P, bins, seed) for rule, solved_P in solved[method, budget].items()}
@@ -192,19 +193,24 @@ def search_once(
     return costs, pool
 
 
-def solved_by(pool: list[Problem], inputs: SearchInputs, aggregator: str) -> dict[str, np.ndarray]:
-    """{rule of the final choice: share solved of each problem}: best score, weighted vote, any finished solution."""
+def solved_by(pool: list[Problem], inputs: SearchInputs, aggregator: str, policy_weight: float) -> dict:
+    """{rule of the final choice: share solved of each problem}: of CHOICES, and any finished solution. Where the policy
+    gives no log p votes stand in (`Pool.log_reference`)."""
     arrays = inputs.arrays(pool)
-    step_PNT, mask_PNT, unit = pool_metrics.log_scores(arrays, "search", arrays.unit("search", "logit"))
+    step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
     N = np.array([present_PN.shape[1]])
-    best_P1 = rerank.best_of_n(score_PN, arrays.right_PN, arrays.eligible_PN, present_PN, N)
+    log_ref_PN, _ = arrays.log_reference()
+    scores = {"best": score_PN}
+    scores["policy"] = score_PN if log_ref_PN is None else rerank.with_reference(score_PN, log_ref_PN, policy_weight)
+    golds = arrays.right_PN, arrays.eligible_PN, present_PN, N
+    best = {rule: np.asarray(rerank.best_of_n(x_PN, *golds))[:, 0] for rule, x_PN in scores.items()}
     vote_P = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote
     if arrays.answer_PN is not None:
         weight_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
         vote_P = np.asarray(rerank.expectation(weight_PN, arrays.right_PN))
     oracle_P = (arrays.right_PN * arrays.eligible_PN).max(1)
-    return {"best": np.asarray(best_P1)[:, 0], "oracle": oracle_P, "vote": vote_P}
+    return best | {"oracle": oracle_P, "vote": vote_P}
 
 
 def shares(right_P, bins, seed: int) -> dict:

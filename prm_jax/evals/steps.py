@@ -22,6 +22,8 @@ from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import problem_numbers, ratio_interval
 
+HARDLY_LEARNED = 0.03  # of step AUROC above the policy's own likelihood: default runs that fail end below, others above
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
@@ -59,6 +61,8 @@ def run(setup: Setup, cfg: Config) -> dict:
             run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
             run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
+            if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
+                run["baselines"]["likelihood"] = likelihood_auroc(setup, data_cfg, test)
         runs.append(run | describe(scorer) | {"data": dataclasses.asdict(data_cfg), "counts": counts} | trained(name))
     groups = by_settings(runs)
     return (groups[0] if len(groups) == 1 else {"groups": groups}) | {"runs": runs, "threshold": cfg.threshold}
@@ -89,6 +93,16 @@ def baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) ->
     """AUROC of what cannot read."""
     tokenizer = scorer.tokenizer if isinstance(scorer, ModelScorer) else load_tokenizer(locate("embedded"))
     return baseline_aurocs(*(step_table(split, tokenizer, kind) for split in (train, test)))
+
+
+def likelihood_auroc(setup: Setup, cfg: TaskData, test: list[Solution]) -> float:
+    """AUROC of each step's log p under the policy that wrote the solutions, which reads but was never taught to verify:
+    confidence, which a verifier has to beat."""
+    logits = open_scorer(setup, f"policy:{cfg.policy}").score([(s.problem, s.steps) for s in test])
+    steps = [(i, t) for i, s in enumerate(test) for t in labelled_steps(s.labels, cfg.label_kind)[0]]
+    return float(
+        soft_auroc(np.array([logits[i][t] for i, t in steps]), np.array([test[i].labels[t] for i, t in steps]))
+    )
 
 
 def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
@@ -278,4 +292,8 @@ def show_group(group: dict, kind: str):
             print(f"  {name} is undefined: needs {NEEDS.get(name, 'good and bad steps')}")
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
     missing = "left out: not asked for, or no training split beside a file that is measured whole"
-    print(f"baselines   {f'step_auroc of what cannot read: {baselines}' if baselines else missing}")
+    print(f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}")
+    likelihood = group.get("baselines", {}).get("likelihood", 0.0)
+    if group["step_auroc"] < likelihood + HARDLY_LEARNED:
+        near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
+        print(f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help")

@@ -19,7 +19,7 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
     """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others,
     paired; `abstain`: final error by the share of problems left out; `agreement`: below.
 
-    pool: pool_metrics.Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: `right_traces`.
+    pool: Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: `right_traces`.
     Rules are `mean` (a candidate at random), `majority` (a random one of its voters), SCORER.best_of_n, and
     SCORER.weighted_vote (the winning answer's candidate with the best score).
     """

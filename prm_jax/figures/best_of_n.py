@@ -22,7 +22,7 @@ from prm_jax.figures.style import (
 
 # Rules that need no scorer: dashes and label.
 RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n is right")}
-NAMES = {"prm": "PRM", "orm": "ORM"}
+NAMES = {"prm": "PRM", "orm": "ORM", "policy": "policy's likelihood"}
 # {rule of a panel: (its name in the table, its title)}
 TITLES = {
     "best_of_n": ("solved", "share of problems solved"),
@@ -93,13 +93,17 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
         series = f"{name} ({aggregator})" if many else f"{name}, best of n ({aggregator})"
         for rule in titles:
             curve(rule, rule, series, tables[scorer], style, many * (i + 1))
+        if all("with_policy_curve" in table for table in tables[scorer]):
+            dashed = style | {"linestyle": (0, (4, 1.5)), "markerfacecolor": "white"}
+            label = f"{name} + {first['policy_weight']:g} log p of the policy"
+            curve("best_of_n", "with_policy", label, tables[scorer], dashed, many * (len(tables) + 1 + i))
         if "majority" in first and not many:
             style |= {"linestyle": ":", "markerfacecolor": "white"}
             curve("best_of_n", "weighted_vote", f"{name}, weighted vote", tables[scorer], style, 0)
     for i, (rule, (dashes, label)) in enumerate(RULES.items()):
         style = {"linestyle": dashes, "linewidth": 1.2, "color": GREY}
         for column in [column for column in titles if column != "trace" and rule in first]:
-            curve(column, rule, label, runs, style, many * (len(tables) + 1 + i))
+            curve(column, rule, label, runs, style, many * (2 * len(tables) + 1 + i))
     for rule, axes in panel.items():
         levels = [r["mean"] for r in runs]
         if rule == "trace":  # one solution is the same for every scorer
@@ -146,6 +150,8 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
             axes.plot(floats(tilt["kl"]), floats(tilt[value]), color=style["color"], linewidth=1.4)
             places = floats([best["kl"], best[value]])
             axes.plot(*places, **style | NO_LINE)
+            if ref := tables.get("with_policy"):
+                axes.plot(floats(ref["kl"]), floats(ref[value]), color=style["color"], linewidth=1.4, linestyle="--")
             for n, place in zip(best["n"] if i == 0 else (), places.T, strict=False):
                 if np.isfinite(place).all():
                     axes.annotate(n, place, xytext=(3, -9), textcoords="offset points", fontsize=7, color=GREY)
@@ -153,11 +159,11 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
     names = ", ".join(dict.fromkeys(results["headline"].values()))
     for axes, name in ((left, "expected accuracy (gold)"), (right, f"mean score, {names} (nats)")):
         square_root(axes)
-        axes.set(xlabel="KL from the uniform reference (nats, square-root axis)", ylabel=name, xlim=(0, None))
+        axes.set(xlabel="KL from the reference (nats, square-root axis)", ylabel=name, xlim=(0, None))
     figure.legend(*left.get_legend_handles_labels(), fontsize=7, loc="outside right center")
     left.set_title("Gold")
     right.set_title("Proxy: what the policy climbs")
-    text = "lines: weights proportional to exp(score / beta), beta from infinity to 0"
+    text = "lines: weights ref exp(score / beta), beta from infinity to 0, ref uniform or (dashed) the policy's law"
     text = pool_text(results, text + "; markers: best of n draws, n beside the first scorer's")
     return save(figure, folder / "reward_kl.png", text, results)
 

@@ -30,10 +30,10 @@ from prm_jax.data.rows import append_rows, field, field_error, read_rows, requir
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.steps import steps_of
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, build_tree, estimate, find_first_error, run_batched
-from prm_jax.generate.sampling import Policy, PolicyConfig, described_file, fingerprint, open_graded
+from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, open_graded
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
-from prm_jax.launch.hosts import start_command, writable_folder
+from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.protocols import Prefix
 
 

@@ -28,10 +28,10 @@ from prm_jax.data.solutions import Solution, native_row, relabel_after_error
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.generate.labeling import read_input
-from prm_jax.generate.sampling import CommandConfig, described_file, fingerprint
+from prm_jax.generate.sampling import CommandConfig, fingerprint
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Share, expect, one_of, parse
-from prm_jax.launch.hosts import start_command, writable_folder
+from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import score_into, stored_scores

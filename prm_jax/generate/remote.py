@@ -15,6 +15,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import importlib
+import itertools
 import json
 import os
 import threading
@@ -29,6 +30,7 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.formats import Format, numbered
 from prm_jax.data.rows import writable
+from prm_jax.data.steps import step_sums
 from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.launch import cli
 from prm_jax.launch.config import Count, Natural, Positive, expect
@@ -241,11 +243,13 @@ class RemotePolicy:
         try:
             (choice,), n = answer["choices"], answer["usage"]["completion_tokens"]
             text, finish, ids = choice["text"], choice["finish_reason"], choice.get("token_ids") or []
-            logp = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            logprobs = choice.get("logprobs") or {}
+            logp, tokens = logprobs.get("token_logprobs") or [], logprobs.get("tokens") or []
             is_right = isinstance(text, str) and finish in ("stop", "length") and len(ids) in (0, n)
             is_right &= are_numbers([n], (int,), 0, self.sampling.max_tokens) and are_numbers(ids, (int,), 0, 2**31 - 1)
             is_right &= len(text) <= PER_TOKEN * (n + 1)
             is_right &= are_numbers([x for x in logp if x is not None], (int, float), -1e30, 1e-3)
+            is_right &= all(isinstance(token, str) for token in tokens)
         except (AttributeError, KeyError, TypeError, ValueError):
             is_right = False
         if not is_right:
@@ -253,7 +257,12 @@ class RemotePolicy:
             raise ValueError(f"answered {str(answer)[:200]!r}, expected {expected}")
         is_known = len(logp) == n and None not in logp
         logp_L = np.array(logp if is_known else [np.nan] * n, np.float32)
-        return Continuation(np.array(ids or [-1] * n, np.int32), logp_L, *self.ending(choice, text, finish, stop))
+        text, reason = self.ending(choice, text, finish, stop)
+        # What follows the text, such as its end, has no text there; a server that names its tokens otherwise has no logp.
+        starts = itertools.accumulate(map(len, tokens), initial=0)
+        tokens = [token if start < len(text) else "" for token, start in zip(tokens, starts)]
+        logp_T = step_sums(self.format, tokens, logp_L, text) if is_known and "".join(tokens) == text else None
+        return Continuation(np.array(ids or [-1] * n, np.int32), logp_L, text, reason, logp_T)
 
     def ending(self, choice: dict, text: str, finish: str, stop: str) -> tuple[str, str]:
         """(text, finish_reason); the separator ends a step's text whether or not the server left it there."""

@@ -32,13 +32,13 @@ from prm_jax.data.grading import RULES, Checker, grader
 from prm_jax.data.pools import Problem, problem_of
 from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questions
 from prm_jax.data.rows import append_rows, require_same
+from prm_jax.data.steps import step_sums
 from prm_jax.generate.policies import Sampling, SamplingStats, check_format, prefix_numbers, sample_keys
 from prm_jax.generate.remote import AS_USUAL, RemotePolicy, Served, Server
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, one_of, parse
-from prm_jax.launch.files import sums_file
-from prm_jax.launch.hosts import share_file, start_command, writable_folder
+from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
@@ -147,9 +147,15 @@ class Policy:
     def stop_masks(self) -> dict[str, np.ndarray]:
         """{stop: stop_V, whether a token ends a continuation}."""
         end_V = np.isin(np.arange(self.model.cfg.vocab), self.eos_ids)
-        texts = self.tokenizer.batch_decode([[i] for i in range(min(len(self.tokenizer), len(end_V)))])
-        step_V = np.array([self.format.separator in text for text in texts] + [False] * (len(end_V) - len(texts)))
+        step_V = np.array([self.format.separator in text for text in self.token_texts])
         return {"end": end_V, "step": end_V | step_V if step_V.any() else None}
+
+    @functools.cached_property
+    def token_texts(self) -> list[str]:
+        """The text of each id; none of one that ends a text, or that the tokenizer does not know."""
+        vocab = self.model.cfg.vocab
+        texts = self.tokenizer.batch_decode([[i] for i in range(min(len(self.tokenizer), vocab))])
+        return ["" if i in self.eos_ids else text for i, text in enumerate(texts)] + [""] * (vocab - len(texts))
 
     def prefix_ids(self, prefixes: Sequence[Prefix]) -> list[np.ndarray]:
         """Ids of the texts to continue: all that precedes the next step's tokens in training."""
@@ -242,7 +248,8 @@ class Policy:
     def continuation(self, ids_L, logp_L, stop_V) -> Continuation:
         is_end = ids_L[-1] in self.eos_ids
         text = self.tokenizer.decode(ids_L[: len(ids_L) - is_end], clean_up_tokenization_spaces=False)
-        return Continuation(ids_L, logp_L, text, "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length")
+        logp_T = step_sums(self.format, [self.token_texts[i] for i in ids_L], logp_L, text)
+        return Continuation(ids_L, logp_L, text, "eos" if is_end else "stop" if stop_V[ids_L[-1]] else "length", logp_T)
 
 
 def padded_length(ids: Sequence[int]) -> int:
@@ -282,20 +289,6 @@ def fingerprint(model: PRM | Served) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def described_file(path: Path, about: dict):
-    """Writes about.json beside a file of rows: `about` at once, then the yielded Counter, the seconds and the versions.
-
-    The file may be left by a stopped call; InputError where that had another `about`.
-    """
-    start, counts = time.perf_counter(), collections.Counter()
-    share_file(path), share_file(sums_file(path)), share_file(path.with_name("about.json"))
-    run_folder.check_about(path, about)
-    yield counts
-    end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
-    run_folder.write_json(path.with_name("about.json"), about | end | {"versions": run_folder.versions()})
-
-
 def draw_pool(
     path: str | Path, policy: Policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
@@ -317,7 +310,7 @@ def draw_pool(
     def draw_rows(questions, first: int, old: int) -> list[dict]:
         rows, prefixes = [], [(q.problem, ()) for q in questions]
         for q, samples in zip(questions, policy.extend(prefixes, n, "end", jax.random.key(seed), first), strict=True):
-            candidates = tuple(as_candidate(policy.format, c.text, c.finish_reason == "eos") for c in samples)
+            candidates = tuple(as_candidate(policy.format, c) for c in samples)
             graded = grade(Problem(q.id, q.problem, q.answer, candidates))
             rows.append({**dataclasses.asdict(graded), "policy_tokens": sum(len(c.ids_L) for c in samples)})
         return rows[old:]

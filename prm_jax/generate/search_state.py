@@ -28,6 +28,7 @@ class Node:
     value: float = 0.0  # their aggregate; 0, the log of 1, for a bare problem
     finish_reason: str = "stop"  # a Continuation's: stop: can be continued | eos: finished | length: cut, a dead end
     tokens: int = 0  # the policy's tokens of all its steps
+    logp_T: tuple[float, ...] | None = ()  # log p of each step, see Continuation
 
     @property
     def is_open(self) -> bool:
@@ -63,7 +64,9 @@ class SearchState:
             children, tokens = [], 0
             for sample in samples:
                 steps, length = (*node.steps, *steps_of(policy.format, sample.text)), len(sample.ids_L)
-                children.append(Node(node.problem, steps, NO_STEPS, 0.0, sample.finish_reason, node.tokens + length))
+                logp_T = joined(node.logp_T, sample.logp_T, len(steps))
+                reason = sample.finish_reason
+                children.append(Node(node.problem, steps, NO_STEPS, 0.0, reason, node.tokens + length, logp_T))
                 tokens += length
             self.tokens_P[node.problem] += tokens
             if stop == "step":
@@ -147,6 +150,15 @@ class SearchState:
             for node in [node for node in nodes if node.steps] or [Node(p, ("",), np.zeros(1), finish_reason="length")]:
                 scores = {name: tuple(map(float, node.logit_T))}
                 stated, finished = extract("\n".join(node.steps)), node.finish_reason == "eos"
-                candidates.append(Candidate(node.steps, stated, None, finished, scores))
+                candidates.append(Candidate(node.steps, stated, None, finished, scores, node.logp_T or None))
             problems.append(Problem(id_, self.problems[p], answer, tuple(candidates), {name: "logit"}))
         return problems
+
+
+def joined(before_T: tuple[float, ...] | None, new_T: tuple[float, ...] | None, steps: int):
+    """log p of each of a node's steps after a continuation: the end of a text alone belongs to the last step."""
+    if before_T is None or new_T is None:
+        return None
+    if len(before_T) + len(new_T) > steps and before_T:
+        return (*before_T[:-1], before_T[-1] + new_T[0])
+    return (*before_T, *new_T)

@@ -1,10 +1,13 @@
 """Makes many processes work as one: starts them, shares files between them, lets only process 0 write and print."""
 
 import atexit
+import collections
+import contextlib
 import ctypes
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import jax
@@ -16,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from prm_jax import InputError
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import sums_file
 
 
 def set_cpu_devices(n: int | None):
@@ -112,3 +116,17 @@ def max_over_processes(n: int):
     mesh = jax.sharding.get_mesh()
     local = np.full(len(mesh.local_devices), n)
     return jax.make_array_from_process_local_data(NamedSharding(mesh, P(mesh.axis_names)), local).max()
+
+
+@contextlib.contextmanager
+def described_file(path: Path, about: dict):
+    """Writes about.json beside a file of rows: `about` at once, then the yielded Counter, the seconds and the versions.
+
+    The file may be left by a stopped call; InputError where that had another `about`.
+    """
+    start, counts = time.perf_counter(), collections.Counter()
+    share_file(path), share_file(sums_file(path)), share_file(path.with_name("about.json"))
+    run_folder.check_about(path, about)
+    yield counts
+    end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
+    run_folder.write_json(path.with_name("about.json"), about | end | {"versions": run_folder.versions()})

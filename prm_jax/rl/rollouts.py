@@ -12,6 +12,7 @@ import numpy as np
 
 from prm_jax.data.formats import Encoded
 from prm_jax.data.packing import layout_batch, plan_rows
+from prm_jax.data.steps import step_of_tokens, steps_of
 from prm_jax.generate.sampling import Policy
 
 
@@ -43,16 +44,13 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
 
 
 def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L): a token whose text contains the separator ends a step; blank pieces join the step before."""
-    separator, steps, step_L = policy.format.separator, [], np.zeros(len(ids_L), int)
-    ends = np.flatnonzero(policy.stop_masks["step"][ids_L]) + 1
-    for start, end in zip([0, *ends.tolist()], [*ends.tolist(), len(ids_L)], strict=True):
-        ids = [i for i in ids_L[start:end].tolist() if i not in policy.eos_ids]
-        text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False).removesuffix(separator)
-        if text.strip():
-            steps.append(text.strip() if policy.format.strip else text)
-        step_L[start:end] = max(len(steps) - 1, 0)
-    return tuple(steps) or ("",), step_L
+    """(steps, step_L), the step of each token (`step_of_tokens`)."""
+    fmt, step_L = policy.format, np.array(step_of_tokens(policy.format, [policy.token_texts[i] for i in ids_L]), int)
+    steps, is_text_L = [], ~np.isin(ids_L, policy.eos_ids)
+    for t in range(step_L.max(initial=0) + 1):
+        text = policy.tokenizer.decode(ids_L[is_text_L & (step_L == t)], clean_up_tokenization_spaces=False)
+        steps.append(fmt.separator.join(steps_of(fmt, text)))
+    return tuple(steps), step_L
 
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

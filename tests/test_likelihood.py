@@ -1,0 +1,193 @@
+"""The policy's own likelihood: kept in pools, a verifier by itself, the reference of best of n and of the KL."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from prm_jax import InputError, rerank
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
+from prm_jax.data.formats import Format, encode
+from prm_jax.data.pools import Candidate, Problem, read_pool, write_pool
+from prm_jax.data.questions import Question
+from prm_jax.data.steps import step_of_tokens, step_sums
+from prm_jax.evals import pool_metrics, steps
+from prm_jax.evals.pool_arrays import pool_arrays
+from prm_jax.generate.sampling import Sampling, draw_pool, open_policy
+from prm_jax.generate.search import beam
+from prm_jax.generate.search_state import SearchState
+from prm_jax.scorers import RandomScorer
+
+PLAIN = Format("plain", separator="\n")
+PROBLEMS = ["2 +3 *4 mod7?", "5 -1 min3 *6 mod7?"]
+WEIGHT = 0.5
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return open_policy("embedded", "best", PLAIN, "float32", Sampling(1.0, None, 1.0, 80), 16)
+
+
+def forced(policy, problem: str, steps: tuple, ends: bool) -> list[float]:
+    """log p of each step by one forward pass over the text alone, the end of the text in the last."""
+    (e,) = encode(PLAIN, policy.tokenizer, [(problem, steps)])
+    ids = [*e.ids_L, *policy.eos_ids[:1]] if ends else list(e.ids_L)
+    ids_BL = jnp.array([ids])
+    x_BLD = policy.model(ids_BL, jnp.arange(len(ids))[None], jnp.full(ids_BL.shape, len(ids)))
+    logp_L = np.asarray(policy.model.next_logprobs(x_BLD, ids_BL))[0, :-1]  # of tokens 1, 2, ...
+    bounds = [e.start - 1, *e.step_end_T]
+    sums = [logp_L[first:last].sum() for first, last in itertools.pairwise(bounds)]
+    sums[-1] += logp_L[-1] if ends else 0.0
+    return sums
+
+
+def test_a_pool_keeps_log_p_of_each_step_as_teacher_forcing_has_it(policy, tmp_path):
+    questions = [Question(str(i), problem) for i, problem in enumerate(PROBLEMS)]
+    draw_pool(tmp_path / "pool.jsonl", policy, questions, 6, 0, lambda ungraded: ungraded)
+    drawn = read_pool(tmp_path / "pool.jsonl")
+    for p in drawn:
+        for c in p.candidates:
+            np.testing.assert_allclose(c.logp, forced(policy, p.problem, c.steps, c.finished), atol=1e-4)
+    write_pool(tmp_path / "again.jsonl.gz", drawn)
+    assert read_pool(tmp_path / "again.jsonl.gz") == drawn
+
+
+def test_a_search_keeps_it_through_steps_of_their_own_and_lookahead(policy):
+    state = SearchState(policy, RandomScorer(0), PROBLEMS, "prod", 20, jax.random.key(0))
+    beam(state, range(2), 4, 2, ahead=1)
+    for p in state.pool(["a", "b"], [None, None], "search"):
+        for c in p.candidates:
+            np.testing.assert_allclose(c.logp, forced(policy, p.problem, c.steps, c.finished), atol=1e-4)
+
+
+def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
+    rows = [(PROBLEMS[0], ("2+3=5", "5*4=6")), (PROBLEMS[1], ("5-1=4", "4min3=3", "3*6=4")), (PROBLEMS[0], ("2+3=5",))]
+    for name, data in (("policy", {"policy": "embedded"}), ("policy:embedded", None)):
+        scorer = open_verifier(name, OpenOptions(data=data))
+        for (problem, texts), logit_T in zip(rows, scorer.score(rows), strict=True):
+            logp_T = -np.logaddexp(0, -logit_T.astype(float))
+            np.testing.assert_allclose(logp_T, forced(policy, problem, texts, False), atol=1e-4)
+    with pytest.raises(InputError, match="checkpoint: got 'policy', expected policy:NAME, a language model, where"):
+        open_verifier("policy", OpenOptions())
+    with pytest.raises(InputError, match="got 'policy:embedded_orm', expected a language model, not a verifier"):
+        open_verifier("policy:embedded_orm", OpenOptions())
+
+
+def test_tokens_belong_to_the_step_that_they_end():
+    texts = ["a", "b", "\n", "\n", " ", "c", "\nd", ".\n", ""]
+    assert step_of_tokens(PLAIN, texts) == [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert step_of_tokens(PLAIN, ["\n", "a", "\n"]) == [0, 0, 0] and step_of_tokens(PLAIN, []) == []
+    assert step_sums(PLAIN, ["a", "\n", "b", "\n", ""], [1, 2, 4, 8, 16], "a\nb\n") == (3.0, 28.0)
+    assert step_sums(PLAIN, ["a\nb", "\n"], [1, 2], "a\nb\n") is None  # a token of two steps
+    assert step_sums(PLAIN, ["a", "\n"], [1], "a\n") is None and step_sums(PLAIN, [""], [1], "") == (1.0,)
+
+
+def candidate(text: str, logit: float, logp: float, correct: bool, answer: str) -> Candidate:
+    return Candidate(
+        tuple(text), answer, correct, step_scores={"prm": (logit,) * len(text)}, logp=(logp / len(text),) * len(text)
+    )
+
+
+A, B, C, D = (
+    candidate("ab", 1.0, -1.0, True, "1"),
+    candidate("c", 3.0, -6.0, False, "2"),
+    candidate("de", 0.5, -0.5, False, "3"),
+    candidate("f", -1.0, -2.0, True, "1"),
+)
+POOL = [Problem("p", "x", "1", (A, B, A, C, D)), Problem("q", "y", "1", (B, B, D, A, C))]
+POOL = [dataclasses.replace(p, scores_unit={"prm": "logit"}) for p in POOL]
+
+
+def reward(c: Candidate) -> float:
+    return -sum(np.logaddexp(0, -x) for x in c.step_scores["prm"])
+
+
+def measured(pool, weight=WEIGHT):
+    rules = pool_metrics.Rules("probability", "prod", "share", 20, policy_weight=weight)
+    return pool_metrics.pool_results(pool_arrays(pool), ["prm", "policy"], rules, 0)
+
+
+def test_best_of_n_with_the_policy_is_the_arg_max_of_its_law_over_distinct_texts():
+    numbers = measured(POOL)["scorers"]["prm"]["prod"]
+
+    def won(chosen):
+        law = {c.steps: np.exp(sum(c.logp)) * np.exp(reward(c) / WEIGHT) for c in chosen}
+        best = max(law, key=law.get)
+        return next(c.correct for c in chosen if c.steps == best)
+
+    for n in range(1, 6):
+        subsets = [[won(s) for s in itertools.combinations(p.candidates, n)] for p in POOL]
+        assert numbers["with_policy_curve"][n - 1] == pytest.approx(np.mean([np.mean(x) for x in subsets]), abs=1e-6)
+    assert numbers["with_policy_curve"] != numbers["curve"]
+    same = measured(POOL, 0.0)["scorers"]["prm"]["prod"]
+    assert same["with_policy_curve"] == same["curve"]
+
+
+def test_reward_against_kl_from_the_policy_equals_brute_force_over_distinct_texts():
+    curve = measured(POOL)["reward_kl"]["prm"]["with_policy"]
+    for k in (0, 20, 40, -1):
+        beta, kl, accuracy = curve["beta"][k], [], []
+        for p in POOL:
+            distinct = list({c.steps: c for c in p.candidates}.values())
+            ref = np.exp([sum(c.logp) for c in distinct])
+            ref /= ref.sum()
+            r = np.array([reward(c) for c in distinct])
+            law = (r == r.max()) * 1.0 if beta == 0 else ref * np.exp((r - r.max()) / beta)
+            law /= law.sum()
+            with np.errstate(divide="ignore", invalid="ignore"):
+                kl.append(np.nansum(law * np.log(law / ref)))
+            accuracy.append(law @ [c.correct for c in distinct])
+        assert curve["kl"][k] == pytest.approx(np.mean(kl), abs=1e-5), beta
+        assert curve["accuracy"][k] == pytest.approx(np.mean(accuracy), abs=1e-5), beta
+
+
+def test_the_likelihood_is_a_scorer_of_every_pool_that_has_it():
+    result = measured(POOL)
+    assert result["headline"] == {"prm": "prod", "policy": "prod"} and result["policy_source"] == "policy"
+    best = [max(p.candidates, key=lambda c: sum(c.logp)).correct for p in POOL]
+    assert result["scorers"]["policy"]["prod"]["best_of_n"]["5"] == np.mean(best)
+    assert "with_policy" not in result["scorers"]["policy"]["prod"]
+    arrays = pool_arrays(POOL)
+    np.testing.assert_allclose(arrays.reference_PN.sum(1), 1)
+    assert arrays.reference_PN[0, 0] == arrays.reference_PN[0, 2]  # copies of a text share its mass
+
+
+def test_votes_stand_in_for_a_policy_that_is_not_known_and_cut_texts_need_none():
+    without = [dataclasses.replace(c, logp=None) for c in (A, B, A, C, D)]
+    pool = [dataclasses.replace(POOL[0], candidates=tuple(without))]
+    result = pool_metrics.pool_results(
+        pool_arrays(pool), ["prm"], pool_metrics.Rules("probability", "prod", "share", 9), 0
+    )
+    assert result["policy_source"] == "votes" and list(result["scorers"]["prm"]["prod"]["with_policy"]) == ["5"]
+    np.testing.assert_allclose(pool_arrays(pool).log_reference()[0], np.log([[0.6, 0.2, 0.6, 0.2, 0.6]]))
+    cut = dataclasses.replace(D, logp=None, finished=False)
+    arrays = pool_arrays([dataclasses.replace(POOL[0], candidates=(A, B, cut))])
+    assert arrays.log_reference()[1] == "policy" and arrays.reference_PN[0, 2] == 0 and "policy" in arrays.lacking
+
+
+def test_the_arg_max_of_a_tilted_law_is_that_of_the_score_with_its_reference(rng):
+    score_PN, log_ref_PN = rng.normal(size=(2, 6, 9))
+    score_PN[0, 3] = -np.inf
+    law_PN = rerank.reweight(score_PN, 0.3, np.exp(log_ref_PN)).weight_PN
+    combined_PN = rerank.with_reference(score_PN, log_ref_PN, 0.3)
+    assert law_PN.argmax(1).tolist() == combined_PN.argmax(1).tolist() and combined_PN[0, 3] == -np.inf
+
+
+@pytest.mark.parametrize("logp", [[-1.0], [-1.0, "x"], "text"])
+def test_a_damaged_log_p_is_one_line(tmp_path, logp):
+    row = {"id": "p", "problem": "x", "candidates": [{"steps": ["a", "b"], "correct": True, "logp": logp}]}
+    (tmp_path / "pool.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=r"pool.jsonl line 1: candidates\[0\].logp"):
+        read_pool(tmp_path / "pool.jsonl")
+
+
+def test_a_run_that_hardly_learned_is_said(capsys):
+    names = {name: 0.5 for name in steps.METRICS}
+    group = {"n_solutions": 1, "n_steps": 1, "mean_of": 1, "baselines": {"likelihood": 0.9}} | names
+    for auroc, said in ((0.92, True), (0.94, False)):
+        steps.show_group(group | {"step_auroc": auroc}, "correctness")
+        assert ("little was learned" in capsys.readouterr().out) == said
