@@ -146,7 +146,7 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
     results = json.loads((tmp_path / "runs/e/results.json").read_text())
     assert (
-        set(results["scorers"]) == {"prm", "orm"}
+        set(results["scorers"]) == {"prm", "orm", "policy"}
         and results["pool"] == "drawn from the policy embedded of the chain task"
     )
     assert results["verifiers"]["orm"]["objective"] == "orm" and "solved at n" in out

@@ -105,7 +105,7 @@ def candidate_row(**changes):
     [
         (
             candidate_row(step_scores={"m": [1]}),
-            "candidates[1].step_scores.m: found 1, expected one score for each of 2 steps",
+            "candidates[1].step_scores.m: found 1, expected one number for each of 2 steps",
         ),
         (
             candidate_row(step_scores={"m": [1, float("nan")]}),
@@ -177,7 +177,7 @@ def test_with_scores_adds_a_name_and_keeps_the_input():
     assert [list(c.step_scores) for p in POOL for c in p.candidates] == [["m", "n"], ["m", "n", "o"], ["m", "n"]]
     with pytest.raises(InputError, match="scores: found 'm', expected a new name, problem x has scores of this one"):
         list(with_scores(POOL, "m", [[1, 2], [3], [4]]))
-    with pytest.raises(InputError, match="step_scores.new: found 1, expected one score for each of 2 steps"):
+    with pytest.raises(InputError, match="step_scores.new: found 1, expected one number for each of 2 steps"):
         list(with_scores(POOL, "new", [[1], [3], [4]]))
     with pytest.raises(ValueError, match="fewer scores"):
         list(with_scores(POOL, "new", [[1, 2], [3]]))

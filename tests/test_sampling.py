@@ -23,6 +23,7 @@ from prm_jax.generate import sampling
 from prm_jax.generate.sampling import Policy, Sampling
 from prm_jax.launch.mesh import MeshConfig, make_mesh, make_sharded
 from prm_jax.model import PRM
+from prm_jax.protocols import Continuation
 
 PLAIN = Format("plain", separator="\n")
 ANY = Sampling(1.0, None, 1.0, 12)
@@ -335,9 +336,10 @@ def test_a_pool_that_was_cut_anywhere_becomes_the_undisturbed_one(policy, questi
 
 
 def test_a_solution_without_a_step_is_one_empty_step_unfinished():
-    candidate = as_candidate(PLAIN, " \n\n", True)
+    written = lambda text: as_candidate(PLAIN, Continuation(np.zeros(1), np.zeros(1), text, "eos"))
+    candidate = written(" \n\n")
     assert candidate.steps == ("",) and not candidate.finished and candidate.answer is None
-    assert as_candidate(PLAIN, "1+2=3\n\nAnswer: 3\n", True) == Candidate(("1+2=3", "Answer: 3"), "3")
+    assert written("1+2=3\n\nAnswer: 3\n") == Candidate(("1+2=3", "Answer: 3"), "3")
 
 
 @pytest.mark.parametrize(

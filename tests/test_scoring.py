@@ -133,7 +133,9 @@ def test_a_language_model_cannot_score(verifier, tmp_path):
         open_checkpoint(tmp_path, "best", PLAIN, "float32")
     policy = open_checkpoint(tmp_path, "best", None, "float32")
     assert (policy.objective, policy.format, policy.label_kind) == ("lm", None, "unknown")
-    with pytest.raises(InputError, match="is a language model .objective=lm., so it cannot score steps"):
+    with pytest.raises(
+        InputError, match="is a language model .objective=lm., so it has no step head; checkpoint=policy"
+    ):
         policy.scorer(1)
 
 

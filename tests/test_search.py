@@ -391,8 +391,9 @@ SMALL = (
 def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
     cut = Candidate(("4+5=2",), None, False, False, {"search": (0.3,)})
     pool = [Problem(str(i), "4 +5 *3 mod7?", "6", (cut,), {"search": "logit"}) for i in range(2)]
-    solved = solved_by(pool, SimpleNamespace(arrays=pool_arrays), "prod")
-    assert {rule: x.tolist() for rule, x in solved.items()} == {key: [0.0, 0.0] for key in ("best", "vote", "oracle")}
+    solved = solved_by(pool, SimpleNamespace(arrays=pool_arrays), "prod", 0.5)
+    rules = ("best", "policy", "vote", "oracle")
+    assert {rule: x.tolist() for rule, x in solved.items()} == {rule: [0.0, 0.0] for rule in rules}
 
 
 def test_the_policy_alone_is_measured_as_any_pool():
@@ -420,7 +421,7 @@ def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
     scorer, setup = CheckerScorer(None), SimpleNamespace(cfg=SimpleNamespace(seed=0), folder=tmp_path)
     options = {"methods": ["best_of_n"], "budgets": [120], "difficulties": 1, "aggregator": None}
     for stop_at, width in ((None, 12), (0.0, 6), (0.9, 6)):
-        cfg = SimpleNamespace(**options, **vars(OPTIONS) | {"stop_at": stop_at}, choice="best")
+        cfg = SimpleNamespace(**options, **vars(OPTIONS) | {"stop_at": stop_at}, choice="best", policy_weight=0.5)
         (row,) = search_all(setup, cfg, inputs, scorer, 0)["searches"]
         assert row["plan"] == {"width": width}
 

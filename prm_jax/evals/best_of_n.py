@@ -182,6 +182,8 @@ def show_selections(results: dict, N: str):
             line = f"  {name:<31}{numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}"
             path = f"{scorer}.{aggregator}.with_policy"
             print(line + (f" {difference_text(against[path])}" if path in against else ""))
+    within = ", ".join(f"{scorer} {auroc:.3f}" for scorer, auroc in results["outcome_auroc_within"].items())
+    print(f"  AUROC of right solutions within a problem (.5 knows nothing): {within}")
     for test in tests_at(results, N):
         if {test["a"], test["b"]} == selections:
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")

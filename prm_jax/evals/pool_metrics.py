@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax import rerank, stats, votes
+from prm_jax import metrics, rerank, stats, votes
 from prm_jax.data.units import UNITS
 from prm_jax.evals import biases, trace_error
 from prm_jax.evals.calibration import pool_calibration
@@ -190,7 +190,7 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
     ended_n = pool.finished_n
     problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
     group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
-    units, zero_scores, best_PN, reward_kl, calibrations, correlations = {}, {}, {}, {}, {}, {}
+    units, zero_scores, best_PN, reward_kl, calibrations, correlations, within = {}, {}, {}, {}, {}, {}, {}
     for scorer, aggregator in headline.items():
         units[scorer] = pool.unit(scorer, rules.scores_unit)
         score_PN, is_zero_PN = solution_scores(pool, scorer, units[scorer])
@@ -199,6 +199,7 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
         zero_scores[scorer] = int((is_zero_PN & pool.eligible_PN).any(-1).sum())
         reward_kl[scorer] = reward_against_kl(pool, best_PN[scorer], values.mask_PN, values.sizes, rules.ties)
         score_n = best_PN[scorer][pool.present_PN][ended_n]
+        within[scorer] = metrics.within_problem_auroc(score_n, right_n, problem_n)[0]
         correlations[scorer] = biases.length_correlation(score_n, pool.length_n[ended_n], group_n3, problem_n, seed)
         calibrations[scorer] = pool_calibration(pool, scorer, units[scorer], score_PN, scorer not in value_scorers)
     results = {
@@ -210,7 +211,7 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
         "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule,
         "headline": headline, "dropped": pool.dropped, "repeat_the_problem": int(pool.repeats_n.sum()),
         "scores_units": units, "zero_scores": zero_scores, **values.tables(), "reward_kl": reward_kl,
-        "length_correlation": correlations, "calibration": calibrations,
+        "outcome_auroc_within": within, "length_correlation": correlations, "calibration": calibrations,
         "differences": values.differences(headline),
     }  # fmt: skip
     if pool.labels:
