@@ -126,7 +126,6 @@ def show(results: dict):
         print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
     show_curves(results)
     show_selections(results, N)
-    show_aggregators(results, N)
     if "step_shares" in results:
         biases.show_shares(results["step_shares"])
     ece = {scorer: x["steps"]["ece"] for scorer, x in results["calibration"].items()}
@@ -135,12 +134,19 @@ def show(results: dict):
 
 
 def detail(results: dict):
-    """Prints what report.txt alone has: rules that need no scorer, winners with a wrong step, paired differences."""
+    """Prints what report.txt alone has: rules that need no scorer, selection with the policy's log p, aggregators,
+    winners with a wrong step, paired differences."""
     N = str(results["n_candidates"])
     print(f"at n = {N:<5} mean of the candidates {results['mean']:.4f}")
     for name in ("majority", "oracle"):
         if name in results:
             print(f"  {f'{name}@{N}':<23}{results[name][N]:.4f} {plus_minus(results[f'{name}_interval'][N])}")
+    for scorer, aggregator in results["headline"].items():
+        numbers = results["scorers"][scorer][aggregator]
+        if "with_policy" in numbers:
+            name = f"{scorer} + {results['policy_weight']:g} log p of {POLICY_SOURCES[results['policy_source']]}"
+            print(f"  {name:<23}{numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}")
+    show_aggregators(results, N)
     if "chosen" in results:
         trace_error.show(results["chosen"])
     if len(results["scorers"]) > FEW_SCORERS:
@@ -177,11 +183,6 @@ def show_selections(results: dict, N: str):
             line += f" {difference_text(against[f'{scorer}.{aggregator}.best_of_n']):<36}"
             line += f" {numbers['weighted_vote'][N]:.4f} {plus_minus(numbers['weighted_vote_interval'][N])}"
         print(line)
-        if "with_policy" in numbers:
-            name = f"{scorer} + {results['policy_weight']:g} log p of " + POLICY_SOURCES[results["policy_source"]]
-            line = f"  {name:<31}{numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}"
-            path = f"{scorer}.{aggregator}.with_policy"
-            print(line + (f" {difference_text(against[path])}" if path in against else ""))
     within = ", ".join(f"{scorer} {auroc:.3f}" for scorer, auroc in results["outcome_auroc_within"].items())
     print(f"  AUROC of right solutions within a problem (.5 knows nothing): {within}")
     for test in tests_at(results, N):
@@ -205,7 +206,7 @@ def show_curves(results: dict):
         curves[f"{scorer}, best of n ({aggregator})"] = numbers["best_of_n"]
         if len(numbers.get("with_policy", ())) == len(sizes):
             curves[f"{scorer} + {results['policy_weight']:g} log p of the policy"] = numbers["with_policy"]
-        if len(results["scorers"]) <= FEW_SCORERS and "weighted_vote" in numbers:
+        if len(results["scorers"]) < FEW_SCORERS and "weighted_vote" in numbers:
             curves[f"{scorer}, weighted vote"] = numbers["weighted_vote"]
     curves |= {name: results[name] for name in ("majority", "oracle") if name in results}
     print(f"solved at n {'':<30}" + "".join(f"{n:>8}" for n in sizes))
