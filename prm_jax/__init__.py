@@ -2,6 +2,8 @@
 
 import os
 
+__version__ = "0.1.0"  # the one place; pyproject.toml reads it
+
 # Only tokenizers of transformers are used, so silence its notice that PyTorch is missing.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 

@@ -21,7 +21,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config
 from prm_jax.data.units import probability
-from prm_jax.launch.config import CONF
+from prm_jax.launch.config import CONF, PACKAGE
 from prm_jax.scoring import score_into, stored_scores
 
 MODEL = "embedded_orm"
@@ -33,7 +33,7 @@ def started():
     with tempfile.TemporaryDirectory() as folder:
         options = [f"checkpoint={MODEL}", "port=0", "limits.requests_each=256", f"hydra.run.dir={folder}/run"]
         command = [sys.executable, "-m", "prm_jax.serve", *options]
-        process = subprocess.Popen(command, cwd=CONF.parent, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, cwd=PACKAGE.parent, stdout=subprocess.PIPE, text=True)
         try:
             lines = []
             for line in process.stdout:

@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from prm_jax import InputError
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import CONF, expect, flatten, parse
+from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten, parse
 
 FIGURES = CONF / "figure"
 REFERENCE = re.compile(r"\{(\w+)\}")  # an override's own braces hold more than a word
@@ -110,9 +110,8 @@ class Stage:
 @functools.cache
 def code_fingerprint() -> str:
     """The fingerprint of all code that a stage's numbers may depend on, which excludes the drawings."""
-    product = CONF.parent / "prm_jax"
-    files = [file for file in sorted(product.glob("**/*.py")) if product / "figures" not in file.parents]
-    return run_folder.code_fingerprint([*files, CONF.parent / "train.py", CONF.parent / "evaluate.py"])
+    files = [file for file in sorted(PACKAGE.glob("**/*.py")) if PACKAGE / "figures" not in file.parents]
+    return run_folder.code_fingerprint([*files, ROOT / "train.py", ROOT / "evaluate.py"])
 
 
 def label(line: str, sweep: dict) -> str:
@@ -266,9 +265,9 @@ def contents(config: dict) -> dict[str, list[str]]:
 
 def config_name(command: str) -> str:
     """The file of conf/ that a command reads."""
-    name, root = command.removesuffix(".py"), CONF.parent
-    stems = {path.stem for path in (*root.glob("*.py"), *root.glob("prm_jax/*.py"))}
-    stems |= {path.parent.name for path in root.glob("prm_jax/*/__main__.py")} - {"figures"}
+    name = command.removesuffix(".py")
+    stems = {path.stem for path in (*ROOT.glob("*.py"), *PACKAGE.glob("*.py"))}
+    stems |= {path.parent.name for path in PACKAGE.glob("*/__main__.py")} - {"figures"}
     commands = sorted(stems & {path.stem for path in CONF.glob("*.yaml")})
     expect(name in commands, "stages", command, f"a command: {', '.join(commands)}")
     return name

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from prm_jax import InputError
 from prm_jax.figures.pipeline import Stage, code_fingerprint, config_name
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import CONF
+from prm_jax.launch.config import PACKAGE, ROOT
 
 
 def argv(stage: Stage, launcher: str | None) -> list[str]:
     """The command line of a stage, in a new folder or going on with one that a kill has left."""
     name = config_name(stage.command)
-    script = [str(CONF.parent / f"{name}.py")] if name in ("train", "evaluate") else ["-m", f"prm_jax.{name}"]
+    script = [str(ROOT / f"{name}.py")] if name in ("train", "evaluate") else ["-m", f"prm_jax.{name}"]
     overrides, folder = stage.overrides, stage.folder
     if stage.can_resume and "resume" in stage.keys:
         hydra_keys = [x for x in stage.overrides if x.startswith("hydra")]
@@ -37,7 +37,7 @@ def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
     """The running stage, which writes into log.txt and keeps it locked as long as it lives."""
     stage.folder.mkdir(parents=True, exist_ok=True)
     command = argv(stage, launcher)
-    path = os.pathsep.join(filter(None, [str(CONF.parent), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
     with open(stage.folder / "log.txt", "ab") as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
 
-CONF = Path(__file__).parents[2] / "conf"
+PACKAGE = Path(__file__).parents[1]
+# The folder of train.py, evaluate.py and conf/: the clone, or prm_jax/root where a wheel was installed (pyproject.toml).
+ROOT = PACKAGE / "root" if (PACKAGE / "root").is_dir() else PACKAGE.parent
+CONF = ROOT / "conf"
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):

@@ -18,8 +18,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from prm_jax import InputError
-from prm_jax.launch.config import CONF, expect, flatten
+from prm_jax import InputError, __version__
+from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten
 from prm_jax.launch.files import read_json, read_yaml, write_json, write_yaml
 
 CLOCK = 60  # seconds that a file server's clock may be ahead of ours
@@ -215,12 +215,14 @@ def code_fingerprint(files: Iterable[Path]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and packages, and the commit of this repository (`+` = with uncommitted changes)."""
+    """Versions of Python and packages, and the commit of this repository (`+` = with uncommitted changes): of the clone,
+    since an installed package may lie in the repository of somebody else."""
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "grain")
     git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        commit = subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
+        is_clone = ROOT == PACKAGE.parent
+        commit = is_clone and subprocess.run(git, cwd=CONF, capture_output=True, text=True, check=False).stdout.strip()
     except FileNotFoundError:  # a machine without git
         commit = ""
-    python = {"python": platform.python_version()}
+    python = {"prm_jax": __version__, "python": platform.python_version()}
     return python | {p: metadata.version(p) for p in packages} | {"commit": commit or "unknown"}
