@@ -5,6 +5,7 @@ import ast
 from conftest import ROOT
 
 COMMANDS = ("prm_jax.sampling", "prm_jax.labeling", "prm_jax.relabeling", "prm_jax.export", "train", "evaluate")
+COMMANDS += ("prm_jax.api", "prm_jax.__main__")
 FLOORS = [  # from the ground up; what is not named here is the core, flat in prm_jax/
     ("prm_jax", "prm_jax.launch", "prm_jax.protocols"), ("prm_jax.data", "prm_jax.tasks"), ("prm_jax.kernels",), ("CORE",), ("prm_jax.figures",),
     ("prm_jax.checkpoints",), ("prm_jax.generate", "prm_jax.critics", "prm_jax.checkpoints.verifiers"),
