@@ -281,7 +281,7 @@ def compose(command: str, overrides: list[str]):
             OmegaConf.resolve(cfg)
             return cfg
     except (HydraException, OmegaConfBaseException) as error:
-        message = cli.one_line(error, name).removeprefix("error: ")
+        message = cli.one_line(error, name, overrides).removeprefix("error: ")
         raise InputError(f"{command} {' '.join(overrides)}: {message}") from None
 
 

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import fcntl
+import functools
 import inspect
 import os
 import re
@@ -50,7 +51,8 @@ class SweepFolder(Callback):
 
 def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None):
     """Decorates a `main(cfg)` as a Hydra command whose --help is the commented configuration and whose errors are
-    one line. `end_of_sweep` gets the folder of a sweep after its last job, even if jobs failed."""
+    one line. `end_of_sweep` gets the folder of a sweep after its last job, even if jobs failed. The function itself is
+    the command's __wrapped__, which api.py calls."""
 
     def decorate(main: Callable[[DictConfig], None]) -> Callable[[], None]:
         full_error = "HYDRA_FULL_ERROR" in os.environ  # the user wants tracebacks
@@ -73,6 +75,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     raise
                 sys.exit(one_line(error))
 
+        @functools.wraps(main)
         def start():
             if {"--help", "-h"} & set(sys.argv[1:]):
                 try:
@@ -121,8 +124,9 @@ def exit_interrupted(hint: str = ""):
     sys.exit(128 + signal.SIGINT)
 
 
-def one_line(error: Exception, config_name: str | None = None) -> str:
-    """`error: MESSAGE` in one line; for a mistyped key the message suggests the nearest real one."""
+def one_line(error: Exception, config_name: str | None = None, overrides: list[str] | None = None) -> str:
+    """`error: MESSAGE` in one line; for a mistyped key the message suggests the nearest real one of the configuration
+    with these overrides, by default the command line's."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'a file'}: {error.strerror}"
@@ -134,7 +138,9 @@ def one_line(error: Exception, config_name: str | None = None) -> str:
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     mistyped = re.match(r"Could not override '([^']+)'", text)
     if config_name and mistyped and not (CONF / mistyped[1]).is_dir():
-        chosen = [word for word in sys.argv[1:] if (CONF / word.split("=")[0]).is_dir() and "," not in word]
+        chosen = [
+            word for word in overrides or sys.argv[1:] if (CONF / word.split("=")[0]).is_dir() and "," not in word
+        ]
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             key, cfg = mistyped[1], hydra.compose(config_name, chosen)
         keys = [name for name, _ in flatten(cfg) if name != key]

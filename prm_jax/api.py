@@ -1,0 +1,166 @@
+"""Scores, ranks, trains and evaluates from Python: what `import prm_jax` offers, for notebooks and programs."""
+
+import copy
+import importlib.util
+import re
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import hydra
+import numpy as np
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from prm_jax import InputError
+from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
+from prm_jax.data.formats import read_format
+from prm_jax.data.units import UNITS, probability
+from prm_jax.evals.common import check_there
+from prm_jax.launch import cli, run_folder
+from prm_jax.launch.config import CONF, ROOT, expect
+from prm_jax.model import choose_dtype
+from prm_jax.protocols import Scorer
+from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
+
+Steps = Sequence[str]  # a solution
+
+
+def load(
+    checkpoint: str | Path | None = None, format: str = "auto", aggregator: str | None = None, **options
+) -> "Verifier":
+    """Opens a verifier by the name that every command takes as `checkpoint`: a run's folder, a Hugging Face folder or hub
+    name, `embedded_orm`, ...; None: the newest finished run under runs/. `format` and the fields of OpenOptions (`which`,
+    `dtype`, `rows`, `reference`, ...) are the keys of conf/evaluate.yaml; `aggregator`, a name of rerank.AGGREGATORS,
+    makes one score of a solution's step scores, by default `last` for an outcome model and else `min`."""
+    formats = sorted(path.stem for path in CONF.glob("format/*.yaml"))
+    for key, value, names in (("format", format, formats), ("aggregator", aggregator or "min", AGGREGATORS)):
+        expect(value in names, key, value, ", ".join(names))
+    options = OpenOptions(format=read_format(format), **options)
+    cli.use_compilation_cache()
+    name = str(run_folder.newest_run()) if checkpoint is None else str(checkpoint)
+    if needs_folder(name):
+        check_there(name, options.which)
+    return Verifier(open_verifier(name, options._replace(dtype=choose_dtype(options.dtype))), aggregator)
+
+
+class Verifier:
+    """A verifier that `load` has opened. Its `scorer` (protocols.Scorer) says what "good" means (`label_kind`: correctness,
+    value, advantage or unknown) and what it is called (`name`). Each method takes one problem, or a list of problems with
+    a list of what belongs to each, which are scored together and give a list."""
+
+    def __init__(self, scorer: Scorer, aggregator: str | None = None):
+        self.scorer, self.aggregator = scorer, aggregator or default_aggregator(scorer)
+
+    def score(self, problem: str | Sequence[str], steps: Steps | Sequence[Steps]) -> np.ndarray | list[np.ndarray]:
+        """The probability that each step is good, float64 p_T; of an outcome model that the answer will be right, read at
+        each step. `log_odds` keeps apart what rounds to 1."""
+        if isinstance(problem, str):
+            return self.score([problem], [steps])[0]
+        return [probability(logit_T) for logit_T in self.log_odds(problem, steps)]
+
+    def log_odds(self, problem: str | Sequence[str], steps: Steps | Sequence[Steps]) -> np.ndarray | list[np.ndarray]:
+        """log p / (1 - p) of each step's probability, logit_T, as the model gives it."""
+        if isinstance(problem, str):
+            return self.log_odds([problem], [steps])[0]
+        check_texts("problem", problem, "problems")
+        expect(len(problem) == len(steps), "steps", f"{len(steps)} solutions", f"{len(problem)}, one for each problem")
+        for solution in steps:
+            check_texts("steps", solution, "steps")
+        rows = [(text, tuple(solution)) for text, solution in zip(problem, steps, strict=True)]
+        return [UNITS[self.scorer.unit].log_odds(score_T) for score_T in self.scorer.score(rows)]
+
+    def rank(
+        self, problem: str | Sequence[str], solutions: Sequence[Steps] | Sequence[Sequence[Steps]]
+    ) -> list[int] | list[list[int]]:
+        """Indices of a problem's solutions, each a list of steps, by their aggregated scores, best first; equal ones keep
+        their order."""
+        if isinstance(problem, str):
+            return self.rank([problem], [solutions])[0]
+        expect(len(problem) == len(solutions), "solutions", f"{len(solutions)} lists", f"{len(problem)}, one a problem")
+        rows = [(text, steps) for text, candidates in zip(problem, solutions, strict=True) for steps in candidates]
+        logits = self.log_odds([text for text, _ in rows], [steps for _, steps in rows])
+        scores = iter(-solution_scores(logits, self.aggregator, rounded=True))
+        return [np.argsort([next(scores) for _ in some], kind="stable").tolist() for some in solutions]
+
+
+def check_texts(key: str, texts: Sequence[str], what: str):
+    is_right = not isinstance(texts, str) and all(isinstance(text, str) for text in texts)
+    expect(is_right, key, texts, f"a list of {what}, each a text")
+
+
+def train(*overrides: str, **keys) -> Path:
+    """Trains as `python train.py` does, in this process, and returns the run's folder. Overrides are those of the command
+    line, as texts ("optimizer.lr=1e-3") or keywords (steps=100, data="jsonl", optimizer={"lr": 1e-3}, hydra={"run":
+    {"dir": "runs/mine"}}); conf/train.yaml lists them. One that cannot be read, like all bad input, raises InputError."""
+    return run_command("train", overrides, keys)
+
+
+def evaluate(*overrides: str, **keys) -> dict:
+    """Evaluates as `python evaluate.py` does, in this process, and returns what results.json holds, with the `folder`
+    of it and the figures. Overrides are given as to `train`; conf/evaluate.yaml and conf/task list them."""
+    folder = run_command("evaluate", overrides, keys)
+    return run_folder.read_json(folder / "results.json") | {"folder": str(folder)}
+
+
+def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
+    """Runs the `main` of train.py or evaluate.py with a configuration of its own and returns its folder. Neither the
+    working folder nor sys.argv change, and the Hydra of a calling program is as it was."""
+    words = [*overrides, *(word for key, value in keys.items() for word in as_overrides(key, value))]
+    main = script(name).main.__wrapped__
+    cli.use_compilation_cache()
+    before = HydraConfig.instance().cfg
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = hydra.compose(name, words, return_hydra_config=True)
+        folder = Path(cfg.hydra.run.dir).resolve()
+        cfg.hydra.runtime.output_dir = str(folder)
+    except (hydra.errors.HydraException, OmegaConfBaseException) as error:
+        raise InputError(cli.one_line(error, name, words).removeprefix("error: ")) from None
+    job = copy.deepcopy(cfg)
+    with open_dict(job):
+        del job["hydra"]
+    try:
+        HydraConfig.instance().set_config(cfg)
+        folder.mkdir(parents=True, exist_ok=True)
+        main(job)
+    except SystemExit as stop:  # by a signal, once a checkpoint is written
+        if stop.code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        HydraConfig.instance().cfg = before
+    return folder if cfg.resume is None else Path(str(cfg.resume)).resolve()
+
+
+def script(name: str):
+    """The module of train.py or evaluate.py, which lie outside the package."""
+    full = f"prm_jax.root.{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, ROOT / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[full] = module
+    return sys.modules[full]
+
+
+def as_overrides(key: str, value) -> list[str]:
+    """The overrides on Hydra's command line that a keyword stands for: one, or of a section one for each entry."""
+    if isinstance(value, dict):
+        return [word for name, entry in value.items() for word in as_overrides(f"{key}.{name}", entry)]
+    return [f"{key}={written(key, value)}"]
+
+
+def written(key: str, value) -> str:
+    """The value of a keyword as Hydra's command line has it."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(written(key, entry) for entry in value)}]"
+    if isinstance(value, str | Path):
+        is_plain = re.fullmatch(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_/][\w./-]*", str(value))
+        return str(value) if is_plain else QuotedString(str(value), Quote.single).with_quotes()
+    value = value.item() if isinstance(value, np.generic) else value
+    expect(value is None or isinstance(value, int | float), key, value, "a text, a number, or a list of them")
+    return "null" if value is None else str(value)
