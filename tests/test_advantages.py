@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from conftest import ROOT
 
-from prm_jax.rl import advantages
+from prm_jax.rl import advantages, exact
 from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig, pure
 
 
@@ -73,7 +74,7 @@ def test_outcome_estimators_are_their_formulas():
     assert ESTIMATORS["grpo"].f(*given)[1, 2:].tolist() == [0, 0]  # where the mask is off
     alike = laid_out([0], [0], outcome=[1, 1])
     assert all(
-        (estimator.f(*alike) == 0).all() for estimator in ESTIMATORS.values()
+        (EstimatorConfig(name, True, "min", 1.0).estimate(*alike) == 0).all() for name in ESTIMATORS
     )  # a zero advantage, not rounding over rounding
 
 
@@ -83,7 +84,9 @@ def test_an_entry_takes_its_options_from_the_configuration(name):
     assert {*estimator.options} <= {f.name for f in dataclasses.fields(EstimatorConfig)}
     assert {*estimator.options} <= inspect.signature(estimator.f).parameters.keys()
     one, other = EstimatorConfig(name, True, "min", 1.0), EstimatorConfig(name, False, "sum", 0.5)
-    np.testing.assert_array_equal(one.estimate(*given), estimator.f(*given))
+    plain = estimator.f(*given)
+    plain = advantages.whitened(plain, given[3]) if estimator.whitens else plain
+    np.testing.assert_array_equal(one.estimate(*given), plain)
     varied = {"normalise", "form", "discount"} & {*estimator.options}
     assert (other.estimate(*given) != one.estimate(*given)).any() == bool(varied)
 
@@ -104,7 +107,7 @@ def test_pav_credits_a_step_with_its_own_advantage_alone():
 def test_reinforce_discounts_and_normalises_over_the_batch():
     given = laid_out([1.0, 0.0], [0.0], tokens=[[1, 2], [2]], outcome=[2, 0], group=[0, 1])
     return_n = np.array([1 + 0.25 * 2, 0.5 * 2, 2, 0, 0])
-    found = ESTIMATORS["reinforce"].f(*given, discount=0.5)
+    found = EstimatorConfig("reinforce", True, "min", 0.5).estimate(*given)
     assert found[given[3]] == pytest.approx((return_n - return_n.mean()) / return_n.std())
 
 
@@ -117,34 +120,65 @@ def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(nam
     assert differs != ESTIMATORS[name].sums_steps
 
 
-@pytest.mark.parametrize("bad, mean", [(0, 0.6), (-3, -0.6)])
-def test_a_baseline_of_each_step_prices_a_step_at_its_mean_reward(bad, mean):
-    """The expected gradient of a tabular policy, exactly: that of reward - price x number of steps, over all pairs of responses.
+UNBIASED = {"grpo, normalise=false", "rloo", "rloo_steps", "reinforce"}
 
-    A step is good with probability .6 and rewarded 1 or `bad`; after the first of at most two the policy stops with probability .4.
-    """
-    p, q, responses = 0.6, 0.4, []
-    for good in [(1,), (0,), *itertools.product((1, 0), repeat=2)]:
-        chance = np.prod([p if g else 1 - p for g in good]) * (q if len(good) == 1 else 1 - q)
-        score_TK = np.zeros((2, 3))  # d log p of each step: goodness of the first and of the second step, stopping
-        for t, g in enumerate(good):
-            score_TK[t, t] = g - p
-        score_TK[0, 2] = (len(good) == 1) - q
-        responses.append(([1 if g else bad for g in good], chance, score_TK))
-    gradient = lambda f: sum(chance * f(reward) * score_TK.sum(0) for reward, chance, score_TK in responses)
-    of_sum_K, of_steps_K = gradient(sum), gradient(len)
-    for name, options, price in (
-        ("grpo", {"normalise": False}, 0), ("rloo", {}, 0), ("rloo_sources", {}, mean), ("pure", {"form": "sum"}, mean),
-        ("grpo_process", {"normalise": False}, mean),
-    ):  # fmt: skip
-        found_K = np.zeros(3)
-        for pair in itertools.product(responses, repeat=2):
-            given = laid_out(*(reward for reward, *_ in pair), tokens=[[1] * len(reward) for reward, *_ in pair])
-            advantage_NL = ESTIMATORS[name].f(*given, **options)
-            for (_, _, score_TK), own_L in zip(pair, advantage_NL, strict=True):
-                found_K += pair[0][1] * pair[1][1] * own_L @ score_TK[: len(own_L)] / 2
-        scale, minus_price = np.linalg.lstsq(np.stack([of_sum_K, of_steps_K], 1), found_K)[0]
-        assert minus_price / scale == pytest.approx(-price, abs=1e-9 if name != "grpo_process" else 0.05), name
+
+def test_expected_gradients_are_the_true_one_or_off_by_what_the_table_says():
+    table = [*exact.table()]
+    rows = {name: both for name, *both in table}
+    assert {name.split(",")[0] for name in rows} == {*ESTIMATORS}
+    off = lambda row: max(1 - row.cosine, abs(row.hidden), row.rest)
+    assert {name for name, both in rows.items() if max(map(off, both)) < 1e-9} == UNBIASED
+    assert all(max(map(off, both)) > 0.01 for name, both in rows.items() if name not in UNBIASED)
+    # exactly a price of each step, minus its mean reward, whose sign is the rewards'
+    for k, bad in enumerate((0, -3)):
+        r = exact.responses(bad)
+        n_N = (r.mask_NL.sum(1) - 1).astype(float)
+        mean = r.chance_N @ (r.step_reward_NT.sum(1) / n_N)
+        assert rows["rloo_sources"][k].hidden == pytest.approx(-mean) and rows["rloo_sources"][k].rest < 1e-9
+        assert np.sign(rows["pure, form=sum"][k].hidden) == -np.sign(mean) and rows["pure, form=sum"][k].rest < 1e-9
+    assert rows["rloo_steps"][0].variance < 0.7 * rows["rloo"][0].variance
+    page = (ROOT / "docs" / "lab.md").read_text()
+    assert "\n".join(exact.lines(table)) in page, "docs/lab.md: make the table again, python -m prm_jax.rl.exact"
+
+
+def test_rloo_of_steps_is_unbiased_because_the_end_has_the_baseline_of_the_step_that_it_forgoes():
+    for bad, biased in ((0, 0.963), (-3, 0.954)):
+        r = exact.responses(bad)
+        row = lambda r, n: exact.exact(ESTIMATORS["rloo_steps"], {}, r, r.step_reward_NT.sum(1) + r.outcome_N, n)
+        for n in (2, 3, 4):
+            assert row(r, n).cosine == pytest.approx(1, abs=1e-9) and row(r, n).rest < 1e-9
+        of_the_last_step = np.where(r.step_of_token_NL < 0, ~r.step_of_token_NL - 1, r.step_of_token_NL)
+        assert row(r._replace(step_of_token_NL=of_the_last_step), 3).cosine == pytest.approx(biased, abs=5e-4)
+
+
+def test_the_exact_policys_gradient_is_its_finite_difference(monkeypatch):
+    r = exact.responses(0.5)
+    places = [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]  # of the logits in the three constants
+    slopes = []
+    for which, i in places:
+        chances = []
+        for h in (1e-4, -1e-4):
+            law = [[exact.FIRST_IS_GOOD], [*exact.IS_GOOD], [*exact.ENDS]]
+            law[which][i] = 1 / (1 + np.exp(-h) * (1 / law[which][i] - 1))
+            with monkeypatch.context() as patch:
+                for name, values in zip(("FIRST_IS_GOOD", "IS_GOOD", "ENDS"), (law[0][0], *law[1:]), strict=True):
+                    patch.setattr(exact, name, values)
+                chances.append(exact.responses(0.5).chance_N)
+        slopes.append((chances[0] - chances[1]) / 2e-4)
+    assert r.chance_N.sum() == pytest.approx(1) and len(r.chance_N) == 14
+    assert (r.chance_N[:, None] * r.score_NLK.sum(1)).T == pytest.approx(np.array(slopes), abs=1e-8)
+
+
+def test_rloo_of_steps_is_its_formula():
+    given = laid_out([1.0, 2.0], [4.0], [0.5, 0.25, 8.0], outcome=[1, 0, 0])
+    given[2][1, 2:4], given[3][1, 2:4] = ~1, True  # the second response's end, of no step
+    found = ESTIMATORS["rloo_steps"].f(*given)
+    outcome = [1, -0.5, -0.5]
+    returns = [[3, 2, 0], [4, 0, 0], [8.75, 8.25, 8]]
+    for i, t, l in [(0, 0, 0), (0, 1, 2), (1, 0, 0), (1, 1, 2), (2, 0, 0), (2, 1, 2), (2, 2, 4)]:
+        others = [own[t] for j, own in enumerate(returns) if j != i]
+        assert found[i, l] == pytest.approx(returns[i][t] - sum(others) / 2 + outcome[i])
 
 
 def first_advantages(f, *rewards, tokens, **more):

@@ -79,7 +79,7 @@ def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
 
 def test_tokens_belong_to_the_step_that_they_end():
     texts = ["a", "b", "\n", "\n", " ", "c", "\nd", ".\n", ""]
-    assert step_of_tokens(PLAIN, texts) == [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    assert step_of_tokens(PLAIN, texts) == [0, 0, 0, 1, 1, 1, 1, 2, 3]
     assert step_of_tokens(PLAIN, ["\n", "a", "\n"]) == [0, 0, 0] and step_of_tokens(PLAIN, []) == []
     assert step_sums(PLAIN, ["a", "\n", "b", "\n", ""], [1, 2, 4, 8, 16], "a\nb\n") == (3.0, 28.0)
     assert step_sums(PLAIN, ["a\nb", "\n"], [1, 2], "a\nb\n") is None  # a token of two steps

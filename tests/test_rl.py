@@ -170,14 +170,15 @@ def test_roll_outs_are_cut_into_the_steps_of_their_text(policy, rollouts):
     for r in rollouts:
         text = policy.tokenizer.decode([i for i in r.ids_L if i not in policy.eos_ids])
         assert r.steps == tuple(line for line in text.split("\n") if line.strip())
-        assert r.step_L[0] == 0 and r.step_L[-1] == len(r.steps) - 1 and set(np.diff(r.step_L)) <= {0, 1}
+        behind = len(r.steps) - (not policy.stop_masks["step"][r.ids_L[-2]])  # what comes after a separator
+        assert r.step_L[0] == 0 and r.step_L[-1] == behind and set(np.diff(r.step_L)) <= {0, 1}
     encode = lambda text: np.array(policy.tokenizer.encode(text, add_special_tokens=False), np.int32)
     end = np.array(policy.eos_ids, np.int32)
     assert split_steps(policy, end) == (("",), pytest.approx([0]))
     steps, step_L = split_steps(
         policy, np.concatenate([encode("3+2=5"), encode("\n"), encode("\n"), encode("5*4=6"), end])
     )
-    assert steps == ("3+2=5", "5*4=6") and (np.diff(step_L) >= 0).all() and step_L[-1] == 1
+    assert steps == ("3+2=5", "5*4=6") and step_L.tolist() == [0] * 6 + [1] * 7
 
 
 def test_a_verifier_reads_the_ids_that_were_sampled(policy, rollouts):

@@ -102,22 +102,25 @@ def steps_of(fmt, text: str) -> tuple[str, ...]:
 
 
 def step_of_tokens(fmt, tokens: Sequence[str]) -> list[int]:
-    """The step of each token of a solution, given their texts: one that contains the separator ends a step, and blank
-    pieces join the step before."""
+    """The number of steps that ended before each token of a solution, given their texts: the step that it belongs to, or
+    begins. One that contains the separator ends a step; blank pieces join the step after, so that what is drawn does not
+    decide which step it is drawn in."""
     piece_L, texts = [], [""]
     for token in tokens:
         piece_L.append(len(texts) - 1)
         texts[-1] += token
         texts += [""] * (fmt.separator in token)
-    n_steps = list(itertools.accumulate(bool(text.strip()) for text in texts))  # up to and including each piece
-    return [max(n_steps[piece] - 1, 0) for piece in piece_L]
+    n_before = list(itertools.accumulate((bool(text.strip()) for text in texts), initial=0))
+    return [n_before[piece] for piece in piece_L]
 
 
 def step_sums(fmt, tokens: Sequence[str], x_L: Sequence[float], text: str) -> tuple[float, ...] | None:
-    """The sums over each step of a text of its tokens' numbers; None where a token is of two steps."""
-    step_L, sums = step_of_tokens(fmt, tokens), [0.0] * max(len(steps_of(fmt, text)), 1)
-    if len(x_L) != len(tokens) or max(step_L, default=0) + 1 != len(sums):
+    """The sums over each step of a text of its tokens' numbers, the last with what follows it; None where a token is of
+    two steps."""
+    T = len(steps_of(fmt, text))
+    step_L, sums = step_of_tokens(fmt, [*tokens, fmt.separator, ""]), [0.0] * max(T, 1)
+    if len(x_L) != len(tokens) or step_L[-1] != T:
         return None
-    for step, x in zip(step_L, x_L, strict=True):
-        sums[step] += float(x)
+    for step, x in zip(step_L, x_L):
+        sums[min(step, len(sums) - 1)] += float(x)
     return tuple(sums)

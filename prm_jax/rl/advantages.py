@@ -4,20 +4,21 @@ An estimator is f(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N)
 
 step_reward_NT    reward of each step of each response, 0 where a response has no such step
 outcome_N         reward of the whole response
-step_of_token_NL  which step a token belongs to, from 0
+step_of_token_NL  which step a token belongs to, from 0; ~t for one of no step, drawn where step t could have begun
 mask_NL           True for the tokens that the policy wrote
 group_N           which prompt a response answers; a baseline is of one group
 
 A step reward stays at its step; only estimators with `sums_steps` add a response's step rewards up. Outcome and step
 rewards have separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the other.
 
-grpo_process, rloo_sources and pure subtract a baseline from every step, so an extra step costs the mean step reward. A
-policy that decides when to stop then maximises R - (mean step reward) x (number of steps), exactly so under
-rloo_sources and pure's sum form: it writes fewer steps than R asks for where that mean is positive (P(good)), more
-where it is negative. grpo, rloo and reinforce have no such price.
+`python -m prm_jax.rl.exact` prints the expected gradient of every estimator (docs/lab.md has its table). Unbiased: grpo
+without a standard deviation, rloo, rloo_steps, and reinforce in a large batch. grpo_process, rloo_sources and pure
+subtract a baseline for every step that a response has, so an extra step costs about the mean step reward. A policy that
+decides when to stop then maximises R - price x (number of steps), exactly so under rloo_sources and pure's sum form: it
+writes fewer steps than R asks for where the mean is positive (P(good)), more where it is negative.
 
 To add one, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig with a
-default, which lets earlier runs resume, and its line in conf/rl.yaml.
+default, which lets earlier runs resume, its line in conf/rl.yaml and its values in rl/exact.py.
 
 Dimension key: N responses, T steps, L tokens, G groups.
 """
@@ -41,9 +42,9 @@ def tokens_of_steps(step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
 
 
 def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
-    """x_NT at each token's step, x_NL; 0 where the mask is off."""
-    step_NL = np.minimum(step_of_token_NL, x_NT.shape[1] - 1)
-    return np.where(mask_NL, np.take_along_axis(x_NT, step_NL, 1), 0.0)
+    """x_NT at each token's step, x_NL; 0 where a token is of no step or the mask is off."""
+    x_NL = np.take_along_axis(x_NT, np.maximum(step_of_token_NL, 0), 1)
+    return np.where(mask_NL & (step_of_token_NL >= 0), x_NL, 0.0)
 
 
 def of_steps(x_NL, step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
@@ -108,6 +109,18 @@ def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.nd
     return outcome_rloo(outcome_N + step_reward_NT.sum(1), mask_NL, group_N)
 
 
+def rloo_steps(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+    """RLOO of the return to go: A_t = G_t - mean of the others' G_t, G_t = the sum of step rewards from step t on, 0
+    where a response has ended; plus `rloo` of the outcome. Unbiased, with less noise than `rloo`.
+
+    Whatever a token's alternatives are, the baseline is the same: that of the steps that ended before it. The end of
+    sequence after a step's separator therefore has the baseline of the step that it forgoes."""
+    return_NT = returns(np.pad(step_reward_NT, ((0, 0), (0, 1))))
+    advantage_NT = np.stack([leave_one_out(return_N, group_N) for return_N in return_NT.T], 1)
+    steps_before_NL = np.maximum(step_of_token_NL, ~step_of_token_NL)
+    return at_tokens(advantage_NT, steps_before_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+
+
 def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens): A_t =
     sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome."""
@@ -150,16 +163,22 @@ def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.nda
 
 
 def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, discount: float = 1.0) -> np.ndarray:
-    """REINFORCE++ (Hu 2025, arXiv 2501.03262): discounted returns of a step's reward at its last token and the outcome
-    at the response's last, normalised over all tokens of the batch; groups play no part."""
+    """REINFORCE++ (Hu 2025, arXiv 2501.03262), before it is whitened: discounted returns of a step's reward at its last
+    token and the outcome at the response's last; groups play no part."""
     N, L = mask_NL.shape
-    last_NL = mask_NL & (np.diff(np.where(mask_NL, step_of_token_NL, -1), append=-1) != 0)
+    last_NL = mask_NL & (np.diff(np.where(mask_NL, step_of_token_NL, L), append=L) != 0)
     return_NL = np.where(last_NL, at_tokens(step_reward_NT, step_of_token_NL, mask_NL), 0.0)
     return_NL[np.arange(N), L - 1 - mask_NL[:, ::-1].argmax(1)] += outcome_N
     for i in reversed(range(L - 1)):
         return_NL[:, i] += discount * return_NL[:, i + 1]
-    mean, deviation = return_NL[mask_NL].mean(), return_NL[mask_NL].std()
-    return np.where(mask_NL, divided(return_NL - mean, deviation), 0.0)
+    return np.where(mask_NL, return_NL, 0.0)
+
+
+def whitened(advantage_NL, mask_NL) -> np.ndarray:
+    """The advantage less its mean over the batch's tokens, divided by their (population) standard deviation. The mean is
+    one baseline for all tokens, so in a large batch the expected gradient keeps its direction."""
+    mean, deviation = advantage_NL[mask_NL].mean(), advantage_NL[mask_NL].std()
+    return np.where(mask_NL, divided(advantage_NL - mean, deviation), 0.0)
 
 
 class Estimator(NamedTuple):
@@ -169,16 +188,18 @@ class Estimator(NamedTuple):
     options: tuple[str, ...] = ()  # the fields of EstimatorConfig that f takes as arguments
     sums_steps: bool = False  # it adds a response's step rewards up
     needs_group: bool = True  # its baseline is the other responses to the problem
+    whitens: bool = False  # f's advantages are then whitened
 
 
 ESTIMATORS = {
     "grpo": Estimator(grpo, ("normalise",), sums_steps=True),
     "grpo_process": Estimator(grpo_process, ("normalise",)),
     "rloo": Estimator(rloo, sums_steps=True),
+    "rloo_steps": Estimator(rloo_steps),
     "rloo_sources": Estimator(rloo_sources),
     "pure": Estimator(pure, ("form",)),
     "pav": Estimator(pav),
-    "reinforce": Estimator(reinforce, ("discount",), needs_group=False),
+    "reinforce": Estimator(reinforce, ("discount",), needs_group=False, whitens=True),
 }
 
 
@@ -195,7 +216,8 @@ class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.
 
     def estimate(self, *arrays) -> np.ndarray:
         """advantage_NL by the chosen estimator with its options."""
-        return self.estimator.f(*arrays, **{name: getattr(self, name) for name in self.estimator.options})
+        advantage_NL = self.estimator.f(*arrays, **{name: getattr(self, name) for name in self.estimator.options})
+        return whitened(advantage_NL, arrays[3]) if self.estimator.whitens else advantage_NL
 
 
 def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:

@@ -27,7 +27,7 @@ class Rollout:
     prompt_L: np.ndarray  # ids before the response
     ids_L: np.ndarray  # ids of the response
     logp_L: np.ndarray  # log p of each under the policy that sampled it
-    step_L: np.ndarray  # the step that each belongs to
+    step_L: np.ndarray  # the number of steps that ended before each: the step that it belongs to, or begins
 
 
 def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollout]:
@@ -50,12 +50,13 @@ def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.
     for t in range(step_L.max(initial=0) + 1):
         text = policy.tokenizer.decode(ids_L[is_text_L & (step_L == t)], clean_up_tokenization_spaces=False)
         steps.append(fmt.separator.join(steps_of(fmt, text)))
-    return tuple(steps), step_L
+    return tuple(filter(None, steps)) or ("",), step_L
 
 
 def arrays(rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(step_of_token_NL, mask_NL, group_N), as rl/advantages.py takes them."""
-    step_NL, mask_NL = padded([r.step_L for r in rollouts]), padded([np.ones(len(r.ids_L)) for r in rollouts])
+    """(step_of_token_NL, mask_NL, group_N), as rl/advantages.py takes them: what follows the last step is of none."""
+    step_NL = padded([np.where(r.step_L < len(r.steps), r.step_L, ~r.step_L) for r in rollouts])
+    mask_NL = padded([np.ones(len(r.ids_L)) for r in rollouts])
     return step_NL.astype(int), mask_NL > 0, np.array([r.group for r in rollouts])
 
 
