@@ -46,7 +46,7 @@ def test_process_supervision_has_the_numbers_of_the_paper():
 
 def test_min_form_has_the_numbers_of_the_paper():
     reward_NT = np.array([[0.9, 0.2, 0.8]])
-    weight_NT = advantages.min_weights(reward_NT, np.ones((1, 3), bool), 0.1)
+    weight_NT = advantages.form_weights(reward_NT, np.ones((1, 3), bool), "min")
     assert weight_NT == pytest.approx(np.array([[0.00091, 0.99662, 0.00247]]), abs=1e-5)
     assert advantages.returns(weight_NT * reward_NT) == pytest.approx(np.array([[0.2021, 0.2013, 0.0020]]), abs=1e-4)
     given = laid_out([0.9, 0.2, 0.8])
@@ -83,11 +83,11 @@ def test_an_entry_takes_its_options_from_the_configuration(name):
     estimator, given = ESTIMATORS[name], laid_out([0.9, 0.2], [0.3], [0.4, 0.8], outcome=[1, 0, 1])
     assert {*estimator.options} <= {f.name for f in dataclasses.fields(EstimatorConfig)}
     assert {*estimator.options} <= inspect.signature(estimator.f).parameters.keys()
-    one, other = EstimatorConfig(name, True, "min", 1.0), EstimatorConfig(name, False, "sum", 0.5)
+    one, other = EstimatorConfig(name, True, "min", 1.0), EstimatorConfig(name, False, "sum", 0.5, "group")
     plain = estimator.f(*given)
     plain = advantages.whitened(plain, given[3]) if estimator.whitens else plain
     np.testing.assert_array_equal(one.estimate(*given), plain)
-    varied = {"normalise", "form", "discount"} & {*estimator.options}
+    varied = {"normalise", "form", "discount", "first_step"} & {*estimator.options}
     assert (other.estimate(*given) != one.estimate(*given)).any() == bool(varied)
 
 
@@ -120,7 +120,7 @@ def test_permuting_step_rewards_changes_the_tokens_of_dense_estimators_alone(nam
     assert differs != ESTIMATORS[name].sums_steps
 
 
-UNBIASED = {"grpo, normalise=false", "rloo", "rloo_steps", "reinforce"}
+UNBIASED = {"grpo, normalise=false", "rloo", "rloo_steps", "pure_verl, form=sum", "reinforce"}
 
 
 def test_expected_gradients_are_the_true_one_or_off_by_what_the_table_says():
@@ -211,11 +211,6 @@ def test_a_restated_right_step_pays_under_the_sum_form_and_not_under_the_min_for
         at_steps(ESTIMATORS["grpo_process"].f(*more), more)[0][0]
         > at_steps(ESTIMATORS["grpo_process"].f(*given), given)[0][0]
     )
-
-
-def test_shared_steps_are_counted_within_their_group():
-    prefixes = [("a", "b"), ("a", "c"), ("a", "b", "d"), ("a",)]
-    assert advantages.shared_by(prefixes, [0, 0, 0, 1], 3).tolist() == [[3, 2, 1], [3, 1, 1], [3, 2, 1], [1, 1, 1]]
 
 
 def test_filters_keep_what_they_say():

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,16 @@ from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files
 from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_scored, read_function, score
 from prm_jax.rl.rollouts import lay_out, roll_out, split_steps
-from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, policy_loss, surrogate, token_weights, update
+from prm_jax.rl.update import (
+    UpdateConfig,
+    kl,
+    loss_inputs,
+    policy_loss,
+    surrogate,
+    token_weights,
+    update,
+    written_logps,
+)
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
 REWARD = RewardConfig(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, "signed", None, None)
@@ -132,6 +142,54 @@ def test_what_responses_share_is_computed_once_and_learned_as_if_apart(policy, r
     assert_alike(policy, batch, apart, dataclasses.replace(UPDATE, kl=0.5))
 
 
+def test_gspo_takes_the_ratio_of_each_response_in_packed_rows(policy, rollouts):
+    """Two responses stand in a row; each is clipped by the mean of its own log ratios."""
+    cfg = dataclasses.replace(UPDATE, surrogate="gspo", clip_low=0.01, clip_high=0.01)
+    layout = lay_out(rollouts, 2, 128, 6, share=False)
+    width, n_N = max(len(r.ids_L) for r in rollouts), np.array([len(r.ids_L) for r in rollouts])
+    mask_NL = np.arange(width) < n_N[:, None]
+    logp_NL = layout.gather(np.asarray(written_logps(policy.model, layout.batch, layout.used)))
+    change_N = np.array([0.02, -0.02, 0.005, -0.005, 0.02, -0.02])
+    advantage_N = np.array([1, 1, 1, -1, -1, -1.0])
+    noise_NL = np.random.default_rng(0).normal(scale=0.5, size=mask_NL.shape)
+    noise_NL -= ((noise_NL * mask_NL).sum(1) / n_N)[:, None]
+    old_NL = logp_NL - change_N[:, None] - noise_NL
+    weight_NL, zeros_NL = token_weights(mask_NL, "response", 80), np.zeros(mask_NL.shape)
+    batch = layout.batch | loss_inputs(layout, weight_NL, mask_NL * advantage_N[:, None], old_NL, zeros_NL, mask_NL)
+    ratio_N = np.exp(change_N)
+    expected = -np.minimum(ratio_N * advantage_N, np.clip(ratio_N, 0.99, 1.01) * advantage_N).mean()
+    loss = sum(
+        float(policy_loss(policy.model, {name: jnp.asarray(x[a]) for name, x in batch.items()}, cfg)[0])
+        for a in range(layout.used)
+    )
+    assert layout.batch["start"].max() > 0 and loss == pytest.approx(expected, abs=1e-5)
+
+
+def test_dropped_groups_are_drawn_again(monkeypatch, rollouts):
+    """Problems 2, 5 and 6 of the first batches have right and wrong answers; two groups are wanted."""
+    mixed, drawn = {2, 5, 6}, []
+
+    def roll_out(policy, problems, n, key):
+        drawn.append(problems)
+        rows = [(g, p, k) for g, p in enumerate(problems) for k in range(n)]
+        return [with_steps(dataclasses.replace(rollouts[0], group=g, problem=p), f"{k}") for g, p, k in rows]
+
+    monkeypatch.setattr(rl, "roll_out", roll_out)
+    monkeypatch.setattr(rl, "problems_of_step", lambda train, step, n, seed: list(range((step - 1) * n, step * n)))
+    is_right = lambda r: r.problem not in mixed or r.steps == ("0",)
+    for resample, batches, kept in ((0, 1, []), (1, 2, [2]), (9, 3, [2, 5])):
+        cfg = SimpleNamespace(n=2, problems=2, steps=1, seed=0, resample=resample, select="mixed")
+        cfg.accuracy_low, cfg.accuracy_high = 0.0, 1.0
+        rewards = SimpleNamespace(right=lambda rollouts: np.array([is_right(r) for r in rollouts], float))
+        trainer = SimpleNamespace(cfg=cfg, key=jax.random.key(0), policy=None, rewards=rewards)
+        trainer.problems = SimpleNamespace(train=None)
+        drawn.clear()
+        found = rl.Trainer.roll_out(trainer, 1)
+        keep_N = rl.keep_mixed(cfg, rewards.right(found), found)
+        assert len(drawn) == batches and [r.group for r in found] == np.repeat(np.arange(2 * batches), 2).tolist()
+        assert [r.problem for r, keep in zip(found, keep_N, strict=True) if keep] == np.repeat(kept, 2).tolist()
+
+
 def test_responses_without_an_advantage_can_be_left_out(policy, rollouts):
     advantage = [[1.0], [-1.0], [0.0]] * 2
     whole, kept = (batch_of(policy, rollouts, advantage, kept=kept) for kept in (slice(None), [0, 1, 3, 4]))
@@ -227,12 +285,26 @@ def test_sources_give_what_they_say(policy, rollouts, tmp_path):
     assert outcome_N.tolist() == [11, 1, 10] and not step_reward_NT.any()
 
 
+def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
+    lines = ("3+2=5", "5*4=6"), ("3+2=4", "4*4=6"), ("3+2=5", "5*4=5"), ("3+2=5", "5*4=6", "6=6")
+    given = [with_steps(rollouts[0], *own) for own in lines]  # right, right by luck, wrong, right
+    scorer = SimpleNamespace(label_kind="correctness")
+    scorer.score = lambda rows: [np.array([2.0, 2, -0.5][: len(steps)]) for _, steps in rows]
+    reward = lambda **more: dataclasses.replace(make_rewards(policy, prm_checkpoint="x", **more), prm=scorer)(given)
+    step_reward_NT, outcome_N, *_ = reward(prm=1.0, prm_form="log_odds", prm_where="right", prm_norm="return")
+    assert outcome_N.tolist() == [1, 1, 0, 1]
+    assert step_reward_NT == pytest.approx(np.array([[2, 2, 0], [2, 2, 0], [0, 0, 0], [2, 2, -0.5]]) / 4, rel=1e-6)
+    assert reward(answer=0.0, psgrpo=2.0)[1].tolist() == [2, 2, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (["reward.answer=nan"], "reward.answer: got nan, expected a finite number"),
         (["reward.own=inf"], "reward.own: got inf, expected a finite number"),
         (["reward.prm=1"], "reward.prm_checkpoint: got None, expected what to ask"),
+        (["reward.psgrpo=1"], "reward.prm_checkpoint: got None, expected what to ask"),
+        (["resample=2"], "resample: got 2, expected 0, or select=mixed"),
         (["reward.answer=0"], "reward: got 0, expected a source with a weight"),
         (["sampling.temperature=0.7"], "sampling: .*expected temperature 1 and all tokens"),
         (["n=1"], "n: got 1, expected at least 2"),

@@ -398,8 +398,10 @@ def test_every_experiment_file_composes():
     assert files
     with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
         for path in files:
-            assert path.read_text().splitlines()[1].startswith("# python train.py"), "line 2 is its command"
-            hydra.compose("train", overrides=[f"experiment={path.stem}"], return_hydra_config=True)
+            command = re.match(r"# python (train\.py|-m prm_jax\.rl) ", path.read_text().splitlines()[1])
+            assert command, "line 2 is its command"
+            name = "train" if command[1] == "train.py" else "rl"
+            hydra.compose(name, overrides=[f"experiment={path.stem}"], return_hydra_config=True)
 
 
 def test_what_is_needed_before_a_run_is_read_is_that_of_the_run_which_goes_on(monkeypatch, tmp_path):

@@ -32,7 +32,7 @@ from prm_jax.data.units import probability
 from prm_jax.generate.policies import Sampling, SamplingStats
 from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Seed, expect, parse
+from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, require_packages
@@ -73,6 +73,9 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says 
     sampling: Sampling
     share_counts: bool
     select: Literal["all", "mixed", "prof"]
+    accuracy_low: Share = 0.0
+    accuracy_high: Share = 1.0
+    resample: Natural = 0
     questions: QuestionsConfig
     reward: RewardConfig
     online: OnlineConfig
@@ -93,6 +96,9 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says 
         expect(exact, "sampling", f"{s}", "temperature 1 and all tokens, the distribution that the gradient is of")
         alone = self.n == 1 and self.estimator.needs_group
         expect(not alone, "n", self.n, "at least 2: the other responses to a problem are the baseline")
+        expect(
+            not self.resample or self.select == "mixed", "resample", self.resample, "0, or select=mixed, which drops"
+        )
         expect(self.select != "prof" or has_prm, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
         expect(not self.online.every or has_prm, "reward.prm_checkpoint", None, "a verifier, which online.every trains")
 
@@ -219,8 +225,7 @@ class Trainer:
         """One step: roll out, reward, select, update; returns the numbers to log."""
         cfg, policy, clock = self.cfg, self.policy, [time.perf_counter()]
         policy.stats = SamplingStats()
-        problems = problems_of_step(self.problems.train, step, cfg.problems, cfg.seed)
-        rollouts = roll_out(policy, problems, cfg.n, jax.random.fold_in(self.key, step))
+        rollouts = self.roll_out(step)
         tokens = policy.stats.tokens
         self.spent["tokens"] += tokens
         clock.append(time.perf_counter())
@@ -229,7 +234,7 @@ class Trainer:
             self.has_warned = True
             sums = "sums a response's step rewards into one number; grpo_process, pure, .. do not"
             tqdm.write(f"advantage   {cfg.advantage} {sums}")
-        keep_N = select(cfg.select, rollouts, scores)
+        keep_N = select(cfg, rollouts, scores)
         learns_online = self.online is not None and step % cfg.online.every == 0
         online = self.online.learn(rollouts, scores) if learns_online else {}
         clock.append(time.perf_counter())
@@ -246,20 +251,31 @@ class Trainer:
         numbers |= {f"seconds_{name}": x for name, x in seconds.items()}
         return {name: float(x) for name, x in numbers.items()}
 
+    def roll_out(self, step: int) -> list[Rollout]:
+        """The roll-outs of a step. Where select=mixed drops groups, up to `resample` further batches of problems follow,
+        until it keeps as many groups as it had problems (DAPO)."""
+        cfg, rollouts = self.cfg, []
+        for more in range(cfg.resample + 1):
+            problems = problems_of_step(self.problems.train, step + more * cfg.steps, cfg.problems, cfg.seed)
+            key = jax.random.fold_in(self.key, step + more * cfg.steps)
+            first, drawn = len(rollouts) // cfg.n, roll_out(self.policy, problems, cfg.n, key)
+            rollouts += [dataclasses.replace(r, group=r.group + first) for r in drawn]
+            if more == cfg.resample or keep_mixed(cfg, self.rewards.right(rollouts), rollouts).sum() == len(drawn):
+                break
+        return rollouts
+
     def update(self, rollouts: list[Rollout], step_reward_NT, outcome_N) -> dict:
         """Makes `passes` updates on the roll-outs with a nonzero advantage; with a KL loss, on all."""
         cfg, most, (step_NL, mask_NL, group_N) = self.cfg.update, self.cfg.problems * self.cfg.n, arrays(rollouts)
         old_NL = padded([r.logp_L for r in rollouts])
         reference_NL = self.reference_logps(rollouts, most) if cfg.kl else np.zeros_like(old_NL)
+        token_reward_NL = None
         if cfg.kl_as == "reward" and cfg.kl:
-            kl_NL = np.asarray(kl(old_NL - reference_NL, cfg.kl_estimator))
-            kl_NT = advantages.of_steps(kl_NL, step_NL, mask_NL, step_reward_NT.shape[1])
-            step_reward_NT = step_reward_NT - cfg.kl * kl_NT
-        advantage_NL = self.cfg.estimate(step_reward_NT, outcome_N, step_NL, mask_NL, group_N)
+            token_reward_NL = -cfg.kl * np.asarray(kl(old_NL - reference_NL, cfg.kl_estimator))
+        advantage_NL = self.cfg.estimate(step_reward_NT, outcome_N, step_NL, mask_NL, group_N, token_reward_NL)
         weight_NL = token_weights(mask_NL, cfg.loss_norm, self.cfg.sampling.max_tokens)
         if self.cfg.share_counts:
-            count_NT = advantages.shared_by([r.steps for r in rollouts], group_N, step_reward_NT.shape[1])
-            weight_NL /= np.maximum(advantages.at_tokens(count_NT, step_NL, mask_NL), 1)
+            weight_NL /= np.maximum(padded(advantages.shared_by([r.ids_L for r in rollouts], group_N)), 1)
         teaches_N = (advantage_NL != 0).any(1) | cfg.has_kl_loss
         metrics = {}
         if teaches_N.any():
@@ -272,7 +288,8 @@ class Trainer:
 
     def lay_out(self, rollouts: list[Rollout], most: int) -> Layout:
         batch = self.cfg.batch
-        return lay_out(rollouts, batch.rows, batch.tokens, most, fits_window(self.policy.model.cfg, batch.tokens))
+        share = fits_window(self.policy.model.cfg, batch.tokens) and self.cfg.update.surrogate != "gspo"
+        return lay_out(rollouts, batch.rows, batch.tokens, most, share)
 
     def reference_logps(self, rollouts: list[Rollout], most: int) -> np.ndarray:
         """log p of the sampled tokens under the policy that the run began with, reference_NL."""
@@ -321,14 +338,20 @@ def problems_of_step(problems: list[str], step: int, n: int, seed: int) -> list[
     return [problems[orders[i // total][i % total]] for i in places]
 
 
-def select(rule: str, rollouts: list[Rollout], scores: RolloutScores) -> np.ndarray:
-    """Which roll-outs are learned from, keep_N; conf/rl.yaml says what each rule keeps."""
+def keep_mixed(cfg: RLConfig, right_N: np.ndarray, rollouts: list[Rollout]) -> np.ndarray:
+    """The first `problems` groups with right and wrong answers, keep_N."""
     group_N = np.array([r.group for r in rollouts])
-    if rule == "mixed":
-        return advantages.keep_mixed(scores.right_N, group_N)
-    if rule == "prof":
+    keep_N = advantages.keep_mixed(right_N, group_N, cfg.accuracy_low, cfg.accuracy_high)
+    return keep_N & (np.cumsum(keep_N) <= cfg.problems * cfg.n)
+
+
+def select(cfg: RLConfig, rollouts: list[Rollout], scores: RolloutScores) -> np.ndarray:
+    """Which roll-outs are learned from, keep_N; conf/rl.yaml says what each rule keeps."""
+    if cfg.select == "mixed":
+        return keep_mixed(cfg, scores.right_N, rollouts)
+    if cfg.select == "prof":
         mean_N = np.array([probability(logit_T).mean() for logit_T in scores.prm])
-        return advantages.keep_prof(mean_N, scores.right_N, group_N)
+        return advantages.keep_prof(mean_N, scores.right_N, np.array([r.group for r in rollouts]))
     return np.ones(len(rollouts), bool)
 
 

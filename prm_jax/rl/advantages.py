@@ -26,7 +26,7 @@ Dimension key: N responses, T steps, L tokens, G groups.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ TINY = 1e-8  # a smaller deviation is rounding: the quotient is 0
 
 def tokens_of_steps(step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
     """The number of tokens of each step, n_NT; 0 where the response has no such step."""
-    return of_steps(np.ones(mask_NL.shape), step_of_token_NL, mask_NL, steps).astype(int)
+    return ((step_of_token_NL[:, :, None] == np.arange(steps)) & mask_NL[:, :, None]).sum(1)
 
 
 def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
@@ -47,21 +47,18 @@ def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
     return np.where(mask_NL & (step_of_token_NL >= 0), x_NL, 0.0)
 
 
-def of_steps(x_NL, step_of_token_NL, mask_NL, steps: int) -> np.ndarray:
-    """Sums of the tokens' numbers over each step, sum_NT."""
-    is_of_step_NLT = (step_of_token_NL[:, :, None] == np.arange(steps)) & mask_NL[:, :, None]
-    return (x_NL[:, :, None] * is_of_step_NLT).sum(1)
-
-
 def of_group(x_N, group_N) -> np.ndarray:
     """Sums of x over each response's group, sum_N."""
     _, index_N = np.unique(group_N, return_inverse=True)
     return np.bincount(index_N, np.asarray(x_N, float))[index_N]
 
 
-def returns(x_NT) -> np.ndarray:
-    """Undiscounted returns, sum_NT: each number plus all later ones."""
-    return np.cumsum(x_NT[:, ::-1], 1)[:, ::-1]
+def returns(x_NT, discount: float = 1.0) -> np.ndarray:
+    """Returns, sum_NT: each number plus discount times the return after it."""
+    sum_NT = x_NT.astype(float)
+    for t in reversed(range(x_NT.shape[1] - 1)):
+        sum_NT[:, t] += discount * sum_NT[:, t + 1]
+    return sum_NT
 
 
 def divided(x, deviation):
@@ -131,16 +128,26 @@ def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) 
     return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
-def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperature=0.1, form="min") -> np.ndarray:
+def prime(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+    """PRIME's program (PRIME-RL/PRIME at 18ad596, verl/trainer/ppo/core_algos.py), before it is whitened: otherwise than
+    eq. 5 a step's own response is in its baseline, n / (n - 1) r_s - the sum of all n mean step rewards / (n - 1)."""
+    is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
+    mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
+    n_N = of_group(np.ones(len(mean_N)), group_N)
+    centred_NT = is_step_NT * ((n_N * step_reward_NT.T - of_group(mean_N, group_N)) / np.maximum(n_N - 1, 1)).T
+    return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+
+
+def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="min") -> np.ndarray:
     """PURE (Cheng et al. 2025, arXiv 2504.15275): the return is the lowest step reward to come, not their sum.
 
-    Rewards become r* = softmax(-r / temperature) r; summed from a step on, they are about the lowest reward while that
-    is ahead, then about 0. The baseline is per token, as in the authors' code: a step of n tokens loses n times the
-    mean reward a token of the other responses in its group, so neither many short steps nor a long one pay. `rloo` of
-    the outcome is added. form="sum" keeps the rewards; its policies learn to write more high-scoring steps."""
+    Rewards become r* = softmax(-r / .1) r; summed from a step on, they are about the lowest reward while that is ahead,
+    then about 0. The baseline is per token, as in the authors' program (CJReinforce/PURE at 41f9363, branch main): a step
+    of n tokens loses n times the mean reward a token of the other responses in its group, so neither many short steps
+    nor a long one pay. `rloo` of the outcome is added. form=sum keeps the rewards; its policies learn to write more
+    high-scoring steps. form=mean divides them by the number of steps, as main does with --disable_weighted_reward."""
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
-    weight_NT = min_weights(step_reward_NT, n_NT > 0, temperature) if form == "min" else 1.0
-    reward_NT = np.where(n_NT > 0, weight_NT * step_reward_NT, 0.0)
+    reward_NT = form_weights(step_reward_NT, n_NT > 0, form) * step_reward_NT
     reward_N, tokens_N = reward_NT.sum(1), n_NT.sum(1)
     others_N, other_tokens_N = of_group(reward_N, group_N) - reward_N, of_group(tokens_N, group_N) - tokens_N
     a_token_N = np.where(other_tokens_N > 0, others_N / np.maximum(other_tokens_N, 1), 0.0)
@@ -148,17 +155,38 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, temperat
     return at_tokens(return_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
-def min_weights(step_reward_NT, is_step_NT, temperature: float) -> np.ndarray:
-    """softmax(-r / temperature) over the steps of each response, weight_NT."""
+def pure_verl(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="min") -> np.ndarray:
+    """PURE by the authors' newer program (branch verl at 83f9869), before it is whitened: returns to go by token, the
+    outcome at the last one, less one number a response: the mean of the others' sums of returns over all their tokens,
+    divided by the width of the batch. Its rewards are softmin weighted as in `pure`."""
+    is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
+    reward_NT = form_weights(step_reward_NT, is_step_NT, form) * step_reward_NT
+    return_NL = reinforce(reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N)
+    sum_N = return_NL.sum(1)
+    baseline_N = (sum_N - leave_one_out(sum_N, group_N)) / mask_NL.shape[1]
+    return np.where(mask_NL, return_NL - baseline_N[:, None], 0.0)
+
+
+def form_weights(step_reward_NT, is_step_NT, form: str, temperature: float = 0.1) -> np.ndarray:
+    """The weight of each step's reward, weight_NT. min: softmax(-r / temperature) over a response's steps; sum: 1;
+    mean: 1 / their number."""
+    if form != "min":
+        return is_step_NT / np.maximum(is_step_NT.sum(1, keepdims=True), 1) if form == "mean" else is_step_NT * 1.0
     logit_NT = np.where(is_step_NT, -step_reward_NT / temperature, -np.inf)
     top_N1 = np.max(logit_NT, 1, keepdims=True, initial=-1e30)
     weight_NT = np.exp(logit_NT - top_N1)
     return weight_NT / np.maximum(weight_NT.sum(1, keepdims=True), TINY)
 
 
-def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, first_step="reward") -> np.ndarray:
     """Process advantage verifiers (Setlur et al. 2024, arXiv 2410.08146, eq. 5): A_t = the step reward, the prover's
-    advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of the outcome."""
+    advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of the outcome.
+
+    The first step's difference is Q_1 - .5 whatever the problem. first_step=group takes the mean of the others' first
+    rewards away, so that it is Q_1 - V(x) with V(x) from the group: as unbiased, with less noise."""
+    if first_step == "group":
+        first_N = leave_one_out(step_reward_NT[:, 0], group_N)
+        step_reward_NT = np.concatenate([first_N[:, None], step_reward_NT[:, 1:]], 1)
     return at_tokens(step_reward_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
@@ -167,11 +195,9 @@ def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, dis
     token and the outcome at the response's last; groups play no part."""
     N, L = mask_NL.shape
     last_NL = mask_NL & (np.diff(np.where(mask_NL, step_of_token_NL, L), append=L) != 0)
-    return_NL = np.where(last_NL, at_tokens(step_reward_NT, step_of_token_NL, mask_NL), 0.0)
-    return_NL[np.arange(N), L - 1 - mask_NL[:, ::-1].argmax(1)] += outcome_N
-    for i in reversed(range(L - 1)):
-        return_NL[:, i] += discount * return_NL[:, i + 1]
-    return np.where(mask_NL, return_NL, 0.0)
+    reward_NL = np.where(last_NL, at_tokens(step_reward_NT, step_of_token_NL, mask_NL), 0.0)
+    reward_NL[np.arange(N), L - 1 - mask_NL[:, ::-1].argmax(1)] += outcome_N
+    return np.where(mask_NL, returns(reward_NL, discount), 0.0)
 
 
 def whitened(advantage_NL, mask_NL) -> np.ndarray:
@@ -197,8 +223,10 @@ ESTIMATORS = {
     "rloo": Estimator(rloo, sums_steps=True),
     "rloo_steps": Estimator(rloo_steps),
     "rloo_sources": Estimator(rloo_sources),
+    "prime": Estimator(prime, whitens=True),
     "pure": Estimator(pure, ("form",)),
-    "pav": Estimator(pav),
+    "pure_verl": Estimator(pure_verl, ("form",), whitens=True),
+    "pav": Estimator(pav, ("first_step",)),
     "reinforce": Estimator(reinforce, ("discount",), needs_group=False, whitens=True),
 }
 
@@ -207,32 +235,42 @@ ESTIMATORS = {
 class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.yaml says what each key means
     advantage: Annotated[str, one_of(ESTIMATORS)]
     normalise: bool
-    form: Literal["min", "sum"]
+    form: Literal["min", "sum", "mean"]
     discount: Positive
+    first_step: Literal["reward", "group"] = "reward"
 
     @property
     def estimator(self) -> Estimator:
         return ESTIMATORS[self.advantage]
 
-    def estimate(self, *arrays) -> np.ndarray:
-        """advantage_NL by the chosen estimator with its options."""
-        advantage_NL = self.estimator.f(*arrays, **{name: getattr(self, name) for name in self.estimator.options})
-        return whitened(advantage_NL, arrays[3]) if self.estimator.whitens else advantage_NL
+    def estimate(self, step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, token_reward_NL=None):
+        """advantage_NL by the chosen estimator with its options. Token rewards, a KL divergence, are added as returns to
+        go: outside of baselines and of PURE's softmin, as in OpenRLHF and PURE, but before the whitening of REINFORCE++."""
+        options = {name: getattr(self, name) for name in self.estimator.options}
+        advantage_NL = self.estimator.f(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, **options)
+        if token_reward_NL is not None:
+            advantage_NL = advantage_NL + mask_NL * returns(mask_NL * token_reward_NL, options.get("discount", 1.0))
+        return whitened(advantage_NL, mask_NL) if self.estimator.whitens else advantage_NL
 
 
-def shared_by(prefixes: list[tuple], group_N, steps: int) -> np.ndarray:
-    """The number of responses in its group that share each response's steps up to t, count_NT (at least 1). Outcome
-    GRPO weights a step by it, which lambda-GRPO (arXiv 2509.21154) undoes. prefixes: the steps of each response."""
-    keys = [[(g, x[: t + 1]) for t in range(min(len(x), steps))] for g, x in zip(group_N, prefixes, strict=True)]
-    counts, count_NT = collections.Counter(itertools.chain(*keys)), np.ones((len(prefixes), steps))
-    for row, shared in enumerate(keys):
-        count_NT[row, : len(shared)] = [counts[key] for key in shared]
-    return count_NT
+def shared_by(ids: Sequence[np.ndarray], group_N) -> list[np.ndarray]:
+    """For each token of each response the number of responses in its group that begin with the same tokens up to it.
+    Outcome GRPO weights what a group shares by it, which lambda-GRPO (arXiv 2509.21154) undoes."""
+    nodes, paths = {}, []
+    for group, ids_L in zip(group_N, ids, strict=True):
+        path = [("group", group)]
+        for i in ids_L.tolist():
+            path.append(nodes.setdefault((path[-1], i), len(nodes)))
+        paths.append(path[1:])
+    counts = collections.Counter(itertools.chain(*paths))
+    return [np.array([counts[node] for node in path]) for path in paths]
 
 
-def keep_mixed(outcome_N, group_N) -> np.ndarray:
-    """Dynamic sampling (DAPO, Yu et al. 2025, arXiv 2503.14476): keep_N is True for groups whose outcomes differ."""
-    return of_group(centred(outcome_N, group_N, False) ** 2, group_N) > TINY
+def keep_mixed(right_N, group_N, low: float = 0.0, high: float = 1.0) -> np.ndarray:
+    """keep_N is True for groups with right and wrong answers (DAPO, Yu et al. 2025, arXiv 2503.14476) whose share of
+    right ones is in [low, high] (PRIME's filter: .2, .8)."""
+    share_N = right_N - centred(right_N, group_N, False)
+    return (of_group((right_N - share_N) ** 2, group_N) > TINY) & (share_N >= low - TINY) & (share_N <= high + TINY)
 
 
 def keep_prof(mean_step_N, right_N, group_N, share: float = 0.5) -> np.ndarray:

@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prm_jax.rl.advantages import ESTIMATORS, Estimator, min_weights
+from prm_jax.rl.advantages import ESTIMATORS, Estimator, form_weights
 
 STEPS, LOGITS = 3, 5
 FIRST_IS_GOOD, IS_GOOD, ENDS = 0.6, (0.4, 0.7), (0.3, 0.5)  # the latter two after a bad and after a good step
-OPTIONS = {"normalise": (True, False), "form": ("min", "sum"), "discount": (1.0,)}  # every value gets a row
+OPTIONS = {"normalise": (True, False), "form": ("min", "sum", "mean"), "discount": (1.0,)}  # every value gets a row
+OPTIONS["first_step"] = "reward", "group"
 
 
 class Responses(NamedTuple):
@@ -96,7 +97,7 @@ def table() -> Iterator[tuple[str, Row, Row]]:
             for bad in (0.0, -3.0):
                 r = responses(bad)
                 is_step_NT = np.arange(STEPS) < (r.mask_NL.sum(1) - 1)[:, None]
-                weight_NT = min_weights(r.step_reward_NT, is_step_NT, 0.1) if options.get("form") == "min" else 1
+                weight_NT = form_weights(r.step_reward_NT, is_step_NT, options.get("form", "sum"))
                 goal_N = (weight_NT * r.step_reward_NT).sum(1) + r.outcome_N
                 rows.append(exact(estimator, options, r, goal_N))
             said = ", ".join(

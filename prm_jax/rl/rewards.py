@@ -12,7 +12,7 @@ import itertools
 import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Finite, expect, one_of
+from prm_jax.rl.advantages import returns
 from prm_jax.rl.rollouts import Rollout, padded
 from prm_jax.scoring import ModelScorer
 
@@ -43,6 +44,19 @@ def exact_steps(scores: RolloutScores) -> list[np.ndarray]:
     return [np.array([verdict in tasks.RATINGS for verdict in verdicts], float) for verdicts in scores.verdicts]
 
 
+def has_drop(log_odds_T: np.ndarray, share: float = 0.3) -> bool:
+    """Whether P(good) falls by more than this share of it from one step to the next (URSA's drop-moment)."""
+    p_T = probability(log_odds_T)
+    return bool((p_T[1:] < (1 - share) * p_T[:-1]).any())
+
+
+def over_largest_return(rows: list[np.ndarray]) -> list[np.ndarray]:
+    """Step rewards divided by the largest absolute sum from a step on of the batch (PRIME-RL/PRIME at 18ad596,
+    prime_norm=batch_norm in verl/workers/actor/dp_prime.py). What they are multiplied by, as beta, cancels."""
+    largest = np.abs(returns(padded(rows))).max()
+    return [row / (largest + 1e-6) for row in rows]
+
+
 SOURCES = {
     "answer": lambda rollouts, scores: scores.right_N,  # 1 where the answer is right
     # +1 and -1 by the exact checker of steps (VPRM, arXiv 2601.17223)
@@ -50,6 +64,8 @@ SOURCES = {
     # the share of right steps where the answer is right, else 0 (Interplay, arXiv 2512.07783)
     "process_accuracy": lambda rollouts, scores: scores.right_N * [right_T.mean() for right_T in exact_steps(scores)],
     "prm": lambda rollouts, scores: scores.prm_reward,
+    # PS-GRPO (URSA, arXiv 2501.04686, eq. 6): 1 where the answer is right, .5 where the PRM's P(good) falls on the way
+    "psgrpo": lambda rollouts, scores: scores.right_N * [1 - 0.5 * has_drop(x) for x in scores.prm],
     # P(the answer is right) after the last step
     "orm": lambda rollouts, scores: np.array([probability(logit_T[-1]) for logit_T in scores.orm]),
     # tokens as a share of max_tokens; a negative weight asks for short responses
@@ -79,9 +95,13 @@ class RewardConfig:  # weights of SOURCES, and what three of them ask; conf/rl.y
     prm_form: Annotated[str, one_of(FORMS)]
     orm_checkpoint: str | None
     own_function: str | None
+    psgrpo: Finite = 0.0
+    prm_where: Literal["all", "right"] = "all"
+    prm_norm: Literal["none", "return"] = "none"
 
     def __post_init__(self):
-        for name, key in (("prm", "prm_checkpoint"), ("orm", "orm_checkpoint"), ("own", "own_function")):
+        needs = ("prm", "prm_checkpoint"), ("psgrpo", "prm_checkpoint"), ("orm", "orm_checkpoint")
+        for name, key in (*needs, ("own", "own_function")):
             source = getattr(self, key)
             expect(not getattr(self, name) or source, f"reward.{key}", source, "what to ask")
         expect(bool(self.weights), "reward", 0, "a source with a weight")
@@ -119,13 +139,20 @@ class Rewards:
             means[f"reward_{name}"] = float(reward.mean())
         return step_reward_NT, outcome_N, scores, means
 
+    def right(self, rollouts: Sequence[Rollout]) -> np.ndarray:
+        """1 for each roll-out that is finished and has the right answer, right_N."""
+        return np.array([r.finished and self.is_right(r) for r in rollouts], float)
+
     def judge(self, rollouts: Sequence[Rollout]) -> RolloutScores:
-        right_N = np.array([r.finished and self.is_right(r) for r in rollouts], float)
+        right_N = self.right(rollouts)
         verdicts = [self.task.verdicts(r.problem, r.steps) for r in rollouts] if self.task else None
         prm, orm = (scorer and score(scorer, self.policy, rollouts) for scorer in (self.prm, self.orm))
         before = 1.0 if self.prm and self.prm.label_kind == "correctness" else 0.5  # an empty solution is right
         form = FORMS[self.cfg.prm_form]
         prm_reward = [form(logit_T, before) for logit_T in prm] if prm else None
+        if prm and self.cfg.prm_where == "right":
+            prm_reward = [right * row for right, row in zip(right_N, prm_reward, strict=True)]
+        prm_reward = over_largest_return(prm_reward) if prm and self.cfg.prm_norm == "return" else prm_reward
         return RolloutScores(right_N, verdicts, prm, prm_reward, orm, self.custom, self.policy.sampling.max_tokens)
 
 

@@ -73,7 +73,8 @@ class Layout:
     """The places of roll-outs' tokens in packed rows, A micro-batches of B. A row is a prefix tree: the first tokens of
     responses may be shared, so `scatter` adds the numbers of a place up."""
 
-    batch: dict[str, np.ndarray]  # ids, pos, visible_until and `before`, the place of the token before, [A, B, L]
+    # ids, pos, visible_until; the places of the token before (`before`) and of the response's first (`start`), [A, B, L]
+    batch: dict[str, np.ndarray]
     used: int  # micro-batches with tokens; empty ones follow, so that one compiled program serves all batches
     places: list[tuple[int, np.ndarray]]  # each roll-out's row (of A x B), and its tokens' places in that
 
@@ -101,10 +102,11 @@ def lay_out(rollouts: Sequence[Rollout], rows: int, row_tokens: int, most: int, 
     encoded = [[Encoded(sequences[i], none, starts[i]) for i in pack] for pack in packs]
     batch, places, _ = layout_batch(encoded, row_tokens, share=share)
     del batch["step_end"]
-    batch["before"] = np.zeros_like(batch["ids"])
+    batch |= {name: np.zeros_like(batch["ids"]) for name in ("before", "start")}
     for row, (pack, places_of_pack) in enumerate(zip(packs, places, strict=True)):
         for i, place_L in zip(pack, places_of_pack, strict=True):
             place_of[i] = row, place_L[starts[i] :]
             batch["before"][row, place_L[starts[i] :]] = place_L[starts[i] - 1 : -1]
+            batch["start"][row, place_L[starts[i] :]] = place_L[starts[i]]
     batch = {name: x.reshape(-1, rows, row_tokens) for name, x in batch.items()}
     return Layout(batch, used, [place_of[i] for i in range(len(rollouts))])

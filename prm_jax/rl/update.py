@@ -29,6 +29,7 @@ class UpdateConfig:  # conf/rl.yaml says what each key means
     kl: NotNegative
     kl_estimator: Literal["k1", "k2", "k3"]
     kl_as: Literal["loss", "reward"]
+    surrogate: Literal["ppo", "gspo", "cispo"] = "ppo"
 
     @property
     def has_kl_loss(self) -> bool:
@@ -66,11 +67,27 @@ def loss_inputs(layout, weight_NL, advantage_NL, old_NL, reference_NL, mask_NL) 
 def surrogate(log_ratio, up, down, cfg: UpdateConfig):
     """(the clipped objective's loss, the weighted |A| that the clip cuts off), ratio = policy / sampling policy (PPO).
     -min(ratio A, clip(ratio) A) is linear in A on either side of 0. So a shared token needs only two sums, up = sum w
-    max(A, 0) and down = sum w min(A, 0)."""
+    max(A, 0) and down = sum w min(A, 0). CISPO (MiniMax 2025, arXiv 2506.13585): the clipped ratio is a constant weight
+    of log p, so that every token keeps a gradient."""
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - cfg.clip_low, 1 + cfg.clip_high)
+    if cfg.surrogate == "cispo":
+        loss = -(up + down) * jax.lax.stop_gradient(clipped) * log_ratio
+        return loss, (up - down) * (ratio != clipped)
     clipped_mass = up * (ratio > clipped) - down * (ratio < clipped)
     return -(up * jnp.minimum(ratio, clipped) + down * jnp.maximum(ratio, clipped)), clipped_mass
+
+
+def of_sequence(log_ratio_BL, start_BL, is_written_BL):
+    """The mean log ratio of each token's response, which starts at start_BL of its row, with the gradient of the token's
+    own (GSPO-token, Zheng et al. 2025, arXiv 2507.18071, eq. 14: an advantage of each token)."""
+
+    def mean(ratio_L, start_L, is_written_L):
+        sum_L, n_L = (jax.ops.segment_sum(x_L, start_L, len(start_L)) for x_L in (ratio_L, is_written_L))
+        return (sum_L / jnp.maximum(n_L, 1))[start_L]
+
+    mean_BL = jax.vmap(mean)(log_ratio_BL, start_BL.astype(int), is_written_BL)
+    return log_ratio_BL + jax.lax.stop_gradient(mean_BL - log_ratio_BL)
 
 
 def written_logits(model: PRM, batch):
@@ -103,7 +120,8 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
     count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
     logp_BL = logps(written_logits(model, batch), batch["ids"])
     change_BL = is_written_BL * (logp_BL - batch["old"])
-    loss_BL, clipped_mass_BL = surrogate(change_BL, batch["up"], batch["down"], cfg)
+    ratio_BL = of_sequence(change_BL, batch["start"], is_written_BL) if cfg.surrogate == "gspo" else change_BL
+    loss_BL, clipped_mass_BL = surrogate(ratio_BL, batch["up"], batch["down"], cfg)
     if cfg.has_kl_loss:
         loss_BL += cfg.kl * batch["weight"] * kl(is_written_BL * (logp_BL - batch["reference"]), cfg.kl_estimator)
     sums = {"n_tokens": count_BL.sum(), "kl_change": (count_BL * kl(change_BL, "k3")).sum()}

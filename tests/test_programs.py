@@ -1,0 +1,263 @@
+"""What authors' programs do, on random rewards: each formula is written out here in loops, token by token."""
+
+import hydra
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_advantages import laid_out
+
+from prm_jax.launch.config import CONF, parse
+from prm_jax.rl import advantages
+from prm_jax.rl.__main__ import RLConfig
+from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig
+from prm_jax.rl.rewards import has_drop, over_largest_return
+from prm_jax.rl.update import UpdateConfig, of_sequence, surrogate, token_weights
+
+
+@pytest.fixture(params=range(3))
+def given(request):
+    """(rewards of steps, tokens of steps, outcomes, groups) of three groups of four responses, as lists."""
+    rng = np.random.default_rng(request.param)
+    rewards = [rng.normal(size=rng.integers(1, 5)).round(3).tolist() for _ in range(12)]
+    tokens = [rng.integers(1, 4, size=len(own)).tolist() for own in rewards]
+    return rewards, tokens, rng.integers(0, 2, size=12).tolist(), [0, 2, 1] * 4
+
+
+def arrays(given):
+    rewards, tokens, outcome, group = given
+    return laid_out(*rewards, tokens=tokens, outcome=outcome, group=group)
+
+
+def estimate(name, arguments, token_reward_NL=None, **options):
+    cfg = EstimatorConfig(name, **{"normalise": True, "form": "min", "discount": 1.0, **options})
+    return cfg.estimate(*arguments, token_reward_NL)
+
+
+def to_go(x):
+    return [sum(x[t:]) for t in range(len(x))]
+
+
+def others(i, group):
+    return [j for j in range(len(group)) if group[j] == group[i] and j != i]
+
+
+def at_ends(given, i, rewards):
+    """The rewards of response i, each at the last token of its step."""
+    return [r if k == n - 1 else 0.0 for r, n in zip(rewards, given[1][i], strict=True) for k in range(n)]
+
+
+def softmin(r):
+    weights = [np.exp(-x / 0.1) for x in r]
+    return [w / sum(weights) * x for w, x in zip(weights, r, strict=True)]
+
+
+def whiten(rows):
+    tokens = np.concatenate(rows)
+    return [(np.array(row) - tokens.mean()) / tokens.std() for row in rows]
+
+
+def assert_rows(advantage_NL, rows):
+    for own_L, row in zip(advantage_NL, rows, strict=True):
+        assert own_L[: len(row)] == pytest.approx(np.array(row), abs=1e-9) and not own_L[len(row) :].any()
+
+
+def test_prime(given):
+    """compute_rloo_returns, where each step is a token; torch's variance divides by n - 1."""
+    rewards, _, outcome, group = given
+    given = rewards, [[1] * len(own) for own in rewards], outcome, group
+    rows = []
+    for i, own in enumerate(rewards):
+        members = [*others(i, group), i]
+        n, means, outcomes = len(members), [np.mean(rewards[j]) for j in members], [outcome[j] for j in members]
+        process = to_go([r * n / (n - 1) - sum(means) / (n - 1) for r in own])
+        rows.append([g + outcome[i] * n / (n - 1) - sum(outcomes) / (n - 1) for g in process])
+    m = sum(map(len, rows))
+    assert_rows(estimate("prime", arrays(given)), whiten(rows))
+    tokens = np.concatenate(rows)
+    theirs = (tokens - tokens.mean()) / np.sqrt(tokens.var(ddof=1) + 1e-8)
+    found = estimate("prime", arrays(given))
+    assert found[arrays(given)[3]] * np.sqrt((m - 1) / m) == pytest.approx(theirs, abs=1e-6)
+
+
+def test_primes_rewards_are_divided_by_the_largest_return_and_beta_is_in_the_loss_alone(given):
+    rows = [np.array(own) for own in given[0]]
+    largest = max(abs(g) for own in given[0] for g in to_go(own))
+    for own, found in zip(given[0], over_largest_return(rows), strict=True):
+        assert found == pytest.approx(np.array(own) / (largest + 1e-6))
+    for own, other in zip(over_largest_return(rows), over_largest_return([0.05 * row for row in rows]), strict=True):
+        assert own == pytest.approx(other, rel=1e-4)
+
+
+@pytest.mark.parametrize("form", ["min", "mean"])
+def test_pure_on_main(given, form):
+    """process_experiences with reward_baseline=token: the KL is taken away by token, after the softmin and the baseline."""
+    rewards, tokens, outcome, group = given
+    kl = [np.random.default_rng(i).normal(size=sum(own)) for i, own in enumerate(tokens)]
+    weighted = [softmin(own) if form == "min" else [x / len(own) for x in own] for own in rewards]
+    rows = []
+    for i, own in enumerate(weighted):
+        rest = others(i, group)
+        per_token = sum(sum(weighted[j]) for j in rest) / sum(sum(tokens[j]) for j in rest)
+        row = at_ends(given, i, [r - per_token * n for r, n in zip(own, tokens[i], strict=True)])
+        row[-1] += outcome[i] - np.mean([outcome[j] for j in rest])
+        rows.append(to_go([r - 0.1 * k for r, k in zip(row, kl[i], strict=True)]))
+    kl_NL = np.zeros(arrays(given)[3].shape)
+    for i, own in enumerate(kl):
+        kl_NL[i, : len(own)] = own
+    assert_rows(estimate("pure", arrays(given), -0.1 * kl_NL, form=form), rows)
+
+
+def test_a_kl_of_one_step_is_not_the_return_of_all():
+    """Inside the softmin a penalty of 3 on the third step gave returns of -2.2 at every step."""
+    given = laid_out([0.9, 0.2, 0.8], tokens=[[1, 1, 1]])
+    found = estimate("pure", given, np.array([[0, 0, -3.0]]))[0]
+    assert found == pytest.approx([0.2021 - 3, 0.2013 - 3, 0.002 - 3], abs=1e-4)
+
+
+@pytest.mark.parametrize("form", ["min", "sum"])
+def test_pure_on_branch_verl(given, form):
+    """compute_rloo_outcome_advantage with adv_norm."""
+    rewards, _, outcome, group = given
+    returns, rows = [], []
+    for i, own in enumerate(rewards):
+        row = at_ends(given, i, softmin(own) if form == "min" else own)
+        row[-1] += outcome[i]
+        returns.append(to_go(row))
+    width = max(map(len, returns))
+    for i, own in enumerate(returns):
+        rest = others(i, group)
+        rows.append([g - sum(sum(returns[j]) for j in rest) / (len(rest) * width) for g in own])
+    assert_rows(estimate("pure_verl", arrays(given), form=form), whiten(rows))
+
+
+def test_reinforce_plus_plus_has_the_kl_at_its_tokens(given):
+    rewards, _, outcome, _ = given
+    kl_NL = np.random.default_rng(0).normal(size=arrays(given)[3].shape)
+    rows = []
+    for i, own in enumerate(rewards):
+        row = at_ends(given, i, own)
+        row[-1] += outcome[i]
+        row, found = [r - 0.1 * k for r, k in zip(row, kl_NL[i], strict=False)], []
+        for r in reversed(row):
+            found.insert(0, r + 0.9 * (found[0] if found else 0))
+        rows.append(found)
+    assert_rows(estimate("reinforce", arrays(given), -0.1 * kl_NL, discount=0.9), whiten(rows))
+
+
+def test_pav_takes_the_value_of_the_problem_from_the_group(given):
+    rewards, _, outcome, group = given
+    found, rows = estimate("pav", arrays(given), first_step="group"), []
+    for i, own in enumerate(rewards):
+        rest, row = others(i, group), []
+        for t, r in enumerate(own):
+            first = np.mean([rewards[j][0] for j in rest]) if t == 0 else 0
+            row += [r - first + outcome[i] - np.mean([outcome[j] for j in rest])] * given[1][i][t]
+        rows.append(row)
+    assert_rows(found, rows)
+
+
+def test_the_value_of_the_problem_takes_most_of_pavs_noise_away():
+    """One step of three arms worth V - .1, V and V + .1 of a problem with V = .1 or .9: the first step's reward is Q - .5."""
+    rng, n, groups = np.random.default_rng(0), 64, 400
+    p = np.array([0.3, 0.4, 0.3])
+    arm = rng.choice(3, size=(groups, n), p=p)
+    q = (arm - 1) * 0.1 + np.where(np.arange(groups) % 2, 0.1, 0.9)[:, None]
+    given = laid_out(*(q.reshape(-1, 1) - 0.5), tokens=[[1]] * q.size, group=np.repeat(np.arange(groups), n))
+    score = (arm[..., None] == np.arange(3)) - p
+    gradient = lambda first: np.einsum(
+        "gn,gnk->gk", estimate("pav", given, first_step=first)[:, 0].reshape(groups, n) / n, score
+    )
+    plain, of_group = gradient("reward"), gradient("group")
+    exact = ((np.arange(3) - 1) * 0.1 * p) - p * (p @ (np.arange(3) - 1)) * 0.1
+    assert of_group.mean(0) == pytest.approx(exact, abs=1e-3)
+    assert plain.var(0).sum() > 10 * of_group.var(0).sum()
+
+
+def composed(name):
+    """The configuration of `python -m prm_jax.rl experiment=NAME`."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        raw = hydra.compose("rl", overrides=[f"experiment={name}"])
+    return parse(raw, RLConfig, elsewhere=("data",))
+
+
+def test_dr_grpo_by_one_switch(given):
+    cfg, (rewards, _, outcome, group) = composed("dr_grpo"), given
+    arguments = arrays(given)
+    found = cfg.estimate(*arguments) * token_weights(arguments[3], cfg.update.loss_norm, cfg.sampling.max_tokens)
+    total = [sum(own) + x for own, x in zip(rewards, outcome, strict=True)]
+    for i, own_L in enumerate(found):
+        mean = np.mean([total[j] for j in [*others(i, group), i]])
+        assert own_L[arguments[3][i]] == pytest.approx((total[i] - mean) / (12 * cfg.sampling.max_tokens))
+
+
+@pytest.mark.parametrize(
+    ("name", "advantage"), [("dapo", "grpo"), ("prime", "prime"), ("gspo", "grpo"), ("cispo", "grpo")]
+)
+def test_a_programs_options_are_a_configuration(name, advantage):
+    assert composed(name).advantage == advantage
+
+
+def test_lambda_grpo_counts_shared_tokens():
+    rng, group = np.random.default_rng(0), [0, 0, 0, 1, 0, 1]
+    ids = [rng.integers(0, 2, size=rng.integers(1, 6)) for _ in group]
+    for i, found in enumerate(advantages.shared_by(ids, group)):
+        own = ids[i].tolist()
+        for t, count in enumerate(found):
+            prefix = own[: t + 1]
+            assert count == sum(
+                g == group[i] and x.tolist()[: t + 1] == prefix for g, x in zip(group, ids, strict=True)
+            )
+
+
+def test_primes_filter_keeps_middling_groups():
+    right_N, group_N = np.array([1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1]), np.repeat([0, 1, 2], 5)
+    assert advantages.keep_mixed(right_N, group_N, 0.2, 0.8).tolist() == [True] * 10 + [False] * 5
+    assert advantages.keep_mixed(right_N, group_N, 0.3, 0.8).tolist() == [False] * 5 + [True] * 5 + [False] * 5
+
+
+def test_a_drop_moment_is_a_relative_fall():
+    log_odds = lambda *p: np.log(np.array(p) / (1 - np.array(p)))
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        p = rng.uniform(0.05, 0.95, size=rng.integers(1, 5))
+        fall = max([(p[j] - p[j + 1]) / p[j] for j in range(len(p) - 1)], default=-1)
+        assert has_drop(log_odds(*p)) == (fall > 0.3)
+
+
+UPDATE = UpdateConfig(1, 0.1, 0.1, "response", 0.0, "k3", "loss", "gspo")
+
+
+def test_gspo_clips_the_ratio_of_a_response():
+    """exp(mean log ratio) of each response; with one advantage a response its gradient is that of the sequence ratio."""
+    rng = np.random.default_rng(0)
+    lengths, advantage = [3, 2, 4], jnp.array([1.0, -2.0, 0.5])
+    log_ratio = jnp.array(rng.normal(scale=0.3, size=9))
+    response = np.repeat(np.arange(3), lengths)
+    start = np.repeat([0, 3, 5], lengths)
+    weight = 1 / (3 * np.repeat(lengths, lengths))
+    gain = weight * advantage[response]
+
+    def ours(log_ratio):
+        ratio = of_sequence(log_ratio[None], jnp.array(start)[None], jnp.ones((1, 9)))[0]
+        return surrogate(ratio, jnp.maximum(gain, 0), jnp.minimum(gain, 0), UPDATE)[0].sum()
+
+    loss, slope = jax.jit(jax.value_and_grad(ours))(log_ratio)
+    s = np.exp([np.asarray(log_ratio)[response == i].mean() for i in range(3)])
+    gains = s * advantage, np.clip(s, 0.9, 1.1) * advantage
+    assert float(loss) == pytest.approx(-np.minimum(*gains).mean(), abs=1e-6)
+    slopes = np.where(gains[0] <= gains[1], -gains[0] / 3 / np.array(lengths), 0)
+    assert np.asarray(slope) == pytest.approx(slopes[response], abs=1e-6)
+    assert (slopes == 0).any() and (slopes != 0).any()  # a clipped response and another
+
+
+def test_cispo_weighs_every_token_by_its_clipped_ratio():
+    cfg = UpdateConfig(1, 10.0, 0.2, "token", 0.0, "k3", "loss", "cispo")
+    gain, log_ratio = jnp.array([1.0, -0.5, 2.0, -1.0]), jnp.log(jnp.array([1.5, 1.5, 0.1, 1.1]))
+    loss = lambda x: surrogate(x, jnp.maximum(gain, 0), jnp.minimum(gain, 0), cfg)
+    assert np.asarray(jax.grad(lambda x: loss(x)[0].sum())(log_ratio)) == pytest.approx([-1.2, 0.6, -0.2, 1.1])
+    assert loss(log_ratio)[1].tolist() == [1, 0.5, 0, 0]
+
+
+def test_every_estimator_that_is_whitened_says_so():
+    assert {name for name, e in ESTIMATORS.items() if e.whitens} == {"prime", "pure_verl", "reinforce"}
