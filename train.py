@@ -200,11 +200,14 @@ def draw_samples(*args):
 
 
 def record_data(path: Path, data: Data):
-    """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations read."""
+    """Writes hashes of the files, which a resumed run must have again, and of the problems, which evaluations read and
+    RL keeps apart from."""
     if path.exists() and (old := run_folder.read_json(path, files=dict)["files"]) != data.fingerprints:
         changed = [name for name, x in data.fingerprints.items() if old.get(name) != x]
         raise InputError(f"resume: {', '.join(changed)}: is not what the run began with; start a new run instead")
-    run_folder.write_json(path, {"files": data.fingerprints, "problems": problem_hashes(data.splits["train"])})
+    problems = {"problems": data.splits["train"], "validation": data.splits["validation"]}
+    hashes = {name: problem_hashes(solutions) for name, solutions in problems.items()}
+    run_folder.write_json(path, {"files": data.fingerprints, **hashes})
 
 
 def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind: str) -> dict:

@@ -21,12 +21,12 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.grading import Checker
-from prm_jax.data.splits import data_config
+from prm_jax.data.splits import data_config, problem_hash
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import open_policy
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl.online import Online, OnlineConfig
-from prm_jax.rl.problems import QuestionsConfig, of_files
+from prm_jax.rl.problems import QuestionsConfig, of_files, of_task
 from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_scored, read_function, score
 from prm_jax.rl.rollouts import lay_out, roll_out, split_steps
 from prm_jax.rl.update import (
@@ -494,6 +494,9 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     assert [row["total_policy_tokens"] for row in lines(whole)[1:]] == list(tokens)
     assert told[0]["policy_tokens"] == told[1]["policy_tokens"] == lines(whole)[-1]["total_policy_tokens"]
     assert sum(told[0][f"share_{name}"] for name in rl.PARTS) == pytest.approx(1)
+    evaluations = [row["eval_pass_at_1"] for row in lines(whole)[2::2]]
+    for summary in told:  # the last evaluation is quoted, the best beside it
+        assert summary["eval_pass_at_1"] == evaluations[-1] and summary["best_pass_at_1"] == max(evaluations)
     watched = {
         "prm_step_auroc",
         "right",
@@ -551,6 +554,20 @@ def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tm
     again = open_policy(tmp_path / "hf", "best", read_format("plain"), "float32", Sampling(1.0, None, 1.0, 80), 32)
     for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in (found, again)), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all() and np.isfinite(a).all()
+
+
+def test_problems_can_be_kept_apart_from_those_of_the_verifier(tmp_path):
+    data = data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml"))
+    known = {s: tasks.make_problems(tasks.chain, data.task, n, s, 0) for s, n in (("train", 1000), ("validation", 63))}
+    hashes = {name: [problem_hash(p) for p in problems] for name, problems in known.items()}
+    (tmp_path / "data.json").write_text(json.dumps({"problems": hashes["train"], "validation": hashes["validation"]}))
+    shared, apart = of_task(data, 200, 0), of_task(data, 200, 0, str(tmp_path))
+    assert shared.train[:1000] == known["train"] and shared.held_out[:63] == known["validation"]
+    assert len(apart.train) == 4096 and len(apart.held_out) == 200
+    assert not {*apart.train, *apart.held_out} & {*known["train"], *known["validation"]}
+    assert apart.train[:3096] == shared.train[1000:]
+    with pytest.raises(InputError, match="questions.apart: got 'nowhere', expected a run of train.py"):
+        of_task(data, 200, 0, "nowhere")
 
 
 def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):

@@ -221,9 +221,13 @@ def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "v
     return splits
 
 
+def problem_hash(problem: str) -> str:
+    return _sha256("".join(problem.split()))[:16]
+
+
 def problem_hashes(solutions: Iterable[Solution]) -> list[str]:
     """Sorted short hashes of the distinct problems, white space aside: a run keeps those that it was trained on."""
-    return sorted({_sha256("".join(solution.problem.split()))[:16] for solution in solutions})
+    return sorted({problem_hash(solution.problem) for solution in solutions})
 
 
 def count_known(solutions: Iterable[Solution], hashes: Iterable[str]) -> int:

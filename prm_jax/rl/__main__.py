@@ -120,7 +120,7 @@ def main(cfg):
         elif questions.file:
             problems = of_files(questions, checker, cfg.eval.problems)
         else:
-            problems = of_task(data_cfg, cfg.eval.problems, cfg.seed)
+            problems = of_task(data_cfg, cfg.eval.problems, cfg.seed, questions.apart)
         trainer = Trainer(cfg, problems)
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
@@ -129,7 +129,8 @@ def main(cfg):
     kind = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed}
     run_folder.write_json(texts / "summary.json", {**kind, **final, **origin})
     score = "agreement" if questions.critic else "pass@1"
-    print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} at step {best_step}".format(score, **final))
+    best = "(the best of these evaluations {best_pass_at_1:.3f}, at step {best_step})".format(**final)
+    print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} now {}".format(score, best, **final))
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
     checked = tasks.name_of(problems.task) if problems.task else checker.rule
@@ -168,12 +169,13 @@ class Trainer:
         self.online = Online(cfg.online, prm, self.policy, width, cfg.steps) if cfg.online.every else None
 
     def fit(self, run, texts) -> dict:
-        """Trains from step 1 or from the newest checkpoint; returns the best evaluation and the run's times."""
+        """Trains from step 1 or from the newest checkpoint; returns the last evaluation and the run's times."""
         cfg, checkpoints, first, best, record = self.cfg, Checkpoints(run), 0, {}, None
         if cfg.resume is not None:
             first, best = checkpoints.restore(self.policy.model, self.learners()) or (first, best)
         seconds_before = best.pop("seconds", 0.0)
         self.spent.update(best.pop("spent", {}))
+        scores = best.pop("last", {})
         if not best:
             record = require_finite(0, self.evaluate())
             best = {"pass_at_1": record["eval_pass_at_1"]}
@@ -198,8 +200,8 @@ class Trainer:
                         is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
                         best = {**best, **scores, "best_step": step} if is_best else best
                         bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
-                    spent = {"seconds": time.perf_counter() - started, "spent": dict(self.spent)}
-                    checkpoints.save(step, self.policy.model, self.learners(), best | spent, is_best)
+                    kept = {"seconds": time.perf_counter() - started, "spent": dict(self.spent), "last": scores}
+                    checkpoints.save(step, self.policy.model, self.learners(), best | kept, is_best)
                 if evaluates or step % cfg.log_every == 0:
                     log.write({"step": step, **record, "seconds": time.perf_counter() - started})
                 bar.set_postfix({"right": f"{record['right']:.3f}", "reward": f"{record['reward']:.3f}"}, refresh=False)
@@ -209,7 +211,13 @@ class Trainer:
                     print(f"stopped     by {name} after step {step}; continue with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
         spent, whole = self.spent, max(sum(self.spent[name] for name in PARTS), 1e-9)
-        final = {**best, "steps": cfg.steps, "seconds": time.perf_counter() - started}
+        final = {
+            **best,
+            "best_pass_at_1": best["eval_pass_at_1"],
+            **scores,
+            "steps": cfg.steps,
+            "seconds": time.perf_counter() - started,
+        }
         final |= {f"share_{name}": spent[name] / whole for name in PARTS}
         final |= {"seconds_evaluate": spent["evaluate"], "policy_tokens": spent["tokens"]}
         final["tokens_per_second"] = spent["tokens"] / max(spent["roll_out"], 1e-9)

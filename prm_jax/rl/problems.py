@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, NamedTuple
 
@@ -13,9 +14,10 @@ from prm_jax.data.formats import read_format
 from prm_jax.data.grading import Checker, extract
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
-from prm_jax.data.splits import TaskData, load_splits
+from prm_jax.data.splits import TaskData, load_splits, problem_hash
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import expect, one_of
+from prm_jax.launch.files import read_json
 from prm_jax.rl.rollouts import Rollout
 
 DISTINCT = 4096  # problems of an embedded task to learn from; then they come again in another order
@@ -27,11 +29,14 @@ class QuestionsConfig:  # conf/rl.yaml says what each key means
     held_out: str | None
     checker: Annotated[str, one_of(tasks.CHECKERS)] | None
     critic: str | None = None
+    apart: str | None = None
 
     def __post_init__(self):
         both = (self.file is None) == (self.held_out is None)
         expect(both, "questions.held_out", self.held_out, "a file beside questions.file, and only beside it")
         expect(not self.critic or not self.file, "questions.file", self.file, "null: a critic learns from data")
+        is_task = not self.critic and not self.file
+        expect(is_task or not self.apart, "questions.apart", self.apart, "null: it is for an embedded task's problems")
 
 
 class Problems(NamedTuple):
@@ -49,10 +54,19 @@ class Problems(NamedTuple):
         return {"says_good": verdicts.count(True) / len(verdicts), "no_verdict": verdicts.count(None) / len(verdicts)}
 
 
-def of_task(data: TaskData, n_held_out: int, seed: int) -> Problems:
-    """New problems of an embedded task."""
-    task, sizes = tasks.TASKS[data.name], {"train": DISTINCT, "validation": n_held_out}
-    splits = (tasks.make_problems(task, data.task, n, split, seed) for split, n in sizes.items())
+def of_task(data: TaskData, n_held_out: int, seed: int, apart: str | None = None) -> Problems:
+    """Problems of an embedded task, none of them among those that the run `apart` was trained or validated on."""
+    task, known = tasks.TASKS[data.name], set()
+    if apart:
+        expect((record := Path(apart) / "data.json").exists(), "questions.apart", apart, "a run of train.py")
+        record = read_json(record, problems=list, validation=list)
+        known = {*record["problems"], *record["validation"]}
+
+    def draw(split: str, n: int) -> list[str]:
+        drawn = tasks.make_problems(task, data.task, n + len(known), split, seed)
+        return [problem for problem in drawn if problem_hash(problem) not in known][:n]
+
+    splits = draw("train", DISTINCT), draw("validation", n_held_out)
     return Problems(*splits, lambda r: task.solved(r.problem, r.steps), task)
 
 
