@@ -12,10 +12,10 @@ A step reward stays at its step; only estimators with `sums_steps` add a respons
 rewards have separate baselines (as in PRIME and GDPO), so that the scale of one does not drown the other.
 
 `python -m prm_jax.rl.exact` prints the expected gradient of every estimator (docs/lab.md has its table). Unbiased: grpo
-without a standard deviation, rloo, rloo_steps, and reinforce in a large batch. grpo_process, rloo_sources and pure
-subtract a baseline for every step that a response has, so an extra step costs about the mean step reward. A policy that
-decides when to stop then maximises R - price x (number of steps), exactly so under rloo_sources and pure's sum form: it
-writes fewer steps than R asks for where the mean is positive (P(good)), more where it is negative.
+without a standard deviation, rloo, rloo_steps, and in a large batch reinforce and pure_verl's sum form. grpo_process,
+rloo_sources, prime and pure subtract a baseline for every step that a response has, so an extra step costs about the
+mean step reward. A policy that decides when to stop then maximises R - price x (number of steps), exactly so under
+rloo_sources and pure's sum form: fewer steps than R asks for where the mean is positive (P(good)), else more.
 
 To add one, write the function, its entry in ESTIMATORS and, if it has an option, a field of EstimatorConfig with a
 default, which lets earlier runs resume, its line in conf/rl.yaml and its values in rl/exact.py.
@@ -81,14 +81,14 @@ def leave_one_out(x_N, group_N) -> np.ndarray:
 
 def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
     """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R the outcome
-    plus all step rewards, as in verl. Without `normalise` Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs
-    loss_norm=constant, too."""
+    plus all step rewards, as in verl. The division is a bias, towards groups that agree. Without it Dr. GRPO (Liu et
+    al. 2025, arXiv 2503.20783), which needs loss_norm=constant, too (experiment=dr_grpo)."""
     return np.where(mask_NL, centred(outcome_N + step_reward_NT.sum(1), group_N, normalise)[:, None], 0.0)
 
 
 def grpo_process(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
     """GRPO with process supervision (Shao et al. 2024, 4.1.3): r~ = (r - mean R) / std R over all steps of all
-    responses in the group, A = the sum of r~ from the token's step on, plus `grpo` of the outcome."""
+    responses in the group, A = the sum of r~ from the token's step on, plus `grpo` of the outcome. Steps have a price."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     row_n, step_n = is_step_NT.nonzero()
     centred_NT = np.zeros(is_step_NT.shape)
@@ -118,11 +118,18 @@ def rloo_steps(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) ->
     return at_tokens(advantage_NT, steps_before_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
 
 
-def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens): A_t =
-    sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome."""
+def step_means(step_reward_NT, step_of_token_NL, mask_NL) -> tuple[np.ndarray, np.ndarray]:
+    """(is_step_NT, the mean step reward of each response)."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
+    return is_step_NT, mean_N
+
+
+def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
+    """RLOO per reward source (PRIME, Cui et al. 2025, arXiv 2502.01456, eq. 5, with steps in place of tokens): A_t =
+    sum over steps s >= t of (r_s - mean over the others j of j's mean step reward), plus `rloo` of the outcome. A step
+    has exactly the price of a response's expected mean step reward."""
+    is_step_NT, mean_N = step_means(step_reward_NT, step_of_token_NL, mask_NL)
     baseline_N = mean_N - leave_one_out(mean_N, group_N)
     centred_NT = np.where(is_step_NT, step_reward_NT - baseline_N[:, None], 0.0)
     return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
@@ -131,8 +138,7 @@ def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) 
 def prime(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """PRIME's program (PRIME-RL/PRIME at 18ad596, verl/trainer/ppo/core_algos.py), before it is whitened: otherwise than
     eq. 5 a step's own response is in its baseline, n / (n - 1) r_s - the sum of all n mean step rewards / (n - 1)."""
-    is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
-    mean_N = (step_reward_NT * is_step_NT).sum(1) / np.maximum(is_step_NT.sum(1), 1)
+    is_step_NT, mean_N = step_means(step_reward_NT, step_of_token_NL, mask_NL)
     n_N = of_group(np.ones(len(mean_N)), group_N)
     centred_NT = is_step_NT * ((n_N * step_reward_NT.T - of_group(mean_N, group_N)) / np.maximum(n_N - 1, 1)).T
     return at_tokens(returns(centred_NT), step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
@@ -144,8 +150,8 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="mi
     Rewards become r* = softmax(-r / .1) r; summed from a step on, they are about the lowest reward while that is ahead,
     then about 0. The baseline is per token, as in the authors' program (CJReinforce/PURE at 41f9363, branch main): a step
     of n tokens loses n times the mean reward a token of the other responses in its group, so neither many short steps
-    nor a long one pay. `rloo` of the outcome is added. form=sum keeps the rewards; its policies learn to write more
-    high-scoring steps. form=mean divides them by the number of steps, as main does with --disable_weighted_reward."""
+    nor a long one pay more than that mean. `rloo` of the outcome is added. form=sum keeps the rewards; its policies learn
+    to write more high-scoring steps. form=mean divides them by the number of steps (main's --disable_weighted_reward)."""
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
     reward_NT = form_weights(step_reward_NT, n_NT > 0, form) * step_reward_NT
     reward_N, tokens_N = reward_NT.sum(1), n_NT.sum(1)
@@ -158,7 +164,7 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="mi
 def pure_verl(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="min") -> np.ndarray:
     """PURE by the authors' newer program (branch verl at 83f9869), before it is whitened: returns to go by token, the
     outcome at the last one, less one number a response: the mean of the others' sums of returns over all their tokens,
-    divided by the width of the batch. Its rewards are softmin weighted as in `pure`."""
+    divided by the width of the batch. Its rewards are weighted as in `pure`; form=sum is unbiased."""
     is_step_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1]) > 0
     reward_NT = form_weights(step_reward_NT, is_step_NT, form) * step_reward_NT
     return_NL = reinforce(reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N)
@@ -183,7 +189,7 @@ def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, first_ste
     advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of the outcome.
 
     The first step's difference is Q_1 - .5 whatever the problem. first_step=group takes the mean of the others' first
-    rewards away, so that it is Q_1 - V(x) with V(x) from the group: as unbiased, with less noise."""
+    rewards away, so that it is Q_1 - V(x) with V(x) from the group: the same gradient, with less noise."""
     if first_step == "group":
         first_N = leave_one_out(step_reward_NT[:, 0], group_N)
         step_reward_NT = np.concatenate([first_N[:, None], step_reward_NT[:, 1:]], 1)

@@ -100,10 +100,8 @@ def table() -> Iterator[tuple[str, Row, Row]]:
                 weight_NT = form_weights(r.step_reward_NT, is_step_NT, options.get("form", "sum"))
                 goal_N = (weight_NT * r.step_reward_NT).sum(1) + r.outcome_N
                 rows.append(exact(estimator, options, r, goal_N))
-            said = ", ".join(
-                [name, *(f"{key}={str(x).lower()}" for key, x in options.items() if len(OPTIONS[key]) > 1)]
-            )
-            yield said, *rows
+            named = (f", {key}={str(x).lower()}" for key, x in options.items() if len(OPTIONS[key]) > 1)
+            yield "".join([name, *named]), *rows
 
 
 def lines(rows) -> Iterator[str]:
