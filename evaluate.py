@@ -39,10 +39,9 @@ def main(cfg):
         (folder / "figures").mkdir(exist_ok=True)
         files = check_inputs(folder / "inputs.json", cfg)
         results = task.run(Setup(common, names, cfg.data, folder, files), task_cfg)
-    results |= {"task": cfg.task, "seed": common.seed, "overrides": run_folder.overrides_of(folder)}
+        results |= {"task": cfg.task, "seed": common.seed} | run_folder.made_by(folder)
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # each run or scorer has its own
         results["trained"] = trained(names[0])
-    results["versions"] = run_folder.versions()
     run_folder.write_json(folder / "results.json", results)
     write_report(folder / "report.txt", task, results)
     task.show(results)

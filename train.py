@@ -185,8 +185,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
     summary = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
     summary |= {**final, "parameters": n_all, "trained_parameters": n_trained, "counts": counts, **drawn}
-    summary |= {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
-    run_folder.write_json(texts / "summary.json", summary)
+    run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} problems=FILE"
     print(f"next        {lm if cfg.objective == 'lm' else f'python evaluate.py checkpoint={run}'}")

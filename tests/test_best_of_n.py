@@ -296,6 +296,38 @@ def test_two_scorers_are_compared_on_the_screen(capsys):
     assert "a, weighted vote" in out and "majority:" not in out
 
 
+def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys, tmp_path):
+    """Scores and their opposites: each picks what the other passes over, and the same answers get the most votes or the fewest."""
+
+    def three(c):
+        of_a = c.step_scores["a"]
+        return dataclasses.replace(c, step_scores={"prm": of_a, "prm_1": tuple(1 - x for x in of_a), "orm": of_a})
+
+    pool = [dataclasses.replace(p, candidates=tuple(map(three, p.candidates))) for p in POOL]
+    results = drawable(measured(pool, scorers=("prm", "prm_1", "orm")))
+    results["verifiers"] = {
+        name: {"verifier": name, "settings": {"verifier": "embedded_orm"} if name == "orm" else {"lr": 1}}
+        for name in results["scorers"]
+    }
+    (group,) = results["over_seeds"] = best_of_n_task.over_seeds(results, results["verifiers"])
+    assert (group["setting"], group["scorers"]) == ({}, ["prm", "prm_1"])
+    for rule, name in (("best_of_n", "best_of_4"), ("weighted_vote", "weighted_vote_of_4")):
+        a, b = (results["scorers"][scorer]["prod"][rule]["4"] for scorer in group["scorers"])
+        mean, sd = (a + b) / 2, abs(a - b) / 2**0.5
+        expected = {"median": mean, "lowest": min(a, b), "highest": max(a, b), "mean": mean, "sd": sd}
+        assert group["spread"][name] == pytest.approx(expected)
+    best_of_n_task.show(results)
+    out = capsys.readouterr().out
+    shown = "".join(f"{x:10.4f}" for x in group["spread"]["best_of_4"].values())
+    assert "over seeds  2 of prm " in out and shown in re.search(r"  best_of_4( .*)", out)[1]
+
+    runs = best_of_n_figure.by_seed(results)  # one line a setting, not one a run
+    assert [list(run["scorers"]) for run in runs] == [["prm", "orm"]] * 2
+    assert [run["scorers"]["prm"] for run in runs] == [results["scorers"][name] for name in group["scorers"]]
+    assert best_of_n_figure.by_seed(results | {"over_seeds": []}) == [results | {"over_seeds": []}]
+    assert best_of_n_figure.best_of_n_curves(results, tmp_path).exists()
+
+
 def test_length_is_compared_apart_among_who_repeats_the_problem():
     """Those two are longer and score higher, but within the pairs the longer one scores lower."""
     texts = {"ab": 0.5, "abc": 0.4, "system: how many? ab": 0.9, "system: how many? abc": 0.8}

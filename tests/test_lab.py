@@ -1,6 +1,7 @@
 """The default path: the policy's samples are drawn once and kept, train a verifier, and make the pool that it reranks."""
 
 import dataclasses
+import hashlib
 import json
 
 import jax
@@ -99,12 +100,15 @@ def test_kept_samples_that_are_damaged_are_drawn_again_and_it_is_said(how, kept,
 
 def test_kept_samples_are_graded_by_the_checker_of_today(kept, monkeypatch, capsys):
     """With a checker that takes every answer, the second run printed the first one's share of right answers."""
-    problems, _, folder = kept
+    problems, pool, folder = kept
     assert '"correct": true' not in (folder / "pool.jsonl").read_text()
     monkeypatch.setattr(Policy, "extend", None)  # no sample is drawn anew
+    monkeypatch.setattr(run_folder, "machine", lambda: {"processor": "another"})
     monkeypatch.setattr(tasks.TASKS["chain"], "solved", lambda problem, steps: True)
     assert all(c.correct for p in lab.policy_pool(CFG, problems, 8, 0) for c in p.candidates)
-    assert "4 problems x 8 of embedded, 1.000 right" in capsys.readouterr().out
+    texts = [[p.problem, *(c.steps for c in p.candidates)] for p in pool]  # alone: the hash is the same everywhere
+    digest = hashlib.sha256("".join(map(repr, texts)).encode()).hexdigest()[:8]
+    assert f"4 problems x 8 of embedded, 1.000 right, hash {digest}, kept in" in capsys.readouterr().out
 
 
 def test_code_that_decides_a_sample_names_the_kept_ones(kept, monkeypatch, tmp_path):

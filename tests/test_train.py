@@ -146,6 +146,7 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"] and summary["label_kind"] == "correctness" and summary["seed"] == 0
     assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]
+    assert summary["machine"].keys() == {"processor", "instructions", "cpus", "device", "devices", "xla_flags"}
     assert [row["step"] for row in records(folder)] == [3, 5, 6, 9, 10, 12]  # logged or evaluated, each once
     assert {"eval_loss", "eval_accuracy"} <= records(folder)[1].keys()
 
@@ -312,6 +313,7 @@ def test_killed_and_resumed_is_bitwise_the_uninterrupted_run(monkeypatch, tmp_pa
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
+    monkeypatch.setattr(run_folder, "machine", lambda: {"processor": "another"})  # on which a run goes on too
     printed(train.main, monkeypatch, f"resume={folder}", cwd=tmp_path)
     assert records(folder) == records(whole), f"killed after step {stop}"
     seconds = [json.loads(line)["seconds"] for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -8,7 +8,7 @@ import sys
 import jax
 
 from prm_jax.bench.accelerator import bench_accelerator, markdown
-from prm_jax.bench.common import PEERS, BenchConfig, Row, machine, median_seconds, table
+from prm_jax.bench.common import PEERS, BenchConfig, Row, median_seconds, table
 from prm_jax.bench.memory import bench_memory
 from prm_jax.bench.rerank import bench_rerank
 from prm_jax.bench.sampling import bench_sampling
@@ -54,7 +54,7 @@ def main(cfg):
     print(f"measuring   {cfg.what}: the table follows, after some minutes with the default sizes", flush=True)
     with run_folder.locked_run_folder(folder, raw_cfg), jax.set_mesh(mesh):
         rows = JOBS[cfg.what](cfg)
-        measured_on = machine()
+        measured_on = run_folder.machine() | {"versions": run_folder.versions()}
     versions = ", ".join(f"{name} {version}" for name, version in measured_on["versions"].items())
     text = "\n".join(f"{name:<14}{x}" for name, x in (measured_on | {"versions": versions}).items())
     if cfg.what == "accelerator":

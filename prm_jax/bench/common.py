@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import json
 import os
-import platform
-import re
 import resource
 import statistics
 import subprocess
@@ -22,7 +20,6 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.kernels.cpu import matmul
-from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, make_sharded
 from prm_jax.model import PRM, ModelConfig, cast_backbone
@@ -48,8 +45,6 @@ Case = keys("Case", "data", "fsdp", "tensor", model=str)
 Models = dict[str, dict[str, int]]
 Memory = keys("Memory", "tokens", "step_ends", target=Literal["cpu", "tpu"], models=Models, cases=tuple[Case, ...])
 Accelerator = keys("Accelerator", "tokens", models=dict[str, dict], train=Train, score=Score, sampling=Samples)
-# Instructions that decide how fast a processor multiplies, as /proc/cpuinfo names them: x86's, then ARM's.
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,21 +91,6 @@ def table(rows: list[Row]) -> str:
 
 def shown(x: float) -> str:
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
-
-
-def machine() -> dict:
-    """What the numbers depend on: the processor, its instructions, cores, devices in use, versions."""
-    info = Path("/proc/cpuinfo")
-    cpu = dict(re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", info.read_text() if info.exists() else ""))
-    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
-    return {
-        "processor": cpu.get("model name") or platform.processor() or platform.machine(),
-        "instructions": " ".join(name for name in INSTRUCTIONS if name in flags),
-        "cpus": os.cpu_count(),
-        "device": jax.devices()[0].device_kind,
-        "devices": max(1, jax.sharding.get_mesh().size),
-        "versions": run_folder.versions(),
-    }
 
 
 def call_seconds(f, warmup: int, repeats: int) -> list[float]:

@@ -6,11 +6,12 @@ from typing import Annotated
 from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
-from prm_jax.evals import biases, pool_metrics, trace_error
+from prm_jax.evals import biases, common, pool_metrics, trace_error
 from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, expect, one_of
 
 FEW_SCORERS = 3  # more are not compared in pairs on the screen
@@ -74,9 +75,10 @@ def run(setup: Setup, cfg: Config) -> dict:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
     value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
+    results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome)
     return {
-        **pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome), "pool": source,
-        "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking,
+        **results, "pool": source, "grading": grading_counts, "verifiers": verifiers,
+        "over_seeds": over_seeds(results, verifiers), "incomplete_scores": pool.lacking,
     }  # fmt: skip
 
 
@@ -117,6 +119,21 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
     return problems, verifiers
 
 
+def over_seeds(results: dict, verifiers: dict) -> list[dict]:
+    """For each setting with several seeds its scorers, and the spread over them of the headline selection at n = 4, 16,
+    64, ... and the pool's size, and of the weighted vote there."""
+    names, groups = list(verifiers), run_folder.group_by_settings([x["settings"] for x in verifiers.values()])
+    found = []
+    for setting, scorers in [(setting, [names[i] for i in ids]) for setting, ids in groups if len(ids) > 1]:
+        tables = [results["scorers"][name][results["headline"][name]] for name in scorers]
+        sizes = list(tables[0]["best_of_n"])
+        columns = [("best", "best_of_n", n) for n in dict.fromkeys([*sizes[2::2], sizes[-1]])]
+        columns += [("weighted_vote", "weighted_vote", sizes[-1])] if "weighted_vote" in tables[0] else []
+        numbers = {f"{name}_of_{n}": common.spread([x[rule][n] for x in tables]) for name, rule, n in columns}
+        found.append({"setting": setting, "scorers": scorers, "spread": numbers})
+    return found
+
+
 def show(results: dict):
     N = str(results["n_candidates"])
     losers = ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in results["dropped"].items() if n)
@@ -125,6 +142,9 @@ def show(results: dict):
     if n := results["repeat_the_problem"]:
         print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
     show_curves(results)
+    for group in results.get("over_seeds", ()):
+        setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
+        common.show_spread(f"{len(group['scorers'])} of {group['scorers'][0]}{setting}", group["spread"])
     show_selections(results, N)
     if "step_shares" in results:
         biases.show_shares(results["step_shares"])

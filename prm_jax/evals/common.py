@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ from prm_jax.scoring import score_into, stored_scores
 from prm_jax.stats import bootstrap_interval
 
 BENCHMARKS = ("processbench", "prmbench")
+SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean, "sd": lambda x: np.std(x, ddof=1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +185,17 @@ def interval_of(statistic, problems, seed: int, *arrays):
 
 def plus_minus(interval) -> str:
     return "[{:.4f}, {:.4f}]".format(*interval) if np.isfinite(interval).all() else f"{'no interval':<16}"
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """SPREAD of one number over runs that differ in their seed alone; sd: standard deviation of the sample."""
+    return {name: float(f(values)) for name, f in SPREAD.items()}
+
+
+def show_spread(title: str, rows: dict[str, dict[str, float]]):
+    print(f"over seeds  {title:<26}" + "".join(f"{name:>10}" for name in SPREAD))
+    for name, x in rows.items():
+        print(f"  {name:<36}" + "".join(f"{x[key]:>10.4f}" for key in SPREAD))
 
 
 def write_report(path: Path, task, results: dict):

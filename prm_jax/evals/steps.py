@@ -204,7 +204,7 @@ def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
-    """Means over the runs of each setting: `mean_of` is their number, `std` (of the sample) is there for several.
+    """Means over the runs of each setting: `mean_of` is their number, `spread` (common.spread) is there for several.
 
     A setting is the part of the configurations in which runs differ, the seed left aside; where there are several, each
     has its `setting` and the indices of its `runs`. A verifier that is no run of ours is a setting by itself.
@@ -216,11 +216,11 @@ def by_settings(runs: list[dict]) -> list[dict]:
 
 
 def average(runs: list[dict]) -> dict:
-    """The mean over runs of every metric, and beside it `std` (of the sample) where there are several."""
+    """The mean over runs of every metric, and `spread`, that of each over them, where there are several."""
     names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")]
     means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
     if len(runs) > 1:
-        means["std"] = {name: float(np.std([run[name] for run in runs], ddof=1)) for name in names}
+        means["spread"] = {name: common.spread([run[name] for run in runs]) for name in names}
     if "baselines" in runs[0]:
         means["baselines"] = {k: statistics.fmean(run["baselines"][k] for run in runs) for k in runs[0]["baselines"]}
     return means
@@ -283,10 +283,11 @@ def show_group(group: dict, kind: str):
     if "setting" in group:
         print("setting     " + ", ".join(f"{key}={value}" for key, value in group["setting"].items()))
     steps = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps ({kind} labels)"
-    print(f"measured    {steps}" + (f"; means of {group['mean_of']} seeds (std)" if group["mean_of"] > 1 else ""))
-    spread = {name: f" ({x:.4f})" for name, x in group.get("std", {}).items()}
-    for i in range(0, len(METRICS), 3):
-        print("  " + "  ".join(f"{name:<21}{group[name]:.4f}{spread.get(name, '')}" for name in METRICS[i : i + 3]))
+    print(f"measured    {steps}")
+    if "spread" in group:
+        common.show_spread(str(group["mean_of"]), {name: group["spread"][name] for name in METRICS})
+    for i in range(0, len(METRICS), 3) if group["mean_of"] == 1 else ():
+        print("  " + "  ".join(f"{name:<21}{group[name]:.4f}" for name in METRICS[i : i + 3]))
     for name in METRICS:
         if np.isnan(group[name]):
             print(f"  {name} is undefined: needs {NEEDS.get(name, 'good and bad steps')}")

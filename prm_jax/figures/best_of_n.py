@@ -1,5 +1,6 @@
 """Figures of a pool: curves over n, aggregators, reward against KL, calibration."""
 
+import itertools
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -47,11 +48,24 @@ def best_of_n_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def best_of_n_curves(results: dict, folder: Path) -> Path:
-    """Draws the curves of one pool; intervals are bootstraps over problems."""
-    text, N = "95 % bootstrap intervals over problems", list(results["oracle"])[-1]
-    many = len(results["scorers"]) > 2
+    """Draws the curves of one pool; intervals are bootstraps over problems, of several seeds t intervals of their mean."""
+    runs, N, text = by_seed(results), list(results["oracle"])[-1], "95 % bootstrap intervals over problems"
+    drawn, many = draw_best_of_n(runs), len(results["scorers"]) > 2
     text = f"beside the curves: {text} at n = {N}, in the legend's order" if many else f"bands: {text}"
-    return save(draw_best_of_n([results]).figure, folder / "best_of_n.png", pool_text(results, text), results)
+    text = drawn.spread if len(runs) > 1 else text
+    return save(drawn.figure, folder / "best_of_n.png", pool_text(results, text), results)
+
+
+def by_seed(results: dict) -> list[dict]:
+    """The results as if each seed had been measured by itself, with every scorer that has one seed; or as they are."""
+    seeds = {group["scorers"][0]: group["scorers"] for group in results.get("over_seeds", ())}
+    others = {name for group in seeds.values() for name in group[1:]}
+    names = {name: seeds.get(name, itertools.repeat(name)) for name in results["scorers"] if name not in others}
+    if len({*map(len, seeds.values())}) != 1:
+        return [results]
+    parts = "scorers", "headline"
+    runs = [dict(zip(names, run, strict=True)) for run in zip(*names.values())]
+    return [results | {part: {name: results[part][x] for name, x in run.items()} for part in parts} for run in runs]
 
 
 def draw_best_of_n(runs: list[dict]) -> Drawn:

@@ -79,7 +79,7 @@ class Drawn:
         """
         x, (mean_X, *ends) = np.asarray(x, float), over_seeds(y_SX)
         low_X, high_X = ends if interval is None else floats(interval)
-        for y_X in y_SX if len(y_SX) > 1 else ():
+        for y_X in y_SX if len(np.unique(floats(y_SX), axis=0)) > 1 else ():
             axes.plot(x, y_X, "." * (len(x) == 1), color=style["color"], linewidth=0.5, alpha=0.35)
         if band:
             ends = np.clip((low_X, high_X), 0, 1) if share else (low_X, high_X)

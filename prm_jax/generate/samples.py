@@ -53,8 +53,12 @@ def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> It
             for file in (about, new):
                 os.replace(file, path.with_name(file.name))
     grade = functools.partial(tasks.grade, tasks.TASKS[cfg.name])
-    right = np.mean([bool(c.finished and c.correct) for p in map(grade, iter_pool(path)) for c in p.candidates])
-    print(f"samples     {len(problems)} problems x {n} of {policy.name}, {right:.3f} right, kept in {path.parent}")
+    right, texts = [], hashlib.sha256()
+    for p in map(grade, iter_pool(path)):
+        texts.update(repr([p.problem, *(c.steps for c in p.candidates)]).encode())
+        right += [bool(c.finished and c.correct) for c in p.candidates]
+    drawn = f"{len(problems)} problems x {n} of {policy.name}, {np.mean(right):.3f} right"
+    print(f"samples     {drawn}, hash {texts.hexdigest()[:8]}, kept in {path.parent}")
     return map(grade, iter_pool(path))
 
 

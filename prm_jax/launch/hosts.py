@@ -129,4 +129,5 @@ def described_file(path: Path, about: dict):
     run_folder.check_about(path, about)
     yield counts
     end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
-    run_folder.write_json(path.with_name("about.json"), about | end | {"versions": run_folder.versions()})
+    end |= {"versions": run_folder.versions(), "machine": run_folder.machine()}
+    run_folder.write_json(path.with_name("about.json"), about | end)

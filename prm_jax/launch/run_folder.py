@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten
 from prm_jax.launch.files import read_json, read_yaml, write_json, write_yaml
 
 CLOCK = 60  # seconds that a file server's clock may be ahead of ours
+# Instructions that decide how a processor multiplies and in which order it sums, as /proc/cpuinfo names them: x86's, then ARM's.
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
 
 
 def output_dir() -> Path:
@@ -226,3 +229,25 @@ def versions() -> dict[str, str]:
         commit = ""
     python = {"prm_jax": __version__, "python": platform.python_version()}
     return python | {p: metadata.version(p) for p in packages} | {"commit": commit or "unknown"}
+
+
+def machine() -> dict:
+    """What speed and rounding depend on: the processor, its instructions and cores, the devices in use, XLA's flags."""
+    import jax  # not above: tables of runs need none
+
+    info = Path("/proc/cpuinfo")
+    cpu = dict(re.findall(r"(?m)^(model name|flags|Features)\s*: (.*)", info.read_text() if info.exists() else ""))
+    flags = (cpu.get("flags") or cpu.get("Features") or "").split()
+    return {
+        "processor": cpu.get("model name") or platform.processor() or platform.machine(),
+        "instructions": " ".join(name for name in INSTRUCTIONS if name in flags),
+        "cpus": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
+        "devices": max(1, jax.sharding.get_mesh().size),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def made_by(folder: Path) -> dict:
+    """What the record of a run or an evaluation says of how it was made; nothing compares it with another's."""
+    return {"overrides": overrides_of(folder), "versions": versions(), "machine": machine()}

@@ -125,9 +125,8 @@ def main(cfg):
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
         final = trainer.fit(run, texts)
-    origin = {"overrides": run_folder.overrides_of(run), "versions": run_folder.versions()}
-    kind = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed}
-    run_folder.write_json(texts / "summary.json", {**kind, **final, **origin})
+        kind = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed}
+        run_folder.write_json(texts / "summary.json", {**kind, **final, **run_folder.made_by(run)})
     score = "agreement" if questions.critic else "pass@1"
     best = "(the best of these evaluations {best_pass_at_1:.3f}, at step {best_step})".format(**final)
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} now {}".format(score, best, **final))
