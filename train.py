@@ -39,6 +39,7 @@ from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
+from prm_jax.tasks import TASKS, first_wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +156,9 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
         examples[split] = examples[split] + made if split in examples else made
         if source:
             parts[source] = len(made), (data_cfg.weights or {}).get(source, len(made))
+    is_exact = cfg.objective == "prm" and data_cfg.label_kind == "correctness" and data_cfg.name in TASKS
+    errors = [first_wrong(TASKS[data_cfg.name], s.problem, s.steps) for s in splits["validation"] if is_exact]
+    errors = [] if any(dropped.values()) else errors  # of all validation solutions, whole, or of none
     del data, splits, rows, sources, solutions  # the texts
     print(f"data        {len(examples['train'])} training, {len(examples['validation'])} validation solutions")
     cli.print_counts(counts)
@@ -181,7 +185,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     plan = packing.make_plan(examples["train"], cfg.batch.tokens, cfg.batch.share_prefixes, together)
     source = packing.TrainingRows(examples["train"], plan, cfg.seed, parts)
     print(source.summary())
-    final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind)
+    final = fit(cfg, run, texts, model, opt, source, examples["validation"], data_cfg.label_kind, errors)
     drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
     summary = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
     summary |= {**final, "parameters": n_all, "trained_parameters": n_trained, "counts": counts, **drawn}
@@ -209,7 +213,7 @@ def record_data(path: Path, data: Data):
     run_folder.write_json(path, {"files": data.fingerprints, **hashes})
 
 
-def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind: str) -> dict:
+def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, validation, label_kind, errors) -> dict:
     """Trains from step 1, or from the newest checkpoint, to cfg.steps; returns the numbers of the best evaluation."""
     b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
     if cfg.resume is not None:
@@ -243,11 +247,12 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, valid
             record, is_best = reader.read(), False
             # Checked before every save too: the step's loss was finite before its update, not necessarily after.
             held_out = validation_batches if evaluates else validation_batches[:1]
-            scores = require_finite(step, evaluate(model, held_out, cfg.loss, label_kind))
+            scores, kinds = evaluate(model, held_out, cfg.loss, label_kind, errors)
+            require_finite(step, scores)
             if evaluates:
                 is_best = is_better(scores, best, cfg.eval.best_by)
                 best = {**scores, "best_step": step} if is_best else best
-                record |= scores
+                record |= scores | {"eval_errors": kinds} if kinds else scores
                 if jax.process_index() == 0:
                     shown = "  ".join(f"{name} {x:.4f}" for name, x in scores.items())
                     bar.write(f"step {step:>6}  {shown}", file=sys.stderr)
@@ -288,26 +293,34 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
     return "best_step" not in best or sign * (scores[name] - best[name]) > 0
 
 
-def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str) -> dict[str, float]:
-    """Mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined."""
-    totals, scored = collections.Counter(), []
-    for batch in batches:
+def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, errors) -> tuple[dict, dict]:
+    """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined;
+    {kind of error: how many first errors, share missed at .5}). errors: `first_wrong` of each solution, if known."""
+    totals, scored, order = collections.Counter(), [], []
+    for indices, batch in batches:
         sums = training.eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
+            order += indices
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
     if cfg.objective == "lm":
-        return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}
+        return {"eval_loss": totals["lm"] / n_next, "eval_accuracy": totals["right"] / n_next}, {}
     loss = totals["step"] / n_steps + cfg.lm_weight * totals["lm"] / n_next
     if not math.isfinite(loss):
-        return {"eval_loss": loss}  # NaN scores have no metrics
+        return {"eval_loss": loss}, {}  # NaN scores have no metrics
     labels = [[None if np.isnan(y) else float(y) for y in label_T] for _, label_T in scored]
     p = [probability(logit_T) for logit_T, _ in scored]
     metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
-    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}
+    missed = {}
+    for i, p_T in zip(order, p, strict=True) if errors else ():
+        if errors[i]:
+            t, kind = errors[i]
+            missed.setdefault(kind, []).append(p_T[t] >= 0.5)
+    kinds = {kind: {"n": len(x), "missed": float(np.mean(x))} for kind, x in sorted(missed.items())}
+    return {"eval_loss": loss, "eval_accuracy": totals["right"] / n_steps, **defined}, kinds
 
 
 def make_tokenizer(cfg: TrainConfig, solutions):

@@ -17,9 +17,12 @@ from omegaconf import OmegaConf
 
 import evaluate
 import train
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.checkpoints import export
+from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data import packing
+from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
@@ -148,12 +151,13 @@ def test_run_folder_and_its_evaluation(finished, monkeypatch):
     assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]
     assert summary["machine"].keys() == {"processor", "instructions", "cpus", "device", "devices", "xla_flags"}
     assert [row["step"] for row in records(folder)] == [3, 5, 6, 9, 10, 12]  # logged or evaluated, each once
-    assert {"eval_loss", "eval_accuracy"} <= records(folder)[1].keys()
+    assert {"eval_loss", "eval_accuracy", "eval_errors"} <= records(folder)[1].keys()
 
     # The newest finished run: step metrics and a fresh pool.
     fresh = ("fresh.problems=6", "fresh.candidates=8")
     out = printed(evaluate.main, monkeypatch, "hydra.run.dir=runs/evaluate/a", *fresh, cwd=cwd)
     results = json.loads((cwd / "runs/evaluate/a/results.json").read_text())
+    assert list(results["runs"][0]["errors"]["learning"]) == ["5", "10", "12"]
     for key in (
         "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
         "within_problem_auroc", "n_steps", "n_solutions",
@@ -236,6 +240,37 @@ def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatc
         MetricsLog(tmp_path / "r", 0, False, "offline")
 
 
+def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch):
+    """Against brute force, solution by solution, with scores that some first errors pass: packing changes their order."""
+    data = OmegaConf.merge(
+        OmegaConf.load(config.CONF / "data/chain.yaml"), {"samples": "solver", "test_solutions": 200}
+    )
+    solutions, tokenizer = load_splits(data_config(data), 0).splits["validation"], load_tokenizer(locate("embedded"))
+    examples, _ = make_examples(solutions, read_format("plain"), tokenizer, "prm")
+    passes = lambda ids, place: (ids[place] + place) % 3 > 0
+
+    def scores(model, batch, *more, **options):
+        ids_BT = np.take_along_axis(batch["ids"], batch["step_end"], 1)
+        place_BT = np.take_along_axis(batch["pos"], batch["step_end"], 1)
+        sums = dict.fromkeys(("step", "n_steps", "right", "lm", "n_next"), 1.0)
+        return sums | {"logit": np.where((ids_BT + place_BT) % 3 > 0, 1.0, -1.0)}
+
+    monkeypatch.setattr(train.training, "eval_step", scores)
+    monkeypatch.setattr(train, "shard_batch", lambda batch, rows: batch)
+    errors = [tasks.first_wrong(tasks.chain, s.problem, s.steps) for s in solutions]
+    loss = train.training.LossConfig("prm", "bce", 1.0, 0.0)
+    _, found = train.evaluate(None, packing.eval_batches(examples, 64, 4), loss, "correctness", errors)
+    expected = {}
+    for s, e in zip(solutions, examples, strict=True):
+        wrong = [
+            (t, x) for t, x in enumerate(tasks.chain.verdicts(s.problem, s.steps)) if x not in ("right", "neutral")
+        ]
+        for t, kind in wrong[:1]:
+            expected.setdefault(kind, []).append(passes(e.ids_L, e.step_end_T[t]))
+    assert found == {kind: {"n": len(x), "missed": np.mean(x)} for kind, x in expected.items()}
+    assert len(found) >= 4 and 0 < found["*"]["missed"] < 1
+
+
 MIXED = ["data=mixture", "+data@data.sources.a=jsonl", "+data@data.sources.b=jsonl"]
 
 
@@ -250,6 +285,7 @@ def test_a_mixture_of_files_says_what_was_drawn_from_each(monkeypatch, tmp_path)
     paths = [f"data.sources.{name}.path={name}.jsonl" for name in "ab"]
     weights = "data.weights={a: 3, b: 1}"
     printed(train.main, monkeypatch, *small, *MIXED, *paths, weights, "hydra.run.dir=r", cwd=tmp_path)
+    assert not any("eval_errors" in row for row in records(tmp_path / "r"))  # rows of files have no kinds of errors
     summary = json.loads((tmp_path / "r/summary.json").read_text())
     assert set(summary["drawn"]) == {"a", "b"} and summary["drawn"]["a"]["share"] == pytest.approx(0.75, abs=0.05)
     assert summary["counts"]["a_rows"] == 100 and summary["counts"]["b_rows"] == 300

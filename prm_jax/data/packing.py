@@ -306,10 +306,12 @@ def unpack_steps(batch, x_BT):
 
 
 def eval_batches(examples: Sequence[Example], row_tokens: int, batch_rows: int, together: bool = False):
-    """Yields batches of all examples, longest first (tightest packing), the last one filled up with empty rows."""
+    """Yields (indices of its examples in their order, batch) until all examples are in one, longest first (tightest
+    packing), the last one filled up with empty rows."""
     plan = make_plan(examples, row_tokens, together=together)
     packs = plan.rows(np.argsort([-group.tokens for group in plan.groups], kind="stable"))
     packs += [[]] * (-len(packs) % batch_rows)
     for start in range(0, len(packs), batch_rows):
-        rows = [[examples[i] for i in pack] for pack in packs[start : start + batch_rows]]
-        yield pack_batch(rows, row_tokens, plan.step_slots)
+        chunk = packs[start : start + batch_rows]
+        rows = [[examples[i] for i in pack] for pack in chunk]
+        yield list(itertools.chain(*chunk)), pack_batch(rows, row_tokens, plan.step_slots)

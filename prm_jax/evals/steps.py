@@ -2,6 +2,7 @@
 
 import dataclasses
 import statistics
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluat
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
+from prm_jax.launch.run_log import read_log
 from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer
 from prm_jax.stats import problem_numbers, ratio_interval
@@ -55,7 +57,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         run = step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
         if isinstance(data_cfg, TaskData):  # which alone knows kinds of errors, hidden work, exact values
             task, numbers = tasks.TASKS[data_cfg.name], (test, p, cfg.threshold, setup.cfg.seed)
-            run["errors"] = errors_by_kind(task, *numbers)
+            run["errors"] = errors_by_kind(task, *numbers) | {"learning": learning(name)}
             if hasattr(task, "written_out"):
                 run["lines"] = by_hidden_work(task, *numbers)
             run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
@@ -110,9 +112,9 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
     95 % bootstrap interval over problems; `lines`: the errors missed most often."""
     of_kind, of_line = {}, {}
     for s, p_T in zip(test, p, strict=True):
-        verdict_T = task.verdicts(s.problem, s.steps)
-        if (t := next((t for t, verdict in enumerate(verdict_T) if verdict not in tasks.RATINGS), None)) is not None:
-            of_kind.setdefault(verdict_T[t], []).append((s.problem, p_T[t] >= threshold))
+        if error := tasks.first_wrong(task, s.problem, s.steps):
+            t, kind = error
+            of_kind.setdefault(kind, []).append((s.problem, p_T[t] >= threshold))
             of_line.setdefault(s.steps[t], []).append(p_T[t] >= threshold)
     kinds = {}
     for kind, errors in sorted(of_kind.items()):
@@ -121,6 +123,12 @@ def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: f
         kinds[kind] = {"n": len(errors), "missed": float(np.mean(missed_n)), "interval": interval}
     most = sorted(of_line.items(), key=lambda line: (-sum(line[1]), line[0]))[:10]
     return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
+
+
+def learning(name: str) -> dict[str, dict]:
+    """{step: {kind: n, missed}} of a run's validation solutions at each evaluation of its training; empty for others."""
+    rows = read_log(Path(name) / "metrics.jsonl")[0] if common.is_run(name) else ()
+    return {str(row["step"]): row["eval_errors"] for row in rows if "eval_errors" in row}
 
 
 def balanced(hit_n: np.ndarray, good_n: np.ndarray) -> float:

@@ -35,7 +35,7 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
         groups = [(*pair, f"steps_{i}.png") for i, pair in enumerate(zip(results["groups"], members, strict=True))]
     pages = [step_page(group, runs, results, folder / name) for group, runs, name in groups]
     if "errors" in results["runs"][0]:
-        pages += [errors_figure(results, folder / "errors.png")]
+        pages += [errors_figure(groups[0][1], results, folder / "errors.png")]
     if exact := {run_names(runs): runs for _, runs, _ in groups if all("value_depth" in run for run in runs)}:
         drawn, n, data = draw_value_depth(exact), len(results["runs"]), results["runs"][0]["data"]
         text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
@@ -81,20 +81,34 @@ def run_names(runs: list[dict]) -> str:
     return name if len(runs) == 1 else f"{name} and {len(runs) - 1} more"
 
 
-def errors_figure(results: dict, path: Path) -> Path:
-    """Draws the share of the first wrong lines that a verifier takes for right, by kind of error."""
-    run = results["runs"][0]
-    kinds = run["errors"]["kinds"]
-    figure, axes = plt.subplots(figsize=(5.5, 1.2 + 0.24 * len(kinds)))
-    y, (low, high) = np.arange(len(kinds)), floats([row["interval"] for row in kinds.values()]).reshape(-1, 2).T
-    axes.hlines(y, low, high, color=BLUE, linewidth=1.2, alpha=0.5)
-    axes.plot(floats([row["missed"] for row in kinds.values()]), y, "o", color=BLUE, markersize=4)
-    axes.set_yticks(y, [plain(f"{name}  ({row['n']})") for name, row in kinds.items()])
-    axes.set(xlim=(-0.02, 1.02), ylim=(len(kinds) - 0.5, -0.5), xlabel="share that the verifier takes for right")
-    axes.grid(axis="y", linewidth=0.3)
-    axes.set_title("First wrong lines by kind of error (how many)")
-    text = f"P(step good) >= {floats(results['threshold']):g}; lines: 95 % bootstrap intervals over problems; first run"
-    return save(figure, path, f"{text}; {run['verifier']}; {run['data']['name']} data", results)
+def errors_figure(runs: list[dict], results: dict, path: Path) -> Path:
+    """Draws the share of the first wrong lines that a verifier takes for right, by kind of error, frequent ones first:
+    against training steps, where the runs recorded it, and of the held-out solutions."""
+    held_out, learning = [run["errors"]["kinds"] for run in runs], [run["errors"]["learning"] for run in runs]
+    steps = sorted(set.intersection(*map(set, learning)), key=int)
+    kinds, one = sorted(held_out[0], key=lambda kind: -held_out[0][kind]["n"]), len(runs) == 1
+    figure, (axes,) = panels(1, 1 + bool(steps), 3.4, sharey=True)
+    drawn, last = Drawn(figure, f"P(step good) >= {floats(results['threshold']):g}"), axes[-1]
+    for i, kind in enumerate(kinds):
+        style, missed_S = line_style(i), floats([run.get(kind, {}).get("missed") for run in held_out])
+        low, high = held_out[0][kind]["interval"] if one else (np.nanmin(missed_S), np.nanmax(missed_S))
+        last.vlines(i, *floats([low, high]), color=style["color"], linewidth=1.2, alpha=0.5)
+        last.plot([i] * len(runs), missed_S, **style | {"linestyle": "none", "alpha": 1 if one else 0.5})
+        if steps:
+            y_SX = floats([[run[step].get(kind, {}).get("missed") for step in steps] for run in learning])
+            drawn.curve(axes[0], "", kind, floats(steps), y_SX, style, band=False)
+            axes[0].set(xlabel="training steps", title="validation solutions, while it trains")
+    labels = [plain(f"{kind}\n{held_out[0][kind]['n']}") for kind in kinds]
+    last.set_xticks(range(len(kinds)), labels, fontsize=7.5)
+    last.set(xlabel="kind of error, how many", xlim=(-0.5, len(kinds) - 0.5), title="held-out solutions")
+    axes[0].set(ylim=(-0.03, 1.03), ylabel="first wrong lines taken for right")
+    lines = (
+        "95 % bootstrap intervals over problems" if one else f"lowest to highest of {len(runs)} runs; left their mean"
+    )
+    text = f"{drawn.text}; bars: {lines}; {run_names(runs)}; {runs[0]['data']['name']} data"
+    counts = [f"{kind} {row['n']}" for step in steps[-1:] for kind, row in learning[0][step].items()]
+    text += f"; left: {', '.join(counts)}" * bool(counts)
+    return save(figure, path, text, results)
 
 
 def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:

@@ -84,7 +84,7 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
     keys = {}
     for kind, members in records_of.items():
         keys[kind] = {key for r in members for key, x in flatten(r.values) if isinstance(x, int | float)}
-        keys[kind] |= {key for r in members for line in r.curve for key in line}
+        keys[kind] |= {key for r in members for line in r.curve for key, _ in flatten(line)}
     if not ys:
         kind = next((kind for kind in kinds if records_of[kind]), None)
         ys = [y for y in default_y(kind, records_of[kind]) if y in keys[kind]] if kind else []

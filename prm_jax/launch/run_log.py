@@ -58,11 +58,11 @@ class MetricsLog:
     def write(self, record: dict):
         self.file.write(json.dumps(record) + "\n")
         self.file.flush()
-        if self.board is not None:
-            for name in record.keys() - {"step"}:
-                self.board.add_scalar(name, record[name], record["step"])
+        scalars = {name: x for name, x in record.items() if name != "step" and not isinstance(x, dict)}
+        for name in scalars if self.board is not None else ():
+            self.board.add_scalar(name, scalars[name], record["step"])
         if self.wandb is not None:
-            self.wandb.log({name: x for name, x in record.items() if name != "step"}, step=record["step"])
+            self.wandb.log(scalars, step=record["step"])
 
     def close(self):
         self.file.close()

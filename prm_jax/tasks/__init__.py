@@ -133,6 +133,12 @@ def step_labels(task: ModuleType, problem: str, steps: Sequence[str]) -> list[fl
     return correctness(task.verdicts(problem, steps))
 
 
+def first_wrong(task: ModuleType, problem: str, steps: Sequence[str]) -> tuple[int, str] | None:
+    """(index, kind of error) of the first wrong step; None if there is none."""
+    verdicts = enumerate(task.verdicts(problem, steps))
+    return next(((t, verdict) for t, verdict in verdicts if verdict not in RATINGS), None)
+
+
 def are_right(task: ModuleType, problem: str, steps: Sequence[str]) -> list[float]:
     """1 for each step that by itself is not an error, else 0."""
     return [float(verdict in RATINGS) for verdict in task.verdicts(problem, steps)]
