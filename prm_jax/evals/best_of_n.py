@@ -128,7 +128,8 @@ def over_seeds(results: dict, verifiers: dict) -> list[dict]:
         tables = [results["scorers"][name][results["headline"][name]] for name in scorers]
         sizes = list(tables[0]["best_of_n"])
         columns = [("best", "best_of_n", n) for n in dict.fromkeys([*sizes[2::2], sizes[-1]])]
-        columns += [("weighted_vote", "weighted_vote", sizes[-1])] if "weighted_vote" in tables[0] else []
+        rules = {"best_with_policy": "with_policy", "weighted_vote": "weighted_vote"}
+        columns += [(name, rule, sizes[-1]) for name, rule in rules.items() if rule in tables[0]]
         numbers = {f"{name}_of_{n}": common.spread([x[rule][n] for x in tables]) for name, rule, n in columns}
         found.append({"setting": setting, "scorers": scorers, "spread": numbers})
     return found
