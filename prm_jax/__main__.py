@@ -12,6 +12,7 @@ COMMANDS = {
     "labeling": "labels of steps by the completions of a policy",
     "relabeling": "labels of steps from what is there: a verifier, scores, equations, an exact checker",
     "rl": "a policy trained by rewards of its steps and answers",
+    "rl.exact": "the exact expected gradient of every advantage estimator on a toy",
     "export": "a run as a Hugging Face folder",
     "serve": "a verifier behind an HTTP address, with a page to try it",
     "serve.compare": "the scores of one file by a checkpoint here and by vLLM",
