@@ -27,7 +27,7 @@ from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data import packing
 from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
-from prm_jax.data.splits import Data, Mixture, data_config, load_splits, problem_hashes
+from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
@@ -99,7 +99,7 @@ class TrainConfig:
         measured = measured.get(self.objective, ("loss", "accuracy", "step_auroc"))
         expected = f"what objective={self.objective} measures: {', '.join(measured)}"
         expect(self.eval.best_by in measured, "eval.best_by", self.eval.best_by, expected)
-        if self.batch.share_prefixes and (is_lm or self.loss.lm_weight > 0):
+        if self.batch.share_prefixes and (is_lm or (self.loss.lm_weight or 0) > 0):
             raise InputError("batch.share_prefixes: a shared token has several next tokens; a language model needs one")
         if fmt.score == "log_ratio" and not is_implicit:
             raise InputError(f"format: {fmt.name!r} has no step head to train; it scores by two language models")
@@ -120,6 +120,12 @@ def main(cfg):
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
+    if (
+        cfg.loss.lm_weight is None
+    ):  # what the embedded model knows of its task finds errors, and labels alone make it forget
+        knows = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
+        lm_weight = 0.5 if knows and not cfg.batch.share_prefixes else 0.0
+        cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))
     if isinstance(data_cfg, Mixture) and (cfg.batch.share_prefixes or STEP_LOSSES[cfg.loss.step].together):
         key = "batch.share_prefixes" if cfg.batch.share_prefixes else f"loss.step={cfg.loss.step}"
         raise InputError(f"{key}: solutions of data=mixture are drawn one by one, so that its weights hold")
