@@ -45,8 +45,12 @@ def leaves(tree):
     return [np.asarray(x).tolist() for x in jax.tree.leaves(nnx.state(tree))]
 
 
+def make(seed=0):
+    return make_sharded(lambda: PRM(CFG, rngs=nnx.Rngs(seed)))
+
+
 def start():
-    model = make_sharded(lambda: PRM(CFG, rngs=nnx.Rngs(0)))
+    model = make()
     return model, make_optimizer(model, OPT, 10)
 
 
@@ -62,16 +66,15 @@ def train(model, opt):
     return {"losses": losses, "sums": sums, "compiled": train_step._cache_size() - before}, model, opt
 
 
-def score():
+def score(model):
     """Step scores of five solutions, most of them alone in a long row, under both kinds of score."""
-    models = [make_sharded(lambda seed=seed: PRM(CFG, rngs=nnx.Rngs(seed))) for seed in (0, 1)]
     rng = np.random.default_rng(4)
     lengths = [SHORT + 20, 9, SHORT + 30, SHORT + 5, SHORT + 25]
     solutions = [Encoded(rng.integers(0, CFG.vocab, n).astype(np.int32), np.array([5, n - 1]), 2) for n in lengths]
     scores = []
-    for reference in (None, models[1]):
+    for reference in (None, make(1)):
         about = ("correctness", "prm", "tiny", reference, 16, SHORT + 32)
-        scores += ModelScorer(models[0], None, Format("plain", "\n"), *about).score_encoded(solutions)
+        scores += ModelScorer(model, None, Format("plain", "\n"), *about).score_encoded(solutions)
     return np.concatenate(scores).tolist()
 
 
@@ -91,19 +94,23 @@ def decode(model, ids_BL):
     return x_BLD[:, -1]
 
 
-def decoded():
+def decoded(model):
     ids_BL = np.random.default_rng(7).integers(0, CFG.vocab, (8, 12)).astype(np.int32)
-    x_BD = decode(make_sharded(lambda: PRM(CFG, rngs=nnx.Rngs(0))), shard_batch({"ids": ids_BL}, 8)["ids"])
-    return np.asarray(x_BD).tolist()
+    return np.asarray(decode(model, shard_batch({"ids": ids_BL}, 8)["ids"])).tolist()
 
 
-def long_gradient():
+def long_gradient(model):
     L = SHORT + 32
     ids_BL = np.random.default_rng(5).integers(0, CFG.vocab, (8, L)).astype(np.int32)
     pos_BL = np.broadcast_to(np.arange(L, dtype=np.int32), ids_BL.shape)
     batch = {"ids": ids_BL, "pos": pos_BL, "visible_until": np.full_like(ids_BL, L - 1), "step_end": pos_BL}
     batch = shard_batch(batch, 8)
-    return float(gradient_norm(make_sharded(lambda: PRM(CFG, rngs=nnx.Rngs(0))), batch))
+    return float(gradient_norm(model, batch))
+
+
+def forward(model):
+    """What a model computes that does not train."""
+    return {"scores": score(model), "long_gradient": long_gradient(model), "decoded": decoded(model)}
 
 
 def rounding():
@@ -118,13 +125,15 @@ def rounding():
 
 def main(folder: Path):
     """`folder` holds Hugging Face checkpoints `f32` and `bf16`; a run's checkpoint is written to `folder / run`."""
-    out = {"one": train(*start())[0]}
-    out["one"] |= {"scores": score(), "long_gradient": long_gradient(), "decoded": decoded()}
+    model, opt = start()
+    out = {"one": forward(model) | train(model, opt)[0]}
     out["one"]["f32"] = leaves(hf.load(folder / "f32", CFG))
     for name, shape in MESHES.items():
         with jax.set_mesh(make_mesh(MeshConfig(*shape), 8)):
             model, opt = start()
-            out[name], model, opt = train(model, opt)
+            out[name] = forward(model)
+            learned, model, opt = train(model, opt)
+            out[name] |= learned
             w_q, mu = model.blocks.w_q[...], opt.opt_state[1][0].mu["blocks"]["w_down"][...]
             out[name]["shards"] = [w_q.addressable_data(0).shape, mu.addressable_data(0).shape]
             out[name]["on_rule"] = all(
@@ -132,14 +141,13 @@ def main(folder: Path):
                 for tree in (model, opt)
                 for x, where in zip(jax.tree.leaves(tree), jax.tree.leaves(shardings(tree)), strict=True)
             )
-            out[name] |= {"scores": score(), "long_gradient": long_gradient(), "decoded": decoded()}
             out[name]["f32"] = leaves(hf.load(folder / "f32", CFG))
             out[name]["bf16"] = leaves(hf.load(folder / "bf16", CFG))
     checkpoints = Checkpoints(folder / "run")  # of the last mesh
     checkpoints.save(3, model, opt, {}, True)
     saved = leaves(model), leaves(opt)
     out["restored"] = {}
-    for n, shape in ((1, None), (1, (1, 1, 1)), (2, (1, 2, 1)), (4, (1, 2, 2))):
+    for n, shape in ((1, None), (2, (1, 2, 1)), (4, (1, 2, 2))):
         mesh = shape and jax.set_mesh(make_mesh(MeshConfig(*shape), 8, jax.devices()[:n]))
         with mesh or contextlib.nullcontext():
             model, opt = start()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -210,26 +211,24 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
     shape = "init=random model.dim=16 model.layers=1 model.heads=2 model.kv_heads=1 model.head_dim=8 model.ffn=16"
     stages = {"prm": f"train.py {small} {shape} steps=100 seed={{seed}}"}
     write_figure(tmp_path / "conf", sweep={"seed": [0]}, stages=stages)
-    script = f"import sys, pathlib; sys.path.insert(0, {str(ROOT)!r})\n"
-    script += "from prm_jax.figures import __main__ as figures, paper, pipeline\npaper.draw = lambda *a: []\n"
-    script += f"pipeline.FIGURES = pathlib.Path({str(tmp_path / 'conf')!r})\nfigures.main()"
-    command = [sys.executable, "-c", script, "name=tiny", "cpu_devices=1"]
-    process, started = subprocess.Popen(command, cwd=tmp_path, env=without_torch(os.environ)), time.time()
-    # Some steps are done: a training that only begins does not hear the signal yet.
-    while not any(
-        len(f.read_text().splitlines()) > 3 for f in tmp_path.glob("runs/figures/stages/prm_0-*/metrics.jsonl")
-    ):
-        assert time.time() - started < 300 and process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
+    monkeypatch.setattr(pipeline, "FIGURES", tmp_path / "conf")
+    monkeypatch.setattr(paper, "draw", lambda *args: [])
+    monkeypatch.setenv("PYTHONPATH", without_torch(os.environ)["PYTHONPATH"])
+    monkeypatch.chdir(tmp_path)
+
+    def sleep(seconds):
+        """Some steps are done: a training that only begins does not hear the signal yet."""
+        time.sleep(seconds)
+        if any(path.read_text().count("\n") > 3 for path in tmp_path.glob("runs/figures/stages/prm_0-*/metrics.jsonl")):
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+        assert call(figures.main, patch, "figures", "name=tiny", "cpu_devices=1") == str(128 + signal.SIGTERM)
     (folder,) = (tmp_path / "runs/figures/stages").iterdir()
     log = (folder / "log.txt").read_text()
     stopped = int(re.search(r"stopped     by SIGTERM after step (\d+)", log)[1])
     assert 0 < stopped < 100 and not (folder / "DONE").exists()
-    monkeypatch.setattr(pipeline, "FIGURES", tmp_path / "conf")
-    monkeypatch.setattr(paper, "draw", lambda *args: [])
-    monkeypatch.chdir(tmp_path)
     figures.run(["name=tiny", "cpu_devices=1"])
     out = capsys.readouterr().out
     assert re.search(r"^resumed     prm_0 ", out, re.MULTILINE)

@@ -1,6 +1,7 @@
 """RL with step rewards: the objective against finite differences, KL estimators against a law, roll-outs, rewards, resume."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -110,11 +111,9 @@ def batch_of(policy, rollouts, advantage=None, share=True, kept=slice(None)):
     return layout.batch | loss_inputs(layout, *(x_NL[kept] for x_NL in given))
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def loss_and_gradient(model, batch, cfg):
-    total = lambda model: sum(
-        policy_loss(model, {name: jnp.asarray(x[a]) for name, x in batch.items()}, cfg)[0]
-        for a in range(len(batch["ids"]))
-    )
+    total = lambda model: jax.lax.map(lambda part: policy_loss(model, part, cfg)[0], batch).sum()
     return jax.value_and_grad(total)(model)
 
 

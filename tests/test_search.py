@@ -48,7 +48,8 @@ class Solver:
 
     def extend(self, prefixes, n, stop, key, first=0):
         numbers = np.arange(first, first + len(prefixes)) if isinstance(first, int) else first
-        seed = lambda number, j: jax.random.key_data(key).tolist() + [int(number), j]
+        of_key = jax.random.key_data(key).tolist()
+        seed = lambda number, j: [*of_key, int(number), j]
         draw = lambda p, number, j: self.go_on(
             *p, stop, np.random.default_rng(seed(number, j * (self.sampling.temperature > 0)))
         )

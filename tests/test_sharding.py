@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ROOT, TINY, call, printed, run, start, with_devices
+from conftest import ROOT, TINY, call, printed, start, with_devices
 from devices import CFG, MESHES, leaves
 from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
@@ -27,6 +27,8 @@ import evaluate
 import train
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
+from prm_jax.checkpoints.open import open_checkpoint
+from prm_jax.data.formats import read_format
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import (
@@ -104,7 +106,7 @@ def test_weights_are_read_in_parts_and_are_the_whole_ones(eight, mesh):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_eight_devices_restores_on_fewer_bit_for_bit(eight):
-    assert len(eight["restored"]) == 4 and all(eight["restored"].values())
+    assert len(eight["restored"]) == 3 and all(eight["restored"].values())
 
 
 @pytest.mark.slow
@@ -220,11 +222,30 @@ def finish(processes, code=0):
     return texts[0][0]
 
 
+TRAIN_AND_EVALUATE = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import evaluate, train
+script, training, evaluation, *words = sys.argv
+for main, resumed in ((train.main, training), (evaluate.main, evaluation)):
+    sys.argv = [script, "resume=" + resumed, "cpu_devices=1", *words]
+    main()
+"""
+
+
 @pytest.mark.slow
 def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
-    """Two processes of two devices each, stopped by a signal to one of them, go on as two of one device."""
+    """Two processes of two devices each, stopped by a signal to one of them, go on as two of one device. Those go on with
+    an evaluation that was stopped while it wrote: process 0 alone has its folder, and both skip the same rows."""
     args = [*SMALL, *THIN, "log_every=1", "eval.every=4", "checkpoint_every=4"]
     printed(train.main, monkeypatch, *args, "hydra.run.dir=one", cwd=tmp_path)
+    data = ["task=steps", "baselines=false", "batch.rows=8", "checkpoint=one"]
+    printed(evaluate.main, monkeypatch, *data, "hydra.run.dir=a", cwd=tmp_path)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "results.json").unlink()
+    lines = (tmp_path / "b" / "scores_0.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "b" / "scores_0.jsonl").write_text("".join(lines[:23]) + lines[23][:9])
+
     # Each process of a job gets its own folder from Hydra's clock; all must end up in that of process 0.
     processes = launch(2, 2, "train.py", *args, "mesh.fsdp=2", cwd=tmp_path)
     deadline = time.time() + 120
@@ -236,7 +257,10 @@ def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
     assert "by SIGTERM after step" in out
     (folder,) = tmp_path.glob("runs/train/*")
     assert len(list(folder.rglob("metrics.jsonl"))) == 1 and not (folder / "summary.json").exists()
-    finish(launch(2, 1, "train.py", f"resume={folder}", cwd=tmp_path, slurm=True))
+    (tmp_path / "both.py").write_text(TRAIN_AND_EVALUATE)
+    out = finish(launch(2, 1, tmp_path / "both.py", folder, "b", cwd=tmp_path, slurm=True))
+    assert "scored      23 of 60 solutions before" in out
+    assert_same_scores(tmp_path / "a", tmp_path / "b")
     assert [path.name for path in tmp_path.glob("runs/train/*")] == [folder.name]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"] and summary["steps"] == 12
@@ -245,17 +269,11 @@ def test_processes_train_stop_resume_and_score_as_one(monkeypatch, tmp_path):
     for mine, theirs in zip(many, one, strict=True):
         assert mine.keys() == theirs.keys() and mine["n_tokens"] == theirs["n_tokens"]  # the same rows
         np.testing.assert_allclose(mine["loss"], theirs["loss"], rtol=1e-3)
-
-    data = ["task=steps", "baselines=false", "batch.rows=8", f"checkpoint={folder}"]
-    printed(evaluate.main, monkeypatch, *data, "hydra.run.dir=a", cwd=tmp_path)
-    # An evaluation is stopped while it writes: process 0 alone has its folder, and both skip the same rows.
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    (tmp_path / "b" / "results.json").unlink()
-    lines = (tmp_path / "b" / "scores_0.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "b" / "scores_0.jsonl").write_text("".join(lines[:23]) + lines[23][:9])
-    out = finish(launch(2, 1, "evaluate.py", "resume=b", cwd=tmp_path))
-    assert "scored      23 of 60 solutions before" in out
-    assert_same_scores(tmp_path / "a", tmp_path / "b")
+    scored = [
+        open_checkpoint(x, "latest", read_format("auto"), "float32").scorer(8).score([("4 +5 mod7?", ("4+5=2",))])
+        for x in (folder, tmp_path / "one")
+    ]
+    np.testing.assert_allclose(*scored, atol=1e-3)
 
 
 def assert_same_scores(a, b):
@@ -274,7 +292,3 @@ def test_ways_to_join_that_do_not_exist_are_refused(monkeypatch, tmp_path):
     for how in ("distributed=slurm", "distributed={coordinator: 'localhost:1'}"):
         err = call(train.main, monkeypatch, "train.py", how)
         assert err.startswith("error: distributed: got") and "expected null, auto or {coordinator" in err
-    _, err = run("train.py", "distributed=auto", cwd=tmp_path, code=1)
-    assert (
-        err.startswith("error: distributed: got 'auto', but no SLURM, Open MPI or Cloud TPU") and err.count("\n") == 1
-    )
