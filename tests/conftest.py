@@ -1,6 +1,8 @@
 """Shared by all tests: tiny models, and where real data lie."""
 
+import collections
 import contextlib
+import copy
 import gc
 import gzip
 import io
@@ -16,12 +18,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "prm_jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # a second run hardly compiles
 
+import absl.logging
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
+from omegaconf.base import Metadata
 
 # Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
 # runs all tests, those in processes of their own too, as XLA compiles by default. XLA ends a process, without a word that
@@ -31,6 +36,8 @@ XLA_FLAGS = os.environ.setdefault(
     "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + emitters
 )
 gc.set_threshold(50_000, 20, 100)  # what JAX keeps of all programs is looked through less often: a tenth of the time
+# Of another stream, which pytest captures by then, Hydra would close the file when it sets up its own logs.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 jax.devices()  # one: commands in this process cannot make several of its CPU any more
 
 from prm_jax.model import PRM, ModelConfig
@@ -86,13 +93,25 @@ def composed_once():
             made[key] = pickle.dumps(compose(self, defaults, repo))
         return pickle.loads(made[key])  # faster than its deepcopy
 
-    def start(self, delegate, begin=CachingConfigRepository.__init__):
-        begin(self, delegate)
+    def start(self, delegate):
+        self.delegate = copy.copy(delegate)  # a deepcopy is of all that Hydra ships
         self.cache = files.setdefault(delegate.get_sources()[1].path, {})
+
+    def copied(self, memo):
+        """A node's metadata; copying those was most of a deepcopy of a configuration, of which Hydra makes five."""
+        other = object.__new__(type(self))
+        caches = collections.defaultdict(dict, {name: dict(x) for name, x in self.resolver_cache.items()})
+        other.__dict__ |= self.__dict__ | {"flags": dict(self.flags or {}), "resolver_cache": caches}
+        return other
+
+    def choices(overrides, defaults, *more, make=defaults_list._create_interpolation_map):
+        return make(overrides, defaults, *more) if any(x.is_interpolation() for x in defaults) else None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", remembered)
         patch.setattr(CachingConfigRepository, "__init__", start)
+        patch.setattr(Metadata, "__deepcopy__", copied, raising=False)
+        patch.setattr(defaults_list, "_create_interpolation_map", choices)
         # Hydra composes a second time, to learn of a hydra.mode, which nobody gives.
         patch.setattr("hydra._internal.hydra.Hydra.get_mode", lambda *args, **kw: None)
         yield
