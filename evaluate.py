@@ -7,6 +7,7 @@ verifier needed, true by default), `run` returns its numbers, `show` prints them
 import dataclasses
 import importlib
 
+import prm_jax  # isort: skip  # noqa: F401 (first, since it hears Ctrl-C during the imports)
 import jax
 from omegaconf import OmegaConf
 

@@ -8,20 +8,16 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # during the imports
-    signal.signal(signal.SIGINT, lambda *_: os._exit(print("interrupted", file=sys.stderr) or 130))
-
+from prm_jax import InputError, training  # isort: skip (first, since it hears Ctrl-C during the imports)
 import jax
 import numpy as np
 from flax import nnx
 
-from prm_jax import InputError, training
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data import packing

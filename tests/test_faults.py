@@ -160,13 +160,15 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, cfg, monkeypatch, capsys):
         assert capsys.readouterr().err == said
 
 
-def test_an_interrupt_during_the_imports_is_one_line(tmp_path):
+@pytest.mark.parametrize("words", ["train.py", "evaluate.py", "-m prm_jax.rl", "-m prm_jax.sampling"])
+def test_an_interrupt_during_the_imports_is_one_line(words, tmp_path):
     """As if Ctrl-C came while jax is imported; it was a traceback of some import."""
     heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # also where the tests run in the background
     (tmp_path / "sitecustomize.py").write_text(f"import signal\n{heard}\n")
     (tmp_path / "jax.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
-    command, environment = [sys.executable, str(ROOT / "train.py")], os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, *words.split()]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
