@@ -1,5 +1,6 @@
 """The HTTP scorer: its answers are task=score's, nothing is lost under load, and what is wrong gets a reason and harms nobody."""
 
+import asyncio
 import contextlib
 import dataclasses
 import http.client
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import ROOT, call, printed, start
+from starlette.requests import Request
 
 from prm_jax import InputError
 from prm_jax.bench import __main__ as bench_command
@@ -31,7 +33,8 @@ from prm_jax.rerank import solution_scores
 from prm_jax.scorers import RandomScorer
 from prm_jax.serve import __main__ as command
 from prm_jax.serve import bodies, compare
-from prm_jax.serve.app import App, make_server
+from prm_jax.serve.app import App, make_server, peer
+from prm_jax.serve.bodies import Refused
 from prm_jax.serve.worker import Job
 
 PROBLEM = "4 +5 *3 mod7?"
@@ -499,6 +502,33 @@ def test_one_address_opens_so_many_connections_and_no_more():
             first.close()
             until(lambda: ask(url, "GET", "/health")[0] == 200)
         assert app.metrics.requests["other", 429] >= 3
+
+
+def test_addresses_of_one_ipv6_peer_share_a_share():
+    """A peer chooses the last 64 bits itself, so that counted one by one they were no limit."""
+    networks = [peer((host, 1)) for host in ("2001:db8::1", "2001:db8::ffff:1:2:3", "2001:db8:0:1::1", "fe80::1%eth0")]
+    assert networks == ["2001:db8::/64", "2001:db8::/64", "2001:db8:0:1::/64", "fe80::/64"]
+    assert [peer((host, 1)) for host in ("127.0.0.1", "::ffff:127.0.0.2")] == ["127.0.0.1", "127.0.0.2"]
+    assert peer(None) is None
+    told = []
+    with served(Gate(), requests_each=1) as (_, app):
+        app.metrics.waiting.append("2001:db8::/64")
+        for host in ("2001:db8::2", "2001:db8:0:1::2"):
+            scope = {"type": "http", "client": (host, 1), "headers": [(b"content-type", b"application/json")]}
+            with pytest.raises(Refused) as refused:
+                asyncio.run(app.body(Request(scope, body_of(b"no JSON"))))
+            told.append(str(refused.value))
+    assert told[0] == "1 requests of 2001:db8::/64 are being answered, its share; try later"
+    assert told[1].startswith("the body: not JSON")
+
+
+def body_of(content):
+    """What ASGI receives: all of the body at once."""
+
+    async def receive():
+        return {"type": "http.request", "body": content, "more_body": False}
+
+    return receive
 
 
 # What is wrong

@@ -51,6 +51,14 @@ def is_local(header: str, host: str) -> bool:
     return False
 
 
+def peer(client: tuple[str, int] | None) -> str | None:
+    """The address by which a client's share is counted: of IPv6 the network of 64 bits, all of which one peer has."""
+    with contextlib.suppress(ValueError):  # no IPv6
+        address = ipaddress.IPv6Address(client and client[0])
+        return str(address.ipv4_mapped or ipaddress.IPv6Network((address.packed[:8] + bytes(8), 64)))
+    return client and client[0]
+
+
 class PatientProtocol(AutoHTTPProtocol):
     """uvicorn's protocol with JSON refusals, which are counted, limits on headers and on the connections of an address,
     a limit of limits.seconds for headers to arrive and for the client to read its answer, and answers for clients that
@@ -63,8 +71,8 @@ class PatientProtocol(AutoHTTPProtocol):
     def connection_made(self, transport):
         super().connection_made(transport)
         self.set_timer(self.refuse_late)
-        address, most = self.client and self.client[0], self.limits.connections_each
-        if [one.client and one.client[0] for one in self.connections].count(address) > most:
+        address, most = peer(self.client), self.limits.connections_each
+        if [peer(one.client) for one in self.connections].count(address) > most:
             self.refuse(429, f"{most} connections of {address} are open, its share; try later")
 
     def data_received(self, data: bytes):
@@ -214,7 +222,7 @@ class App:
         if kind != "application/json":
             raise Refused(415, f"content-type: got {kind[:80]!r}, expected 'application/json'")
         size, kept, arriving, waiting = 0, bytearray(), self.metrics.arriving, self.metrics.waiting
-        address = request.client and request.client.host
+        address = peer(request.client)
         try:
             async with asyncio.timeout(self.limits.seconds) as limit:
                 arriving[limit] = address
@@ -246,7 +254,7 @@ class App:
         job, extra = read(await self.body(request))
         answer = self.worker.submit(job)
         watch = asyncio.create_task(drop_if_left(request, job))
-        self.metrics.waiting.append(address := request.client and request.client.host)
+        self.metrics.waiting.append(address := peer(request.client))
         try:
             return await answer, extra
         finally:
