@@ -15,8 +15,8 @@ from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 
 EMBEDDED = Path(__file__).parents[1] / "assets" / "base"
-# The default task's policy, from which runs are fine-tuned, and an outcome model trained on its samples.
-SHIPPED = {"embedded": EMBEDDED, "embedded_orm": EMBEDDED.with_name("orm")}
+# The default task's policy, from which runs are fine-tuned; a PRM (the default run) and an outcome model of its samples.
+SHIPPED = {"embedded": EMBEDDED, "embedded_prm": EMBEDDED.with_name("prm"), "embedded_orm": EMBEDDED.with_name("orm")}
 ADAPTER = "adapter_config.json"
 
 
