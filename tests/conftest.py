@@ -45,6 +45,9 @@ from prm_jax.model import PRM, ModelConfig
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("PRM_JAX_DATA", ROOT.parent / "shared" / "data"))
 
+# A problem, a right and a wrong solution: under embedded_orm the right one has the higher last score, the wrong one the
+# higher first and the higher lowest score.
+LAST_DECIDES = ("6 *2 *4 +6 -5 min3 mod7?", ("6*2*4=6", "6+6-5=0", "0min3=0"), ("6*2*4=0", "0+6=6", "6-5=1", "1min3=1"))
 TINY = ModelConfig(
     vocab=64,
     dim=32,

@@ -12,7 +12,7 @@ import sys
 import hydra
 import numpy as np
 import pytest
-from conftest import ROOT, call, without_torch
+from conftest import LAST_DECIDES, ROOT, call, without_torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -45,12 +45,11 @@ def test_a_verifier_scores_steps_of_one_problem_and_of_many(verifier):
 
 
 def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
-    """The first step of the wrong solution scores higher than that of the right one, its last step lower."""
-    assert verifier.log_odds(PROBLEM, WRONG)[0] > verifier.log_odds(PROBLEM, RIGHT)[0]
-    solutions = [[], WRONG, RIGHT, WRONG]
-    assert verifier.aggregator == "last" and verifier.rank(PROBLEM, solutions) == [2, 1, 3, 0]
+    problem, right, wrong = LAST_DECIDES
+    solutions = [[], wrong, right, wrong]
+    assert verifier.aggregator == "last" and verifier.rank(problem, solutions) == [2, 1, 3, 0]
     lowest = prm_jax.load("embedded_orm", aggregator="min")
-    assert lowest.rank([PROBLEM, "1+1?", PROBLEM], [solutions, [], [RIGHT]]) == [[1, 3, 2, 0], [], [0]]
+    assert lowest.rank([problem, "1+1?", problem], [solutions, [], [right]]) == [[1, 3, 2, 0], [], [0]]
     assert lowest.rank([], []) == [] and prm_jax.load("random").aggregator == "min"
 
 
@@ -151,7 +150,7 @@ def test_an_interrupt_saves_and_raises_and_resume_returns_the_same_folder(tmp_pa
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(import prm_jax\n.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (code,) = re.findall(r"```python\n(run = prm_jax.train.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     composed = []
 
     def run_command(name, overrides, keys):
@@ -162,8 +161,8 @@ def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
         return tmp_path
 
     monkeypatch.setattr(api, "run_command", run_command)
-    exec(code.replace('"RUN"', '"embedded_orm"'), names := {})  # noqa: S102 (our own page)
-    assert (names["best"], names["others"], names["results"]["task"]) == (1, [0], "steps")
+    exec(code, names := {"prm_jax": prm_jax})  # noqa: S102 (our own page)
+    assert names["results"]["task"] == "steps"
     assert composed[0].model.head == "binary" and composed[1].checkpoint == str(tmp_path)
 
 
@@ -220,7 +219,7 @@ def test_an_installed_copy_works_in_any_folder(tmp_path):
         env = without_torch(os.environ | {"PYTHONPATH": str(site)})
         return subprocess.run([sys.executable, *args], cwd=folder, env=env, capture_output=True, text=True, check=False)
 
-    code = "import sys, prm_jax; print('jax' in sys.modules, prm_jax.__file__)\nv = prm_jax.load('embedded_orm')\n"
+    code = "import sys, prm_jax; print('jax' in sys.modules, prm_jax.__file__)\nv = prm_jax.load('embedded_prm')\n"
     code += (
         f"print(v.rank({PROBLEM!r}, [{WRONG}, {RIGHT}]))\ntry: prm_jax.train(stps=3)\nexcept ValueError as e: print(e)"
     )

@@ -127,7 +127,7 @@ ROWS = {
         ({"correct": "yes"}, r"candidates\[0\].correct: found 'yes'"),
         ({"correct": 1}, r"candidates\[0\].correct: found 1, expected true or false"),
         ({"finished": 0}, r"candidates\[0\].finished: found 0"),
-        ({"step_scores": {"s": [0.5]}}, r"step_scores.s: found 1, expected one score for each of 2 steps"),
+        ({"step_scores": {"s": [0.5]}}, r"step_scores.s: found 1, expected one number for each of 2 steps"),
         ({"step_scores": {"s": [0.5, None]}}, r"step_scores.s\[1\]: found null, expected a finite number"),
         ({"step_scores": {"s": [0.5, float("nan")]}}, r"step_scores.s\[1\]: found nan"),
         ({"step_scores": {"s": [0.5, float("inf")]}}, r"step_scores.s\[1\]: found inf"),

@@ -21,10 +21,12 @@ CFG = parse(OmegaConf.load(CONF / "data/chain.yaml").task, chain.Config, "data.t
 
 def test_small_and_what_they_claim_to_be():
     size = sum(path.stat().st_size for folder in hf.SHIPPED.values() for path in folder.iterdir())
-    assert size < 2 * 2**20
+    assert size < 3 * 2**20
     assert hf.find_head(open_tensors(hf.EMBEDDED), "base") == ("none", "lm_head")
     outcome = open_checkpoint("embedded_orm", "best", None, "float32")
     assert (outcome.objective, outcome.label_kind) == ("orm", "correctness")
+    prm = open_checkpoint("embedded_prm", "best", None, "float32")
+    assert (prm.objective, prm.label_kind) == ("prm", "correctness")
 
 
 @pytest.fixture(scope="module")

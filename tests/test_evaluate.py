@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import hydra
 import numpy as np
 import pytest
-from conftest import call, printed
+from conftest import LAST_DECIDES, call, printed
 from omegaconf import OmegaConf
 
 import evaluate
@@ -209,9 +209,8 @@ def test_an_evaluation_that_declares_no_figures_draws_none():
 
 
 def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_path):
-    """README's example: by the lowest score the wrong one (-0.714 -0.519) led the right one (-0.770 -0.347)."""
-    texts = {"wrong": ("4+5=3", "3*3=2"), "right": ("4+5=2", "2*3=6")}
-    rows = [{"prompt": "4 +5 *3 mod7?", "completions": steps, "id": name} for name, steps in texts.items()]
+    problem, right, wrong = LAST_DECIDES
+    rows = [{"prompt": problem, "completions": steps, "id": i} for i, steps in (("wrong", wrong), ("right", right))]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for checkpoint, how, order in (
         ("embedded_orm", "last", ["right", "wrong"]),

@@ -190,7 +190,7 @@ def test_a_run_is_made_longer_on_purpose(monkeypatch, tmp_path):
     out = printed(train.main, monkeypatch, "resume=r", "steps=20", cwd=tmp_path)
     after, summary = records(tmp_path / "r"), json.loads((tmp_path / "r/summary.json").read_text())
     assert after[:12] == before and [row["step"] for row in after] == list(range(1, 21)) and summary["steps"] == 20
-    schedule = make_schedule(OptimizerConfig(1e-3, 0.05, 0.02, 0.01, 0.9, 0.98, 1.0, "all", "float32"), 20)
+    schedule = make_schedule(OptimizerConfig(1e-3, 0.35, 0.02, 0.01, 0.9, 0.98, 1.0, "all", "float32"), 20)
     assert [row["lr"] for row in after[12:]] == [float(schedule(step)) for step in range(12, 20)]
     assert "longer      12 -> 20 steps" in out and f"step 13 has {after[12]['lr']:.3g} in place of 2e-05" in out
     # Another setting than 20 steps from the start, and what it was told is what it did.
