@@ -160,11 +160,11 @@ class ModelScorer:
         return scores
 
 
-def score_into(path: Path, scorer, rows: Iterable, total: int):
-    """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line. It reads CHUNK
-    rows at a time, so memory does not grow with their number. An interrupted file is continued: rows that have a line
-    are not scored again. Raises InputError where a line is damaged, belongs to another row or has another unit. Each of
-    several processes writes its own file, and all continue that of process 0."""
+def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
+    """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line, and returns its
+    `stored_scores`. It reads CHUNK rows at a time, so memory does not grow with their number. An interrupted file is
+    continued: rows that have a line are not scored again. Raises InputError where a line is damaged, belongs to another
+    row or has another unit. Each of several processes writes its own file, and all continue that of process 0."""
     share_file(path), share_file(sums_file(path))
     has_stats = hasattr(scorer, "stats")
     if has_stats:
@@ -190,6 +190,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int):
         print(f"scored      {before} of {total} solutions before, in {path}")
     if has_stats and scorer.stats.solutions:
         print(scorer.stats.summary())
+    return stored_scores(path)
 
 
 def stored_scores(path: Path) -> Iterator[np.ndarray]:

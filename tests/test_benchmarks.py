@@ -245,7 +245,6 @@ def test_prmbench_rows_are_named_by_file_and_line(tmp_path):
 
 def test_each_split_of_a_hub_data_set_is_one(monkeypatch):
     hub = lambda name, split: enumerate([pb(f"{split}-0"), pb(f"{split}-1", 0)], 1)
-    monkeypatch.setattr(benchmarks, "load_hub", hub)
     monkeypatch.setattr("prm_jax.data.sources.load_hub", hub)
     rows, _ = benchmarks.read("processbench", Source(None, "Qwen/ProcessBench", "gsm8k+math"))
     assert [row.group for row in rows] == ["gsm8k", "gsm8k", "math", "math"]

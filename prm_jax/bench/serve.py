@@ -22,7 +22,7 @@ from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config
 from prm_jax.data.units import probability
 from prm_jax.launch.config import CONF, PACKAGE
-from prm_jax.scoring import score_into, stored_scores
+from prm_jax.scoring import score_into
 
 MODEL = "embedded_orm"
 
@@ -94,12 +94,12 @@ def bench_serve(cfg: BenchConfig) -> list[Row]:
         for turn in range(1 + s.repeats):  # side by side; the first compiles
             path = Path(folder) / f"{turn}.jsonl"
             start, cpu = time.perf_counter(), time.process_time()
-            score_into(path, scorer, rows, len(rows))
+            logits = score_into(path, scorer, rows, len(rows))
             alone, alone_cpu, cpu = time.perf_counter() - start, time.process_time() - cpu, cpu_seconds(url)
             answers, served = load(url, bodies, s.clients)
             seconds.append((alone, alone_cpu, served, cpu_seconds(url) - cpu))
             waited += [answer[2] for answer in answers if answer] if turn else []
-        expected = np.concatenate(list(stored_scores(path)))
+        expected = np.concatenate(list(logits))
     right = [json.loads(answer[1]) for answer in answers if answer and answer[0] == 200]
     lost, note = len(bodies) - len(right), f"{s.requests} requests of {s.candidates} solutions, {s.clients} clients"
     logit_n = np.array([x for one in right for c in one["problems"][0]["candidates"] for x in c["log_odds"]])

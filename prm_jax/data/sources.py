@@ -220,22 +220,29 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
     """(solutions, counts of events) of a file, several files or (with `split`) a Hugging Face data set. Without options
     the rows are taken as they are; conf/data/files.yaml explains the options. Duplicates repeat problem, steps, labels,
     ratings and outcome. InputError names file, line and field."""
+    counts = collections.Counter()
+    placed = load_placed(path, kind, counts, split=split, labels_required=labels_required, **options)
+    return packed_solutions(solution for *_, solution in placed), dict(counts)
+
+
+def load_placed(path, kind: str, counts, *, split=None, labels_required=False, **options):
+    """Yields (the row's place in an error, row, solution) of what `load` reads; `counts` has all events at the end."""
     options = {name: values[0] for name, values in OPTIONS.items()} | options
     for name, value in {"kind": kind, **options}.items():
         allowed = READERS if name == "kind" else OPTIONS[name]
         require(value in allowed, name, value, f"one of {', '.join(allowed)}")
     keywords = options | {"labels_required": labels_required, "from_hub": split is not None}
     read, takes = READERS[kind], inspect.getfullargspec(READERS[kind]).kwonlyargs
-    keywords = {name: keywords[name] for name in takes}
-    counts = collections.Counter(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
-    solutions, seen = packed_solutions(), set()
+    keywords, seen = {name: keywords[name] for name in takes}, set()
+    counts.update(rows=0, solutions=0, steps=0, labels=0, duplicates_dropped=0)
     for source in [path] if isinstance(path, str | Path) else path:
         for number, row in load_hub(source, split) if split else read_rows(source):
             counts["rows"] += 1
+            place = row_place(source, number)
             try:
                 row_solutions = read(row, f"{Path(source).name}:{number}", counts, **keywords)
             except InputError as error:
-                raise InputError(f"{row_place(source, number)}: {error}") from None
+                raise InputError(f"{place}: {error}") from None
             for solution in row_solutions:
                 if "after_first_error" not in takes:  # else the reader did it
                     solution = _relabelled(solution, options["after_first_error"], counts)
@@ -245,9 +252,8 @@ def load(path, kind: str, *, split: str | None = None, labels_required: bool = F
                     counts["duplicates_dropped"] += 1
                     continue
                 seen.add(key)
-                solutions.append(solution)
                 labels = sum(label is not None for label in solution.labels or ())
                 counts.update(solutions=1, steps=len(solution.steps), labels=labels)
-    if not solutions:
+                yield place, row, solution
+    if not seen:
         raise InputError(f"{path}: no solution left, expected at least one; counts: {dict(+counts)}")
-    return solutions, dict(counts)

@@ -42,10 +42,8 @@ def baseline_aurocs(train: Steps, test: Steps) -> dict[str, float]:
 
 
 def frequency_score(train_key, is_good, test_key) -> np.ndarray:
-    """P(good) of each test step: the share of good training steps with its key, shrunk to the base rate.
-
-    (good_k + s * base) / (n_k + s) with s = SMOOTHING_STEPS; a key not seen in training gets the base rate.
-    """
+    """P(good) of each test step: the share of good training steps with its key, shrunk to the base rate. (good_k + s *
+    base) / (n_k + s) with s = SMOOTHING_STEPS; a key not seen in training gets the base rate."""
     is_good = np.asarray(is_good, bool)
     size = int(max(np.max(train_key), np.max(test_key, initial=0))) + 1  # keys are small counts, from 0
     n = np.bincount(train_key, minlength=size)
@@ -55,11 +53,8 @@ def frequency_score(train_key, is_good, test_key) -> np.ndarray:
 
 
 def bag_of_tokens_score(train: Steps, test: Steps) -> np.ndarray:
-    """Logit of P(good) of each test step: L2 logistic regression on log(1 + count) of the step's own tokens.
-
-    Features are the tokens that occur at least twice in training, and a constant. The matrix is sparse, so memory
-    grows with the number of tokens and not with steps x vocabulary.
-    """
+    """Logit of P(good) of each test step: L2 logistic regression on a constant and log(1 + count) of each of the step's
+    own tokens that occurs at least twice in training. The matrix is sparse: its memory grows with the tokens alone."""
     seen, count = np.unique(_flat(train.token_ids), return_counts=True)
     vocabulary = seen[count >= 2]
     weight = fit_logistic(_features(train, vocabulary), np.asarray(train.is_good, np.float64))

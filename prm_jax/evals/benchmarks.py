@@ -14,13 +14,14 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from prm_jax import InputError
-from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place
+from prm_jax.data.rows import field, optional, read_rows, require, row_place
 from prm_jax.data.solutions import Solution
-from prm_jax.data.sources import load
+from prm_jax.data.sources import load_placed
 from prm_jax.data.units import UNITS, as_probability, probability
-from prm_jax.evals.common import Setup, describe, one_scorer, scored
+from prm_jax.evals.common import Setup, describe, one_scorer
 from prm_jax.launch import cli
 from prm_jax.launch.config import Share, expect, one_of, parse
+from prm_jax.scoring import score_into
 
 GROUPS = {"mr_gsm8k": "question_type", "prmbench": "classification"}  # {benchmark: the field that groups its rows}
 
@@ -75,8 +76,8 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
     else:
         scorer = one_scorer(setup, kind)
         texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
-        logits = scored(setup.folder / "scores.jsonl", scorer, texts, len(rows))
-        scores, verifier = [probability(logit_T) for logit_T in logits], describe(scorer)
+        logits = score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))
+        scores, verifier = list(map(probability, logits)), describe(scorer)
     return rows, scores, {**verifier, "data": source, "counts": counts}
 
 
@@ -86,12 +87,10 @@ def show_verifier(results: dict):
 
 
 def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
-    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of its oddities.
-
-    A split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
+    """Every row of a benchmark (`kind`: processbench, prmbench or a set of mistakes.py), and counts of its oddities. A
+    split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
     (hub_split=gsm8k+math: two). Rows are kept as published, exact repeats too; where PRMBench repeats a row's
-    `classification` and `idx` the second is marked. Raises InputError naming file, line and field.
-    """
+    `classification` and `idx` the second is marked. Raises InputError naming file, line and field."""
     if (source.path is None) == (source.hub is None):
         expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
         raise InputError(f"data.path: task={kind} needs {expected}, and not both")
@@ -104,16 +103,8 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
         raise InputError(f"data.path: two files or splits have the name {repeated[0]!r}, expected each once")
     rows, counts, place_of, seen = [], collections.Counter(), {}, set()
     for place, split, name in places:
-        solutions, oddities = load(place, kind, split=split)
-        counts.update(oddities)
-        raw_rows = load_hub(place, split) if split else read_rows(place)
-        if kind == "mr_gsm8k":  # some rows give no solution
-            kept = {solution.id.rsplit(":", 1)[1] for solution in solutions}
-            raw_rows = ((number, raw) for number, raw in raw_rows if str(number) in kept)
-        elif kind == "toolprmbench":  # each gives two
-            raw_rows = (row for row in raw_rows for _ in range(2))
-        for (number, raw), solution in zip(raw_rows, solutions, strict=True):
-            line, problem, repeats = row_place(place, number), solution.problem, False
+        for line, raw, solution in load_placed(place, kind, counts, split=split):
+            problem, repeats = solution.problem, False
             try:
                 group = field(raw, GROUPS[kind], str) if kind in GROUPS else name
                 if kind == "prmbench":  # modified_question differs between classes of one problem
@@ -132,10 +123,8 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
 
 
 def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.ndarray]:
-    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64 arrays.
-
-    The file has one row {id, scores, unit} a solution, in any order; `unit` is optional. InputError names line and id.
-    """
+    """Step scores of the solutions {id: number of steps} from a file, in that order, as P(good): float64 arrays. The
+    file has one row {id, scores, unit} a solution, in any order; `unit` is optional. InputError names line and id."""
     scores, line_of = {}, {}
     for number, row in read_rows(path):
         where = row_place(path, number)
@@ -149,8 +138,7 @@ def stored_scores(path, n_steps: dict[str, int], default_unit: str) -> list[np.n
             unit = optional(row, "unit", str) or default_unit
             require(unit in UNITS, "unit", unit, ", ".join(UNITS))
             score_T, low, high = field(row, "scores", list), UNITS[unit].low, UNITS[unit].high
-            if len(score_T) != n_steps[i]:
-                raise InputError(f"scores: found {len(score_T)}, expected {n_steps[i]}, one a step")
+            require(len(score_T) == n_steps[i], "scores", len(score_T), f"{n_steps[i]}, one a step")
             in_range = f"a {unit} in [{low:g}, {high:g}]; scores_unit=logit takes unbounded scores"
             for t, score in enumerate(score_T):
                 is_number = isinstance(score, int | float) and not isinstance(score, bool)

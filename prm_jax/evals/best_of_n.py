@@ -7,12 +7,13 @@ from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import biases, common, pool_metrics, trace_error
-from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, scored, trained
+from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, trained
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, expect, one_of
+from prm_jax.scoring import score_into
 
 FEW_SCORERS = 3  # more are not compared in pairs on the screen
 POLICY_SOURCES = {"policy": "policy", "votes": "votes, for want of the policy's"}
@@ -76,10 +77,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
     results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome)
-    return {
-        **results, "pool": source, "grading": grading_counts, "verifiers": verifiers,
-        "over_seeds": over_seeds(results, verifiers), "incomplete_scores": pool.lacking,
-    }  # fmt: skip
+    results |= {"pool": source, "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking}
+    return results | {"over_seeds": over_seeds(results, verifiers)}
 
 
 def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool) -> list[str]:
@@ -113,7 +112,7 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
         scorer = open_scorer(setup, checkpoint)
         taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
         name = new_name(cfg.scores_name, scorer, taken)
-        scores = scored(setup.folder / f"pool_scores_{name}.jsonl", scorer, pools.candidate_rows(problems), total)
+        scores = score_into(setup.folder / f"pool_scores_{name}.jsonl", scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
         verifiers[name] = describe(scorer) | trained(checkpoint)
     return problems, verifiers

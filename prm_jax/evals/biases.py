@@ -11,10 +11,8 @@ from prm_jax.stats import bootstrap_interval
 
 def step_shares(labels: Sequence[Sequence[float | None]], outcomes: Sequence[float | None]) -> dict[str, float]:
     """Shares over all steps: wrong ones in solutions with the right answer, right ones in others; nan of no steps.
-
     labels: correctness, so the first bad step and all after it are wrong; unlabelled ones before it do not count.
-    (SRaR, arXiv 2605.17291, judges each step by itself: .182 and .499.) outcomes: answer right, or None.
-    """
+    (SRaR, arXiv 2605.17291, judges each step by itself: .182 and .499.) outcomes: answer right, or None."""
     counts = np.zeros((2, 2))  # [answer right, step right]
     for label_T, outcome in zip(labels, outcomes, strict=True):
         if outcome is not None:
@@ -34,11 +32,9 @@ def ranks_within(x: np.ndarray, group: np.ndarray) -> np.ndarray:
 
 def length_correlation(score, length, group, problem, seed: int) -> dict:
     """Partial rank correlation of score and length given the group, `r` in [-1, 1]; 95 % bootstrap over problems.
-
     Spearman's with each group's mean rank taken away. The group of a candidate is its problem, whether its answer is
     right and whether its first step repeats the problem, which makes it longer; the group of a step is whether it is
-    right. CoLD (arXiv 2507.15698) finds that PRMs prefer length at equal correctness; 0 is no preference.
-    """
+    right. CoLD (arXiv 2507.15698) finds that PRMs prefer length at equal correctness; 0 is no preference."""
     columns = np.atleast_2d(np.asarray(group, int).T)
     group = np.ravel_multi_index(columns, columns.max(1, initial=0) + 1)
     a, b = ranks_within(np.asarray(score), group), ranks_within(np.asarray(length), group)

@@ -46,10 +46,8 @@ def pool_calibration(pool, scorer: str, unit: str, score_PN, by_labels: bool) ->
 
 
 def fit(z, y, bias: bool) -> tuple[float, float]:
-    """(a, b) of the least cross-entropy with labels y in [0, 1]; b is 0 without a bias.
-
-    A tiny pull to a = 1, b = 0 keeps them finite where the steps can be separated.
-    """
+    """(a, b) of the least cross-entropy with labels y in [0, 1]; b is 0 without `bias`. A tiny pull to (1, 0) keeps them
+    finite where the steps can be separated."""
     x, start = np.stack([z, np.ones_like(z)][: 1 + bias], -1), np.array([1.0, 0.0][: 1 + bias])
 
     def gradient(w):
@@ -64,11 +62,9 @@ def fit(z, y, bias: bool) -> tuple[float, float]:
 
 
 def recalibrated(p, y, problem, elsewhere: dict[str, list[float]] | None = None) -> dict[str, dict]:
-    """{way: calibration numbers and parameters (a, b)}: of scores as they are (`none`), after temperature and Platt.
-
-    A scaling is fitted on the steps of one half of the problems and measured on the other half, and the reverse; its
-    `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are applied as they are.
-    """
+    """{way: calibration numbers and parameters (a, b)}: of scores as they are (`none`), after temperature and Platt. A
+    scaling is fitted on the steps of one half of the problems and measured on the other half, and the reverse; its
+    `parameters` are fitted on all. `elsewhere`, the parameters of another evaluation, are applied as they are."""
     z = np.clip(UNITS["probability"].log_odds(p), -MOST, MOST)
     ways = {"none": calibration_numbers(p, y) | {"parameters": [1.0, 0.0]}}
     halves = [np.asarray(problem) % 2 == side for side in (0, 1)]

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,10 +19,8 @@ from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Seed, expect
 from prm_jax.launch.mesh import MeshConfig
-from prm_jax.scoring import score_into, stored_scores
 from prm_jax.stats import bootstrap_interval
 
-BENCHMARKS = ("processbench", "prmbench")
 SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean, "sd": lambda x: np.std(x, ddof=1)}
 
 
@@ -61,7 +59,7 @@ class Setup:
 def check_data(cfg: DictConfig):
     """InputError where files are named but not the kind of their rows, which benchmarks know."""
     data = cfg.data
-    if data.name == "of_run" and (data.path or data.hub) and cfg.task not in BENCHMARKS:
+    if data.name == "of_run" and (data.path or data.hub) and cfg.task not in ("processbench", "prmbench"):
         raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
 
 
@@ -107,9 +105,7 @@ def open_scorer(setup: Setup, name: str):
     options = cfg.which, cfg.format, cfg.dtype, cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed
     run = next(filter(is_run, setup.checkpoints), None)
     by_run = setup.data.name == "of_run" and run and not setup.files
-    data = (
-        run_folder.run_config(Path(run)).data if by_run else setup.data
-    )  # an embedded task has a checker and a policy
+    data = run_folder.run_config(Path(run)).data if by_run else setup.data  # an embedded task has a checker, a policy
     names = {part.name for part in (data.get("sources") or {"": data}).values()}
     return open_verifier(name, OpenOptions(*options, data, names.pop() if len(names) == 1 else None, setup.files))
 
@@ -118,12 +114,6 @@ def one_scorer(setup: Setup, task: str):
     if len(setup.checkpoints) > 1:
         raise InputError(f"checkpoint: task={task} takes one verifier, got {len(setup.checkpoints)}")
     return open_scorer(setup, setup.checkpoints[0])
-
-
-def scored(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
-    """Log-odds of the steps of each (id, problem, steps) row, through a file that a resumed evaluation reads."""
-    score_into(path, scorer, rows, total)
-    return stored_scores(path)
 
 
 def describe(scorer) -> dict:

@@ -18,9 +18,10 @@ from prm_jax.data.pools import Candidate, candidate_rows
 from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, first_error, native_row
 from prm_jax.data.splits import TaskData
-from prm_jax.evals.common import Setup, data_of, describe, one_scorer, scored
+from prm_jax.evals.common import Setup, data_of, describe, one_scorer
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, Share, expect, one_of
+from prm_jax.scoring import score_into
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     task, seed = tasks.TASKS[data.name], setup.cfg.seed
     n_problems = -(-cfg.solutions // cfg.kept)
     problems = list(tasks.sample_pool(data, n_problems, cfg.samples, data.train_split, seed, policy_pool))
-    scores = scored(setup.folder / "scores.jsonl", scorer, candidate_rows(problems), n_problems * cfg.samples)
+    scores = score_into(setup.folder / "scores.jsonl", scorer, candidate_rows(problems), n_problems * cfg.samples)
     score_PN = rerank.solution_scores(list(scores), cfg.aggregator).reshape(n_problems, cfg.samples)
     rows, scores_of = collections.defaultdict(list), {"mined": [], "uniform": []}
     for p, (problem, score_N) in enumerate(zip(problems, score_PN, strict=True)):

@@ -14,7 +14,7 @@ import numpy as np
 from prm_jax import InputError, metrics
 from prm_jax.data.grading import is_blank
 from prm_jax.data.pools import Problem, outside
-from prm_jax.data.rows import field_error
+from prm_jax.data.rows import require
 from prm_jax.data.units import UNITS, as_probability, log_p_to_log_odds
 
 POLICY = "policy"  # the name of the policy's own likelihood, log p of each step, among step scores
@@ -23,10 +23,8 @@ POLICY = "policy"  # the name of the policy's own likelihood, log p of each step
 @dataclasses.dataclass(frozen=True)
 class Pool:
     """A pool as arrays, without its texts. Further axes: n all candidates one after another, m all their steps.
-
     eligible_PN is False for candidates that are unfinished or have no answer: they fill a place of the n and never win
-    (OpenAI's protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem; -1 where not eligible.
-    """
+    (OpenAI's protocol), so right_PN is 0 there. answer_PN numbers the answers of a problem; -1 where not eligible."""
 
     ids: list[str]  # of the problems
     right_PN: np.ndarray
@@ -43,16 +41,13 @@ class Pool:
     lacking: dict[str, int]  # {name of scores that only some candidates have: number of candidates without}
     n_repeated: int  # problems with the text of an earlier one
     logp_PN: np.ndarray | None  # log p under the policy that drew them, where all finished candidates have it
-    reference_PN: (
-        np.ndarray | None
-    )  # the policy's law over a problem's distinct texts, shared evenly by a text's copies
+    reference_PN: np.ndarray | None  # the policy's law over a problem's distinct texts, shared evenly by equal texts
     labels: list | None = None  # correctness label_T of each candidate, where they are known
 
     def unit(self, name: str, default: str) -> str:
         """The unit of step scores by the file, or `default`; InputError if it names two, or a score is out of range."""
         units = sorted({unit or default for unit in self.units[name]})
-        if len(units) > 1:
-            raise field_error(f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
+        require(len(units) == 1, f"scores_unit.{name}", " and ".join(units), "one unit in all problems")
         low, high, score_m = UNITS[units[0]].low, UNITS[units[0]].high, self.scores[name]
         for m in np.flatnonzero((score_m < low) | (score_m > high))[:1]:
             n = int(np.searchsorted(np.cumsum(self.steps_n), m, side="right"))
@@ -82,10 +77,8 @@ class Pool:
 
 def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | None = None, step_labels=None) -> Pool:
     """Arrays of a graded pool, which is read problem by problem, none kept; answers are grouped as texts unless a
-    checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are known.
-
-    Raises InputError naming problem and candidate where `correct` is missing.
-    """
+    checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are known. Raises
+    InputError naming problem and candidate where `correct` is missing."""
     ids, count_P, units, labels, texts = [], array("i"), collections.defaultdict(set), [], set()
     right_n, finished_n, blank_n, repeats_n, answer_n, steps_n, length_n = (array(kind) for kind in "bbbbiii")
     logp_n, log_copies_n = array("d"), array("d")

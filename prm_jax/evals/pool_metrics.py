@@ -174,13 +174,11 @@ class Values:
 
 
 def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=()) -> dict:
-    """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n.
-
-    Where the pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's
-    part, and step scores are calibrated against them. Without labels, and for `value_scorers`, which estimate chances
-    of success, they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome
-    at the last step, so their headline aggregator is `last`.
-    """
+    """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n. Where the
+    pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's part, and
+    step scores are calibrated against them. Without labels, and for `value_scorers`, which estimate chances of success,
+    they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last
+    step, so their headline aggregator is `last`."""
     by_objective = dict.fromkeys(outcome_scorers, "last") | {POLICY: "prod"}  # log p of a text is a sum over its steps
     headline = {scorer: by_objective.get(scorer, rules.aggregator) for scorer in scorers}
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
@@ -238,11 +236,8 @@ def comparisons(paths, headline: dict[str, str], sizes: list[int]):
 def reward_against_kl(pool: Pool, score_PN, mask_PN, sizes: list[int], ties: str) -> dict:
     """Expected accuracy and mean score against KL from the uniform distribution over a problem's candidates, eligible
     or not: `reweighted` by BETA_b, `best_of_n` by n; Gao et al. 2023, figures 1 and 2, with gold labels. `with_policy`
-    is reweighted from the policy's law over the distinct texts, and its KL is from that.
-
-    KL and `score`, the aggregated score that both climb, in nats; means over problems, of the score over those that
-    have a candidate that can win with a finite one.
-    """
+    is reweighted from the policy's law over the distinct texts, and its KL is from that. KL and `score`, the aggregated
+    score that both climb, in nats; means over problems, of the score over those with a finite one that can win."""
     arrays = score_PN, pool.right_PN, pool.present_PN, pool.eligible_PN, mask_PN, pool.reference_PN
     curves = jax.tree.map(lambda x: np.asarray(x).tolist(), _kl_curves(*arrays, np.array(sizes), ties))
     betas = {name: curve | {"beta": BETA_b.tolist()} for name, curve in curves.items() if name != "best_of_n"}

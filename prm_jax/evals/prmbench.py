@@ -58,8 +58,7 @@ def prmscore_results(rows: list[Row], scores: Sequence, threshold: float, seed: 
     rule = f"a step at the threshold is good, {repeated} rows that repeat a class and idx count"
     if official:
         rule = f"official: a step at the threshold is bad, {repeated} rows that repeat a class and idx are passed over"
-        kept = [(row, score) for row, score in zip(rows, scores, strict=True) if not row.repeats]
-        rows, scores = [row for row, _ in kept], [score for _, score in kept]
+        rows, scores = zip(*((row, score) for row, score in zip(rows, scores, strict=True) if not row.repeats))
     is_good = np.concatenate([row.solution.labels for row in rows]) >= 0.5
     p = np.concatenate([np.asarray(score, np.float64) for score in scores])
     predicted = p > threshold if official else p >= threshold

@@ -39,12 +39,10 @@ def show(results: dict):
 
 
 def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str | None = None, seed: int = 0) -> dict:
-    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1.
-
-    threshold_split: the split whose best threshold is used for all splits, as the paper does for scalar PRMs with
-    gsm8k; else `threshold`. Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split without
-    erroneous or without clean solutions has F1 nan, and so has the mean.
-    """
+    """ProcessBench's numbers: per split the accuracies and their F1, and the plain mean of F1. threshold_split: the
+    split whose best threshold is used for all splits, as the paper does for scalar PRMs with gsm8k; else `threshold`.
+    Intervals: 95 %, bootstrap over problems, the threshold held fixed. A split without erroneous or without clean
+    solutions has F1 nan, and so has the mean."""
     scores = [np.asarray(score, np.float64) for score in scores]
     error = np.array([first_error(row.solution.labels) for row in rows])
     is_wrong, right_answer = error != -1, np.array([row.solution.outcome == 1 for row in rows])
@@ -60,7 +58,6 @@ def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str |
             raise InputError(f"threshold_split: {threshold_split} has no F1 to tune on, expected {expected}")
         threshold, origin = best_threshold(*windows[threshold_split]), f"best F1 on {threshold_split}"
     predicted = np.array([predict_first_error(score, threshold) for score in scores])
-
     splits = {}
     for name, rows_of in members.items():
         numbers = first_error_f1(predicted[rows_of], error[rows_of])

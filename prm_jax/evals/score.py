@@ -9,11 +9,11 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
-from prm_jax.evals.common import Setup, describe, new_name, one_scorer, scored
+from prm_jax.evals.common import Setup, describe, new_name, one_scorer
 from prm_jax.figures.steps import solution_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.launch.config import Natural, Share, expect
 from prm_jax.rerank import default_aggregator
-from prm_jax.scoring import ModelScorer, stored_scores
+from prm_jax.scoring import ModelScorer, score_into, stored_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +46,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     if is_pool:
         taken = {name for p in pools.iter_pool(cfg.input) for c in p.candidates for name in c.step_scores}
         name, files["pool"] = new_name(cfg.scores_name, scorer, taken), setup.folder / "pool.jsonl.gz"
-    scores = scored(files["scores"], scorer, source(), len(ids))
+    scores = score_into(files["scores"], scorer, source(), len(ids))
     if is_pool:
         pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
     unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"  # as its authors show scores
@@ -67,10 +67,8 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 
 def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
-    """Problems in the order of the file; within each, solutions by their lowest or last step score, best first.
-
-    Scores are in `unit`; where that is the probability the product of a solution's steps is there too.
-    """
+    """Problems in the order of the file; within each, solutions by their lowest or last step score, best first. Scores
+    are in `unit`; where that is the probability the product of a solution's steps is there too."""
     order, table = {}, []
     for (i, problem, steps), logit_T in zip(rows, scores, strict=True):
         weakest = int(logit_T.argmin())

@@ -31,21 +31,15 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
 
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
+METHODS = Rule(lambda x: x and {*x} <= search.METHODS.keys(), f"a list of {', '.join(search.METHODS)}")
+BUDGETS = Rule(lambda x: x and all(type(n) is int and n > 0 for n in x), "a list of whole numbers of tokens")
 CHOICES = {"best": "best score", "vote": "weighted vote", "policy": "best score + w log p of the policy"}
-
-
-def are_methods(names: list) -> bool:
-    return bool(names) and all(name in search.METHODS for name in names)
-
-
-def are_budgets(budgets: list) -> bool:
-    return bool(budgets) and all(type(x) is int and x > 0 for x in budgets)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(search.Options):
-    methods: Annotated[list, Rule(are_methods, f"a list of {', '.join(search.METHODS)}")]
-    budgets: Annotated[list, Rule(are_budgets, "a list of whole numbers of tokens")]
+    methods: Annotated[list, METHODS]
+    budgets: Annotated[list, BUDGETS]
     problems: Count
     questions: str | None
     policy: str | None
@@ -88,8 +82,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 def open_inputs(setup: Setup, cfg: Config, name: str, checker: grading.Checker) -> SearchInputs:
     by_task, data_cfg = cfg.checker not in grading.RULES, None
     if cfg.questions is None:
-        run_name = next((x for x in (name, *setup.checkpoints) if is_run(x)), name)
-        data_cfg, _ = data_of(setup, run_name)
+        data_cfg, _ = data_of(setup, next((x for x in (name, *setup.checkpoints) if is_run(x)), name))
         if not isinstance(data_cfg, TaskData):
             why = f"the data {data_cfg.name} has no problems to draw"
             raise InputError(f"questions: {why}; name a file, questions=FILE")
@@ -132,8 +125,7 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
             file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
             costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
             solved[method, budget] = solved_by(pool, inputs, aggregator, cfg.policy_weight)
-            tokens = budget * (1 if cfg.stop_at is None else cfg.first)
-            plan = search.plan(method, tokens, per_solution, cfg)
+            plan = search.plan(method, budget * (1 if cfg.stop_at is None else cfg.first), per_solution, cfg)
             tables = {rule: shares(solved_P, bins, seed) for rule, solved_P in solved[method, budget].items()}
             rows.append({"method": method, "budget": budget, "plan": plan, **costs, **tables})
             bar.update(1)
@@ -199,18 +191,16 @@ def solved_by(pool: list[Problem], inputs: SearchInputs, aggregator: str, policy
     arrays = inputs.arrays(pool)
     step_PNT, mask_PNT, unit = log_scores(arrays, "search", arrays.unit("search", "logit"))
     score_PN, present_PN = rerank.aggregate(step_PNT, mask_PNT, aggregator, unit=unit), arrays.present_PN
-    N = np.array([present_PN.shape[1]])
     log_ref_PN, _ = arrays.log_reference()
     scores = {"best": score_PN}
     scores["policy"] = score_PN if log_ref_PN is None else rerank.with_reference(score_PN, log_ref_PN, policy_weight)
-    golds = arrays.right_PN, arrays.eligible_PN, present_PN, N
+    golds = arrays.right_PN, arrays.eligible_PN, present_PN, np.array([present_PN.shape[1]])
     best = {rule: np.asarray(rerank.best_of_n(x_PN, *golds))[:, 0] for rule, x_PN in scores.items()}
     vote_P = np.zeros(len(pool))  # where a budget pays for no answer at all nobody has a vote
     if arrays.answer_PN is not None:
         weight_PN = votes.vote(arrays.answer_PN, score_PN, present_PN)
         vote_P = np.asarray(rerank.expectation(weight_PN, arrays.right_PN))
-    oracle_P = (arrays.right_PN * arrays.eligible_PN).max(1)
-    return best | {"oracle": oracle_P, "vote": vote_P}
+    return best | {"oracle": (arrays.right_PN * arrays.eligible_PN).max(1), "vote": vote_P}
 
 
 def shares(right_P, bins, seed: int) -> dict:
@@ -225,9 +215,8 @@ def shares(right_P, bins, seed: int) -> dict:
 def show(results: dict):
     rule = results["choice"]
     for v in results["verifiers"]:
-        print(
-            f"verifier    {v['verifier']} ({v['label_kind']}), value of a prefix: {v['aggregator']} of its step scores"
-        )
+        value = f"value of a prefix: {v['aggregator']} of its step scores"
+        print(f"verifier    {v['verifier']} ({v['label_kind']}), {value}")
         majority = "" if v["majority"] is None else f", majority {v['majority']:.3f}"
         solved = f"pass@1 {v['pass_at_1']:.3f}, pass@{results['samples']} {v['pass_at_n']:.3f}{majority}"
         tokens = f"{v['tokens_per_solution']:.1f} tokens a solution"

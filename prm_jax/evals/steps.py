@@ -14,14 +14,14 @@ from prm_jax.data.units import probability
 from prm_jax.evals import biases, common
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
-from prm_jax.evals.common import Setup, data_of, describe, interval_of, open_scorer, plus_minus, scored, trained
+from prm_jax.evals.common import Setup, data_of, describe, interval_of, open_scorer, plus_minus, trained
 from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.launch.run_log import read_log
 from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
-from prm_jax.scoring import ModelScorer
+from prm_jax.scoring import ModelScorer, score_into
 from prm_jax.stats import problem_numbers, ratio_interval
 
 HARDLY_LEARNED = 0.03  # of step AUROC above the policy's own likelihood: default runs that fail end below, others above
@@ -53,7 +53,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         if not any(y is not None for s in test for y in s.labels):
             raise InputError("data: the test split has no labelled solution")
         rows = ((s.id, s.problem, s.steps) for s in test)
-        p = [probability(logit_T) for logit_T in scored(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))]
+        p = list(map(probability, score_into(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))))
         run = step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
         if isinstance(data_cfg, TaskData):  # which alone knows kinds of errors, hidden work, exact values
             task, numbers = tasks.TASKS[data_cfg.name], (test, p, cfg.threshold, setup.cfg.seed)
@@ -98,13 +98,11 @@ def baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) ->
 
 
 def likelihood_auroc(setup: Setup, cfg: TaskData, test: list[Solution]) -> float:
-    """AUROC of each step's log p under the policy that wrote the solutions, which reads but was never taught to verify:
-    confidence, which a verifier has to beat."""
+    """AUROC of each step's log p under its policy, which was never taught to verify: confidence, which is to be beaten."""
     logits = open_scorer(setup, f"policy:{cfg.policy}").score([(s.problem, s.steps) for s in test])
-    steps = [(i, t) for i, s in enumerate(test) for t in labelled_steps(s.labels, cfg.label_kind)[0]]
-    return float(
-        soft_auroc(np.array([logits[i][t] for i, t in steps]), np.array([test[i].labels[t] for i, t in steps]))
-    )
+    pairs = zip(test, logits, strict=True)
+    steps = [(x_T[t], s.labels[t]) for s, x_T in pairs for t in labelled_steps(s.labels, cfg.label_kind)[0]]
+    return soft_auroc(*np.transpose(steps))
 
 
 def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
@@ -159,11 +157,9 @@ def by_hidden_work(task, test: list[Solution], p: list[np.ndarray], threshold: f
 
 def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], seed: int) -> dict:
     """Scores of an embedded task's steps against both exact meanings of a label, whatever the verifier learned.
-
     auroc_correctness: of the steps up to and including the first wrong one; auroc_value: `soft_auroc` with the exact
     value of every step, at most auroc_value_ceiling. value_depth: by the number of steps done, and left, the mean of
-    P(good) minus the exact value (bias), of its magnitude (error), and of that of the mean value there (constant).
-    """
+    P(good) minus the exact value (bias), of its magnitude (error), and of that of the mean value there (constant)."""
     sizes = [len(s.steps) for s in test]
     value = np.concatenate([task.values(task_cfg, s.problem, s.steps) for s in test])
     correct = [tasks.step_labels(task, s.problem, s.steps) for s in test]
@@ -212,11 +208,9 @@ def step_table(rows: list[Solution], tokenizer, kind: str) -> Steps:
 
 
 def by_settings(runs: list[dict]) -> list[dict]:
-    """Means over the runs of each setting: `mean_of` is their number, `spread` (common.spread) is there for several.
-
-    A setting is the part of the configurations in which runs differ, the seed left aside; where there are several, each
-    has its `setting` and the indices of its `runs`. A verifier that is no run of ours is a setting by itself.
-    """
+    """Means over the runs of each setting: `mean_of` is their number, `spread` (common.spread) is there for several. A
+    setting is the part of the configurations in which runs differ, the seed left aside; where there are several, each
+    has its `setting` and the indices of its `runs`. A verifier that is no run of ours is a setting by itself."""
     groups = run_folder.group_by_settings([run["settings"] for run in runs])
     if len(groups) == 1:
         return [average(runs)]
@@ -234,10 +228,8 @@ def average(runs: list[dict]) -> dict:
     return means
 
 
-METRICS = (
-    "step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1",
-    "within_problem_auroc", "tail_miss_rate",
-)  # fmt: skip
+METRICS = ("step_auroc", "step_accuracy", "bad_step_f1", "brier", "ece", "first_error_accuracy", "first_error_f1")
+METRICS += ("within_problem_auroc", "tail_miss_rate")
 # {metric: what it is undefined without}
 NEEDS = dict.fromkeys(("first_error_accuracy", "first_error_f1"), "solutions with and without a wrong step")
 NEEDS |= {"within_problem_auroc": "a problem with a right and a wrong solution", "tail_miss_rate": "bad steps"}
@@ -302,7 +294,6 @@ def show_group(group: dict, kind: str):
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
     missing = "left out: not asked for, or no training split beside a file that is measured whole"
     print(f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}")
-    likelihood = group.get("baselines", {}).get("likelihood", 0.0)
-    if group["step_auroc"] < likelihood + HARDLY_LEARNED:
+    if group["step_auroc"] < group.get("baselines", {}).get("likelihood", 0.0) + HARDLY_LEARNED:
         near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
         print(f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help")

@@ -17,12 +17,9 @@ SHARE_S = np.arange(0, 1, 0.05)  # of the problems that are abstained from
 
 def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed: int) -> dict:
     """`rules`: errors of each way to choose; `differences` of the first scorer's trace error by best of n from others,
-    paired; `abstain`: final error by the share of problems left out; `agreement`: below.
-
-    pool: Pool. score_PN: {scorer: solution scores by its headline aggregator}. trace_PN: `right_traces`.
-    Rules are `mean` (a candidate at random), `majority` (a random one of its voters), SCORER.best_of_n, and
-    SCORER.weighted_vote (the winning answer's candidate with the best score).
-    """
+    paired; `abstain`: final error by the share of problems left out; `agreement`: below. score_PN: {scorer: solution
+    scores by its headline aggregator}. trace_PN: `right_traces`. Rules are `mean` (a candidate at random), `majority` (a
+    random one of its voters), SCORER.best_of_n, and SCORER.weighted_vote (the winning answer's best candidate)."""
     present_PN, eligible_PN, answer_PN = pool.present_PN, pool.eligible_PN, pool.answer_PN
     weight_PN, confidence_P = {"mean": present_PN / present_PN.sum(-1, keepdims=True)}, {}
 

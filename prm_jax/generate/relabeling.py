@@ -34,7 +34,7 @@ from prm_jax.launch.config import Share, expect, one_of, parse
 from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
-from prm_jax.scoring import score_into, stored_scores
+from prm_jax.scoring import score_into
 
 
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
@@ -139,8 +139,8 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
         number = {True: 1.0, False: 0.0, None: None}
         return ([number[verdict(step, s.problem)] for step in s.steps] for s in solutions)
     if scorer:
-        score_into(path, scorer, ((s.id, s.problem, s.steps) for s in solutions), len(solutions))
-        labels = map(probability, stored_scores(path))
+        rows = ((s.id, s.problem, s.steps) for s in solutions)
+        labels = map(probability, score_into(path, scorer, rows, len(solutions)))
     else:
         labels = stored or (np.zeros(len(s.steps)) for s in solutions)  # values have no weight without a value model
     if cfg.by == "td":  # a solution without an outcome, such as a cut one, has nothing to spread: all null
