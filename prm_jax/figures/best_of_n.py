@@ -6,20 +6,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.figures.style import (
-    GREY,
-    NO_LINE,
-    Drawn,
-    floats,
-    line_style,
-    over_seeds,
-    panels,
-    plain,
-    reliability,
-    save,
-    size_axis,
-    square_root,
-)
+from prm_jax.figures.steps import reliability
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels, plain, save, size_axis
 
 # Rules that need no scorer: dashes and label.
 RULES = {"majority": ("--", "majority vote"), "oracle": ("-.", "oracle: any of n is right")}
@@ -69,11 +57,9 @@ def by_seed(results: dict) -> list[dict]:
 
 
 def draw_best_of_n(runs: list[dict]) -> Drawn:
-    """Problems solved against n (Lightman et al. 2023, figure 3), of one pool or of the pools of several seeds.
-
-    Of more than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and
-    weighted votes have a panel of their own. With exact step labels a last panel counts winners without a wrong step.
-    """
+    """Problems solved against n (Lightman et al. 2023, figure 3), of one pool or of the pools of several seeds. Of more
+    than two scorers bands would hide each other: intervals then stand beside the curves, at the last n, and weighted
+    votes have a panel of their own. With exact step labels a last panel counts winners without a wrong step."""
     first, many = runs[0], len(runs[0]["scorers"]) > 2
     N, sizes = first["n_candidates"], [int(n) for n in first["oracle"]]
     tables = {scorer: [r["scorers"][scorer][name] for r in runs] for scorer, name in first["headline"].items()}
@@ -180,6 +166,11 @@ def reward_kl_figure(results: dict, folder: Path) -> Path:
     text = "lines: weights ref exp(score / beta), beta from infinity to 0, ref uniform or (dashed) the policy's law"
     text = pool_text(results, text + "; markers: best of n draws, n beside the first scorer's")
     return save(figure, folder / "reward_kl.png", text, results)
+
+
+def square_root(axes):
+    """The axis of a KL, along which best-of-n is nearly straight (Gao et al. 2023)."""
+    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
 
 
 def calibration_figure(results: dict, folder: Path) -> Path:

@@ -75,7 +75,7 @@ def signed(x: float, low: float, high: float) -> str:
 
 def mean_difference(title: str, a_S, b_S) -> str:
     """Says the mean of a - b over runs that differ in their seed alone, and its interval (of two runs their range)."""
-    (mean,), (low,), (high,) = over_seeds(np.subtract(a_S, b_S)[:, None])
+    mean, low, high = over_seeds(np.subtract(a_S, b_S))
     if len(a_S) == 1:
         return f"{title}: {mean:+.3f} (1 run)"
     return f"{title}: {signed(mean, low, high)} ({'95 % t interval, ' * (len(a_S) > 2)}{len(a_S)} runs)"

@@ -171,10 +171,8 @@ def make_stages(
     figure: Definition, overrides: dict[str, str], root: Path, folders: dict[str, Path]
 ) -> tuple[dict[str, list[Stage]], set[str]]:
     """({line: its stages} of a figure, the overrides that no stage takes); InputError where a stage or key is unknown.
-
     An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`,
-    {hash: folder}, is filled: what two stages, or two figures, have in common is made once, under the first one's name.
-    """
+    {hash: folder}, is filled: what two stages, or two figures, have in common is made once, under the first's name."""
     table = sweep_texts(figure.sweep, overrides)
     rest = {key: value for key, value in overrides.items() if key not in table}
     lines = {name: Line(x) if isinstance(x, str) else x for name, x in figure.stages.items()}

@@ -57,9 +57,7 @@ def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
 
 def make_all(stages: list[Stage], jobs: int = 1, launcher: str | None = None):
     """Runs the stages that are not done, at most `jobs` at a time, each after those it needs; prints one line a stage.
-
-    The first failure stops the others, as our own end does; the next call continues them.
-    """
+    The first failure stops the others, as our own end does; the next call continues them."""
     waiting = list({stage.folder: stage for stage in stages}.values())
     running: dict[subprocess.Popen, tuple[Stage, float, bool]] = {}
     with stopped_at_the_end(running):

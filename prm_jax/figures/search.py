@@ -18,10 +18,8 @@ def search_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def draw_search(runs: list[dict]) -> Drawn:
-    """One verifier has two columns of panels, several have a row each: all problems, then groups by difficulty.
-
-    runs: the results of evaluations that differ in their seed alone.
-    """
+    """One verifier has two columns of panels, several have a row each: all problems, then groups by difficulty. runs:
+    the results of evaluations that differ in their seed alone."""
     first, rule = runs[0]["verifiers"], runs[0]["choice"]
     n_groups = max(len(v["difficulty_pass_at_1"]) for v in first)
     columns, width = (2, 0) if len(first) == 1 else (1 + n_groups, 3.4 + 2.4 * n_groups)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
 from prm_jax.data.units import UNITS
-from prm_jax.figures.style import BLUE, GREY, ORANGE, Drawn, floats, line_style, panels, plain, reliability, save
+from prm_jax.figures.style import BLUE, GREY, ORANGE, Drawn, floats, line_style, panels, plain, save
 
 BAD_TO_GOOD = LinearSegmentedColormap.from_list("bad_to_good", [ORANGE, "#F0E442", BLUE])
 
@@ -45,10 +45,8 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
 
 
 def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
-    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below.
-
-    groups: {name: runs of task=steps that differ in their seed alone}. fewest: steps at a depth that is drawn.
-    """
+    """Scores minus exact values by the steps done and left: mean difference above, mean magnitude below. groups: {name:
+    runs of task=steps that differ in their seed alone}. fewest: steps at a depth that is drawn."""
     figure, axes = panels(2, 2, 5.2, sharex="col", sharey="row")
     first = next(iter(groups.values()))[0]
     text = "held-out samples; dashed: a constant, the mean value at the depth"
@@ -86,14 +84,14 @@ def errors_figure(runs: list[dict], results: dict, path: Path) -> Path:
     against training steps, where the runs recorded it, and of the held-out solutions."""
     held_out, learning = [run["errors"]["kinds"] for run in runs], [run["errors"]["learning"] for run in runs]
     steps = sorted(set.intersection(*map(set, learning)), key=int)
-    kinds, one = sorted(held_out[0], key=lambda kind: -held_out[0][kind]["n"]), len(runs) == 1
+    kinds, n = sorted(held_out[0], key=lambda kind: -held_out[0][kind]["n"]), len(runs)
     figure, (axes,) = panels(1, 1 + bool(steps), 3.4, sharey=True)
     drawn, last = Drawn(figure, f"P(step good) >= {floats(results['threshold']):g}"), axes[-1]
     for i, kind in enumerate(kinds):
         style, missed_S = line_style(i), floats([run.get(kind, {}).get("missed") for run in held_out])
-        low, high = held_out[0][kind]["interval"] if one else (np.nanmin(missed_S), np.nanmax(missed_S))
+        low, high = held_out[0][kind]["interval"] if n == 1 else (np.nanmin(missed_S), np.nanmax(missed_S))
         last.vlines(i, *floats([low, high]), color=style["color"], linewidth=1.2, alpha=0.5)
-        last.plot([i] * len(runs), missed_S, **style | {"linestyle": "none", "alpha": 1 if one else 0.5})
+        last.plot([i] * n, missed_S, **style | {"linestyle": "none", "alpha": 1 if n == 1 else 0.5})
         if steps:
             y_SX = floats([[run[step].get(kind, {}).get("missed") for step in steps] for run in learning])
             drawn.curve(axes[0], "", kind, floats(steps), y_SX, style, band=False)
@@ -102,10 +100,8 @@ def errors_figure(runs: list[dict], results: dict, path: Path) -> Path:
     last.set_xticks(range(len(kinds)), labels, fontsize=7.5)
     last.set(xlabel="kind of error, how many", xlim=(-0.5, len(kinds) - 0.5), title="held-out solutions")
     axes[0].set(ylim=(-0.03, 1.03), ylabel="first wrong lines taken for right")
-    lines = (
-        "95 % bootstrap intervals over problems" if one else f"lowest to highest of {len(runs)} runs; left their mean"
-    )
-    text = f"{drawn.text}; bars: {lines}; {run_names(runs)}; {runs[0]['data']['name']} data"
+    bars = "95 % bootstrap intervals over problems" if n == 1 else f"lowest to highest of {n} runs; left their mean"
+    text = f"{drawn.text}; bars: {bars}; {run_names(runs)}; {runs[0]['data']['name']} data"
     counts = [f"{kind} {row['n']}" for step in steps[-1:] for kind, row in learning[0][step].items()]
     text += f"; left: {', '.join(counts)}" * bool(counts)
     return save(figure, path, text, results)
@@ -118,7 +114,6 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
     reliability(left, [(run["reliability"], 0, None) for run in runs])
     left.set(xlabel="predicted P(step good)", ylabel="share of good steps (dashed: perfect)")
     left.set_title(f"Reliability (ECE {number['ece']}, Brier {number['brier']})")
-
     for name, colour in (("good", BLUE), ("bad", ORANGE)):
         n = np.maximum(np.mean([run["histogram"][name] for run in runs], axis=0), 0.5)  # 0 has no logarithm
         style = {"color": colour, "fill": True, "alpha": 0.55, "label": f"{name} steps", "baseline": 0.5}
@@ -126,7 +121,6 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
     middle.set(xlabel="predicted P(step good)", ylabel="steps (log scale)", yscale="log")
     middle.set_title(f"Step scores (AUROC {number['step_auroc']})")
     middle.legend()
-
     positions = sorted({int(t) for run in runs for t in run["by_position"]})
     for key, label, colour in (("accuracy", "accuracy", BLUE), ("auroc", "AUROC", ORANGE)):
         rows = [floats([run["by_position"].get(str(t), {}).get(key) for run in runs]) for t in positions]
@@ -136,6 +130,18 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
     right.set_title(f"By position (first-error F1 {number['first_error_f1']})")
     right.legend()
     return save(figure, path, step_text(group, runs), results)
+
+
+def reliability(axes, curves):
+    """Draws mean label against mean score of each bin, larger dots for more steps; dashed: perfect calibration. curves:
+    (reliability table, index of the line style, label) of each."""
+    for curve, i, label in curves:
+        n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
+        n, x, y, style = n[n > 0], x[n > 0], y[n > 0], line_style(i)
+        axes.plot(x, y, color=style["color"], linewidth=1, alpha=0.5)
+        axes.scatter(x, y, s=3 + 7 * np.log10(n), color=style["color"], marker=style["marker"], label=label)
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--")
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
 
 
 def solution_figures(results: dict, folder: Path) -> list[Path]:

@@ -47,9 +47,7 @@ def percent(x) -> np.ndarray:
 
 def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of none, are nan.
-
-    kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t, but of two runs the range, 13 times narrower.
-    """
+    kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t, but of two runs the range, 13 times narrower."""
     y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
     n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
     half_X = stats.t.ppf(0.975, n_X - 1) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
@@ -61,10 +59,8 @@ def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.nda
 
 @dataclasses.dataclass
 class Drawn:
-    """A figure, the text of its caption, the rows of its table, and its statements: one line of words a comparison.
-
-    Of several runs thin lines are runs, a bold line is their mean, a band its 95 % t interval, of two runs their range.
-    """
+    """A figure, the text of its caption, the rows of its table, and its statements: one line of words a comparison. Of
+    several runs thin lines are runs, a bold line is their mean, a band its 95 % t interval, of two runs their range."""
 
     figure: plt.Figure
     text: str
@@ -73,10 +69,8 @@ class Drawn:
     spread: str = "thin lines: runs, bands: 95 % t intervals of their mean"
 
     def curve(self, axes, panel: str, series: str, x, y_SX, style: dict, share=True, band=True, interval=None):
-        """Draws the mean over runs with its band, and adds a row to the table for each x.
-
-        share: values lie in [0, 1], and so does the band. interval: (low_X, high_X) of a single run.
-        """
+        """Draws the mean over runs with its band, and adds a row to the table for each x. share: values lie in [0, 1],
+        and so does the band. interval: (low_X, high_X) of a single run."""
         x, (mean_X, *ends) = np.asarray(x, float), over_seeds(y_SX)
         low_X, high_X = ends if interval is None else floats(interval)
         for y_X in y_SX if len(np.unique(floats(y_SX), axis=0)) > 1 else ():
@@ -90,7 +84,7 @@ class Drawn:
 
     def dots(self, axes, panel: str, series: str, height: float, value_S, style: dict):
         """Draws the runs of one setting at a height, their mean and its interval, and adds a row to the table."""
-        (mean,), (low,), (high,) = over_seeds(np.reshape(value_S, (-1, 1)))
+        mean, low, high = over_seeds(value_S)
         style = style | NO_LINE
         axes.plot([low, high], [height, height], color=style["color"], linewidth=1.2)
         axes.plot(value_S, [height] * len(value_S), **style | {"alpha": 0.45, "markersize": 3})
@@ -117,25 +111,6 @@ def size_axis(axes, sizes, label: str):
     axes.set_xticks(sizes, [f"{n:,}" for n in sizes])
     axes.minorticks_off()
     axes.set_xlabel(label)
-
-
-def reliability(axes, curves):
-    """Draws mean label against mean score of each bin, larger dots for more steps; dashed: perfect calibration.
-
-    curves: (reliability table, index of the line style, label) of each.
-    """
-    for curve, i, label in curves:
-        n, x, y = (floats(curve[name]) for name in ("n", "mean_score", "mean_label"))
-        n, x, y, style = n[n > 0], x[n > 0], y[n > 0], line_style(i)
-        axes.plot(x, y, color=style["color"], linewidth=1, alpha=0.5)
-        axes.scatter(x, y, s=3 + 7 * np.log10(n), color=style["color"], marker=style["marker"], label=label)
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=0.8, linestyle="--")
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-
-
-def square_root(axes):
-    """The axis of a KL, along which best-of-n is nearly straight (Gao et al. 2023)."""
-    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
 
 
 def caption(figure, text: str, results: dict):

@@ -98,7 +98,7 @@ def write(table: dict, folder: Path):
         out = csv.writer(file)
         out.writerow([*keys, "y", "n", "mean", "low", "high", "interval", "values", "runs"])
         for row in table["rows"]:
-            setting = [row["step"] if k == "step" else row["setting"].get(k) for k in keys]
+            setting = [place_of(row, k) for k in keys]
             numbers = [row["y"], row["n"], row["mean"], row["low"], row["high"], table["interval"]]
             out.writerow([*setting, *numbers, ";".join(map(str, row["values"])), ";".join(row["runs"])])
     (folder / "sweep.tex").write_text(latex(table))

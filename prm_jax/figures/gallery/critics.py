@@ -24,9 +24,7 @@ def draw(stages: Stages) -> Drawn:
         series[name] = {n: [run_of(runs, stage) for stage in stages[line]] for n in votes}
     critics = next(iter(series.values()))
     counts = {n: [run["critic"] for run in critics[n]] for n in votes}
-    tokens = {
-        n: np.mean([n * c["tokens"] / c["critiques"] for c in counts[n]]) for n in votes
-    }  # by all votes on a step
+    tokens = {n: np.mean([n * c["tokens"] / c["critiques"] for c in counts[n]]) for n in votes}  # all votes on a step
     figure, (axes,) = panels(1, 2, 3.6, sharey=True)
     text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does "
     text += "two operations and hides a value; verifiers learned 1,000 solutions where nothing else is said, level "

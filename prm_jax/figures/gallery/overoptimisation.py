@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
+from prm_jax.figures.best_of_n import square_root
 from prm_jax.figures.paper import Stages, scorer_of, values_of
-from prm_jax.figures.style import NO_LINE, Drawn, floats, line_style, panels, square_root
+from prm_jax.figures.style import NO_LINE, Drawn, floats, line_style, panels
 
 
 def draw(stages: Stages) -> Drawn:

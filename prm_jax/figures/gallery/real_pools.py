@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.figures.best_of_n import square_root
 from prm_jax.figures.paper import Stages, signed
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels, plain, square_root
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels, plain
 
 # {name of the scores: (its model, the rule that StrictPRMBench takes from its authors)}; other scores: prod.
 MODELS = {

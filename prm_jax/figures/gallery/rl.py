@@ -36,9 +36,9 @@ def draw(stages: Stages) -> Drawn:
             panel.set_title(title, fontsize=9)
         changes = []
         for name in IN_WORDS:
-            first, last = (np.array([[run[name][k] for run in runs]]).T for k in (0, -1))
-            change = signed(*(float(x[0]) for x in over_seeds(last - first)))
-            changes.append(f"{PANELS[name]} {first.mean():.3f} -> {last.mean():.3f}, {change}")
+            first_S, last_S = (np.array([run[name][k] for run in runs]) for k in (0, -1))
+            change = signed(*over_seeds(last_S - first_S))
+            changes.append(f"{PANELS[name]} {first_S.mean():.3f} -> {last_S.mean():.3f}, {change}")
         drawn.statements.append(f"{kind}: {'; '.join(changes)}; {GAIN:.2f} more right after {tokens_to_gain(runs)}")
     for panel in axes[-1]:
         panel.set_xlabel("thousand policy tokens")
@@ -54,8 +54,7 @@ def tokens_to_gain(runs: list[dict]) -> str:
         needed.append(np.interp(GAIN, gain, run["tokens"]) if gain[-1] >= GAIN else np.inf)
     if np.isinf(needed).any():
         return f"no number of tokens in {np.isinf(needed).sum()} of {len(needed)} runs"
-    mean, low, high = (float(x[0]) for x in over_seeds(np.array([needed]).T))
-    return f"{mean / 1e3:,.0f} [{low / 1e3:,.0f}, {high / 1e3:,.0f}] thousand policy tokens"
+    return "{:,.0f} [{:,.0f}, {:,.0f}] thousand policy tokens".format(*(x / 1e3 for x in over_seeds(needed)))
 
 
 def histories(stages: list[Stage]) -> list[dict[str, list[float]]]:

@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from prm_jax.figures.paper import Stages, results_at
-from prm_jax.figures.style import Drawn, floats, line_style, over_seeds, panels, reliability
+from prm_jax.figures.steps import reliability
+from prm_jax.figures.style import Drawn, floats, line_style, over_seeds, panels
 
 LINES = {"home": "its own task", "solver": "the solver's samples", "shifted": "longer, more hidden work"}
 WAYS = {

@@ -25,8 +25,7 @@ def draw(stages: Stages) -> Drawn:
             axes[row, column].set_title(f"{task}: {name}", fontsize=9)
         axes[0, column].axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
         axes[0, column].axhline(pool["mean"], color=GREY, linewidth=0.8, linestyle=":")
-        counts = stage_at[kinds[0], samples[0], seeds[0]].results()["counts"]
-        lucky = counts["lucky_share_of_right_answers"]
+        lucky = stage_at[kinds[0], samples[0], seeds[0]].results()["counts"]["lucky_share_of_right_answers"]
         drawn.statements.append(f"{task}: {lucky:.3f} of the right answers hold a wrong step")
         for a, b in itertools.pairwise(kinds):
             pair = ([stage_at[kind, samples[-1], seed] for seed in seeds] for kind in (a, b))

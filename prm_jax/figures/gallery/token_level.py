@@ -17,9 +17,7 @@ def draw(stages: Stages) -> Drawn:
     figure, ((curves, auroc, best),) = panels(1, 3, 3.1)
     drawn = Drawn(figure, f"{pool['n_problems']} problems x {n} samples; the last checkpoint of each run")
     drawn.text += "; dashed: majority vote, dotted: mean of the samples"
-    auroc_of = {
-        scorer: table["solutions"][pool["headline"][scorer]]["auroc"] for scorer, table in pool["calibration"].items()
-    }
+    auroc_of = {s: x["solutions"][pool["headline"][s]]["auroc"] for s, x in pool["calibration"].items()}
     for i, kind in enumerate(kinds):
         logs = [read_log(stage_at[kind, lengths[-1], seed].folder / "metrics.jsonl")[0] for seed in seeds]
         runs = [[line for line in log if "eval_loss" in line] for log in logs]
