@@ -65,9 +65,8 @@ def check_sizes(sizes: list[int], limits):
 
 
 def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
-    """(job with the solutions of all problems, number of solutions of each problem) of POST /score. The body is
-    {"problem", "steps"}, {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, each optionally
-    with "aggregator"."""
+    """(job with all solutions, number of solutions of each problem) of POST /score. The body is {"problem", "steps"},
+    {"problem", "candidates": [steps, ..]} or {"problems": [such objects]}, each optionally with "aggregator"."""
     many = "problems" in body
     keys = ("problems",) if many else ("problem", "steps", "candidates")
     check_keys(body, "the body", (*keys, "aggregator"))

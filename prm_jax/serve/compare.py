@@ -72,9 +72,8 @@ def ask(url: str, body: dict, seconds: float) -> dict:
 
 
 def at_steps(class_nC: np.ndarray, encoded: Encoded, tag: int | None, where: str) -> np.ndarray:
-    """P(good) at each step of a solution, score_T, from a server's class probabilities. class_nC has a row for each
-    token, or for each step tag (vLLM's STEP pooling); an outcome model has one row. Classes are [good], or bad first
-    and one or two good ones after it."""
+    """P(good) at each step of a solution, score_T, from a server's class probabilities: class_nC has a row a token or a
+    step tag (vLLM's STEP pooling), an outcome model one row. Classes are [good], or bad and one or two good ones."""
     class_nC = np.atleast_2d(class_nC)
     tags_n = encoded.step_end_T if tag is None else np.flatnonzero(encoded.ids_L == tag)
     # Number of rows -> the token of each.
