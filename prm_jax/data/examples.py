@@ -20,12 +20,10 @@ TOKEN_TARGETS = {"token_weight": 0.0, "reference": 0.0}
 
 @dataclasses.dataclass(frozen=True)
 class Example(Encoded):
-    """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS.
-
-    label: P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the
-    step's loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting
-    the token. reference: log p of the token under the reference of an implicit PRM, in nats.
-    """
+    """One tokenised solution and its targets, float32 arrays by the names of STEP_TARGETS and TOKEN_TARGETS. label:
+    P(step good) in [0, 1]; rating: human -1, 0, +1 for the ternary head; both NaN if unlabelled. weight: of the step's
+    loss, 0 without a label. depth: of the step, from 0; 0 for outcomes. token_weight: of the loss of predicting the
+    token. reference: log p of the token under the reference of an implicit PRM, in nats."""
 
     targets: dict[str, np.ndarray]
 

@@ -56,13 +56,11 @@ def doubled(n: int, needed: int) -> int:
 
 
 def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=None, share=False):
-    """(batch, places, slots): rows of sequences as arrays of static shape.
-
-    batch: ids_BL, pos_BL and visible_until_BL of `layout_row` (padding: row_tokens), and step_end_BT, the place that
-    each slot reads. places[b][k], slots[b][k]: places of the tokens and slots of the steps of sequence k of row b. With
-    `step_slots` every step of every sequence has its own slot, so that a shared step weighs as often as it occurs;
-    without, a shared step has one slot, and there are as few as suffice (row_tokens / 16, doubled as needed).
-    """
+    """(batch, places, slots): rows of sequences as arrays of static shape. batch: ids_BL, pos_BL and visible_until_BL of
+    `layout_row` (padding: row_tokens), and step_end_BT, the place that each slot reads. places[b][k], slots[b][k]: places
+    of the tokens and slots of the steps of sequence k of row b. With `step_slots` every step of every sequence has its
+    own slot, so that a shared step weighs as often as it occurs; without, a shared step has one slot, and there are as
+    few as suffice (row_tokens / 16, doubled as needed)."""
     B = len(rows)
     batch_3BL = np.zeros((3, B, row_tokens), np.int32)
     batch_3BL[2] = row_tokens

@@ -37,8 +37,7 @@ class Candidate:
         n = len(self.steps)
         of_steps = {f"step_scores.{name}": scores for name, scores in self.step_scores.items()}
         for name, numbers in (of_steps | {"logp": self.logp} if self.logp is not None else of_steps).items():
-            if len(numbers) != n:
-                raise field_error(name, len(numbers), f"one number for each of {n} steps")
+            require(len(numbers) == n, name, len(numbers), f"one number for each of {n} steps")
             for index, x in enumerate(numbers):
                 if type(x) not in (int, float) or not math.isfinite(x):
                     raise field_error(f"{name}[{index}]", x, "a finite number")
@@ -73,12 +72,10 @@ def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
 
 
 def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
-    """Yields the problems of a pool file, with all step scores or only the required `names`.
-
-    A row is id, problem, answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit, task;
-    answer, correct, finished (then true), step_scores, logp, scores_unit ({name: unit}) and task are optional.
-    StrictPRMBench's rows are read too, but not source_is_correct, graded against wrong answers. InputError names the
-    line and field."""
+    """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id, problem,
+    answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit, task; answer, correct, finished
+    (then true), step_scores, logp, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows are read too,
+    but not source_is_correct, graded against wrong answers. InputError names line and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
@@ -96,8 +93,7 @@ def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
-        if not isinstance(candidate, dict):
-            raise field_error(f"candidates[{index}]", candidate, "an object")
+        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object")
         try:
             stored = optional(candidate, scores, dict) or {}
             keep = stored if names is None else names

@@ -158,11 +158,9 @@ def require_same(row: dict, **wanted):
 
 def append_rows(path, items: Iterable, size: int | None, check: Callable, make: Callable) -> Iterator[tuple]:
     """Completes a JSON Lines file with one row per item; yields (the rows of `size` items, how many of them it had).
-
     make(items, number of the first, how many have a row) gives the other rows; where it makes them in fixed chunks, the
     file becomes byte for byte that of an undisturbed call. size=None: `items` are the chunks, lists. InputError if a
-    line is damaged (KeptLines) or check(row, item) raises it.
-    """
+    line is damaged (KeptLines) or check(row, item) raises it."""
     items, number = iter(items), 0
     chunks = items if size is None else iter(lambda: list(itertools.islice(items, size)), [])
     with contextlib.closing(KeptLines(Path(path))) as kept:

@@ -27,7 +27,7 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.data.rows import field_error, read_rows
+from prm_jax.data.rows import read_rows, require
 from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.tasks import chain, countdown
 
@@ -121,10 +121,9 @@ def of_files(paths: Sequence[str], checker: str | None = None) -> ModuleType:
     named = {str(row.get("task") or "none") for path in paths for _, row in read_rows(path)}
     if checker in TASKS:
         named = named - {"none"} | {checker}
-    if len(named) != 1 or not named <= TASKS.keys():
-        place, names = f"{', '.join(map(str, paths))}: " * bool(paths), ", ".join(sorted(named)) or "none"
-        expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME (rl: questions.checker, evaluate.py: data)"
-        raise InputError(f"{place}{field_error('task', names, expected)}")
+    place, names = f"{', '.join(map(str, paths))}: " * bool(paths), ", ".join(sorted(named)) or "none"
+    expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME (rl: questions.checker, evaluate.py: data)"
+    require(len(named) == 1 and named <= TASKS.keys(), f"{place}task", names, expected)
     return TASKS[named.pop()]
 
 
