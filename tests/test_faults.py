@@ -17,7 +17,7 @@ import train
 from prm_jax import InputError
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import pipeline, running
-from prm_jax.launch import cache, run_folder
+from prm_jax.launch import files, run_folder
 from prm_jax.launch.run_log import MetricsLog
 
 ROW = {"prompt": "p", "completions": ["a"], "labels": [True]}
@@ -126,13 +126,13 @@ def test_without_a_cache_nothing_is_kept_and_one_line_says_so(home, tmp_path, mo
     if home == "":  # was /
         monkeypatch.setenv("HOME", "")
     if home == "full":
-        monkeypatch.setattr(cache.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
-    cache.cache_folder.cache_clear()
+        monkeypatch.setattr(files.tempfile, "TemporaryFile", lambda dir: open("/dev/full", "wb"))  # noqa: SIM115
+    files.cache_folder.cache_clear()
     try:
-        folder = cache.cache_folder()
-        assert cache.cache_folder() == folder and folder.is_dir() and tmp_path not in folder.parents
+        folder = files.cache_folder()
+        assert files.cache_folder() == folder and folder.is_dir() and tmp_path not in folder.parents
     finally:
-        cache.cache_folder.cache_clear()
+        files.cache_folder.cache_clear()
     why = {"a file": "Not a directory", None: "Could not determine home directory."}
     why |= {"": "HOME is empty", "full": "No space left on device"}
     expected = f"cache       ~/.cache/prm_jax: {why[home]}; nothing is kept for later commands\n"

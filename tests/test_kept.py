@@ -28,6 +28,7 @@ from prm_jax.figures.sweep_table import Config, make_table
 from prm_jax.generate import sampling
 from prm_jax.generate.labeling import label_file
 from prm_jax.launch import files, run_folder
+from prm_jax.launch.hosts import described_file
 from prm_jax.launch.run_log import MetricsLog
 from prm_jax.model import PRM
 from prm_jax.scoring import score_into
@@ -233,7 +234,7 @@ def test_readers_of_state_refuse_any_other_content_in_one_line(content, tmp_path
     }
     if not is_object:
         readers |= {
-            "about.json": lambda: run_folder.check_about(run / "pool.jsonl", {"n": 1}),
+            "about.json": lambda: described_file(run / "pool.jsonl", {"n": 1}).__enter__(),
             "stage.json": lambda: stage.by_other_code,
             "results.json": stage.results,
             "summary.json": run_folder.newest_run,

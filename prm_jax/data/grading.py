@@ -35,7 +35,7 @@ from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.rows import require
-from prm_jax.launch.cache import cache_folder
+from prm_jax.launch.files import cache_folder
 
 RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.

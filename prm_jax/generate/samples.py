@@ -19,8 +19,8 @@ from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.generate.sampling import Policy, Sampling, draw_pool, fingerprint, open_policy
 from prm_jax.launch import run_folder
-from prm_jax.launch.cache import cache_folder
 from prm_jax.launch.config import expect
+from prm_jax.launch.files import cache_folder
 from prm_jax.launch.hosts import max_over_processes
 
 ROWS = 512  # decoded at a time: fastest for a small model on CPU

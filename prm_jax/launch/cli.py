@@ -22,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from prm_jax import InputError
-from prm_jax.launch.cache import cache_folder
 from prm_jax.launch.config import CONF, flatten
+from prm_jax.launch.files import cache_folder
 
 # Errors that are printed in one line: bad input, and refusals of the system such as a full disk or too little memory.
 USER_ERRORS = (InputError, OSError, MemoryError)
@@ -138,9 +138,8 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     mistyped = re.match(r"Could not override '([^']+)'", text)
     if config_name and mistyped and not (CONF / mistyped[1]).is_dir():
-        chosen = [
-            word for word in overrides or sys.argv[1:] if (CONF / word.split("=")[0]).is_dir() and "," not in word
-        ]
+        words = overrides or sys.argv[1:]
+        chosen = [word for word in words if (CONF / word.split("=")[0]).is_dir() and "," not in word]
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             key, cfg = mistyped[1], hydra.compose(config_name, chosen)
         keys = [name for name, _ in flatten(cfg) if name != key]

@@ -28,8 +28,7 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node
     except OmegaConfBaseException as error:  # a `???` without a value, or a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{key}: got {shown(values)}, expected a section of {cls.__name__} keys")
+    expect(isinstance(values, dict), key, values, f"a section of {cls.__name__} keys")
     values = {name: value for name, value in values.items() if name not in elsewhere}
     values = getattr(cls, "from_keys", dict)(values)
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -43,22 +42,14 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     return cls(**done, **{name: _value(value, hints[name], f"{dot}{name}") for name, value in values.items()})
 
 
-class Rule(typing.NamedTuple):
-    """A condition on a value beside its type, for an annotation such as `Count`."""
-
+class Rule(typing.NamedTuple):  # a condition on a value beside its type, for an annotation such as Count
     allows: Callable[[typing.Any], bool]
-    expected: str
+    expected: str | typing.Collection[str]  # a text, or the names that are allowed
 
 
-class one_of:
+def one_of(names: typing.Collection[str]) -> Rule:
     """The rule that a value is a key of a table, looked up when the value is read."""
-
-    def __init__(self, names: typing.Collection[str]):
-        self.names, self.allows = names, lambda x: x in names
-
-    @property
-    def expected(self) -> str:
-        return " or ".join(", ".join(self.names).rsplit(", ", 1))
+    return Rule(lambda x: x in names, names)
 
 
 # No count of ours comes near 10^8: more is a slip of the keyboard, with which a command would hang in silence.
@@ -70,6 +61,11 @@ BelowOne = typing.Annotated[float, Rule(lambda x: 0 <= x < 1, "a number in [0, 1
 Finite = typing.Annotated[float, Rule(math.isfinite, "a finite number")]
 Positive = typing.Annotated[float, Rule(lambda x: 0 < x < math.inf, "a number above 0")]
 NotNegative = typing.Annotated[float, Rule(lambda x: 0 <= x < math.inf, "a finite number, at least 0")]
+
+
+def keys(name: str, *counts: str, **others) -> type:
+    """A frozen dataclass whose fields `counts` are Counts; `others` are {field: type}."""
+    return dataclasses.make_dataclass(name, [*((count, Count) for count in counts), *others.items()], frozen=True)
 
 
 def _kinds(hint):
@@ -100,8 +96,9 @@ def _value(value, hint, key: str):
             if origin is list:
                 is_flat = not any(x is None or isinstance(x, list | dict) for x in value)
                 expect(is_flat, key, value, "texts or numbers in the list")
-            for rule in rules:
-                expect(rule.allows(value), key, value, rule.expected)
+            for allows, expected in rules:
+                listed = expected if isinstance(expected, str) else " or ".join(", ".join(expected).rsplit(", ", 1))
+                expect(allows(value), key, value, listed)
             return value
     raise InputError(f"{key}: got {shown(value)}, expected {type_name(hint)}")
 

@@ -1,10 +1,14 @@
 """Files that a command leaves and reads again: each is whole or not there, and damage is seen by a checksum."""
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import io
 import json
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +20,28 @@ from prm_jax import InputError
 from prm_jax.launch.config import expect, type_name
 
 CHECKSUM = "sha256: "
+ROOM = 1 << 20  # bytes that must fit in the cache: a fuller disk would refuse in the middle
 AGAIN = "delete it, and its command makes it again (resume=FOLDER where the command has that key)"
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """The folder of what later commands read again (compiled programs, samples, verdicts): ~/.cache/prm_jax or, where
+    there is no home or it cannot be written, a temporary one, which one line says."""
+    try:
+        if os.environ.get("HOME") == "":  # Path.home() would be /
+            raise RuntimeError("HOME is empty")
+        folder = Path.home() / ".cache" / "prm_jax"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(ROOM))
+        return folder
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows the user's home
+        why = getattr(error, "strerror", None) or error
+        print(f"cache       ~/.cache/prm_jax: {why}; nothing is kept for later commands", file=sys.stderr)
+    temporary = tempfile.TemporaryDirectory(prefix="prm_jax_")
+    atexit.register(temporary.cleanup)
+    return Path(temporary.name)
 
 
 def _whole_number(digits: str) -> int:
@@ -73,7 +98,7 @@ def replaced(path: Path) -> Iterator[Path]:
 def write_json(path: Path, value: dict, checksum: bool = True):
     """Writes a JSON file in one step, with null for NaN and infinities, and a key `checksum` of the others."""
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
-    finite |= {"checksum": _checksum(finite)} if checksum else {}
+    finite |= {"checksum": sha256(json.dumps(finite))} if checksum else {}
     with replaced(path) as temporary:
         temporary.write_text(json.dumps(finite, indent=2) + "\n")
 
@@ -84,7 +109,7 @@ def read_json(path: Path, remedy: str = AGAIN, **kinds) -> dict:
     try:
         value = decode_json(path.read_bytes(), str(path))
         expect(isinstance(value, dict), str(path), type_name(type(value)), "an object with named fields")
-        if value.pop("checksum", None) not in (None, _checksum(value)):  # an earlier version wrote none
+        if value.pop("checksum", None) not in (None, sha256(json.dumps(value))):  # an earlier version wrote none
             raise InputError(f"{path}: checksum: is that of other content: the file is damaged, or was edited")
         for key, kind in kinds.items():
             expect(isinstance(value.get(key), kind), f"{path}: {key}", type_name(type(value.get(key))), type_name(kind))
@@ -94,11 +119,7 @@ def read_json(path: Path, remedy: str = AGAIN, **kinds) -> dict:
     return value
 
 
-def _checksum(value: dict) -> str:
-    return _sha256(json.dumps(value))
-
-
-def _sha256(text: str) -> str:
+def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -106,7 +127,7 @@ def write_yaml(path: Path, value: DictConfig | ListConfig):
     """Writes a YAML file in one step, with its checksum in the first line, a comment."""
     text = OmegaConf.to_yaml(value)
     with replaced(path) as temporary:
-        temporary.write_text(f"# {CHECKSUM}{_sha256(text)}\n{text}", "utf-8")
+        temporary.write_text(f"# {CHECKSUM}{sha256(text)}\n{text}", "utf-8")
 
 
 def read_yaml(path: Path) -> DictConfig | ListConfig:
@@ -114,7 +135,7 @@ def read_yaml(path: Path) -> DictConfig | ListConfig:
     try:
         whole = path.read_text("utf-8")
         first, _, text = whole.partition("\n")
-        if not whole or CHECKSUM in first and first != f"# {CHECKSUM}{_sha256(text)}":
+        if not whole or CHECKSUM in first and first != f"# {CHECKSUM}{sha256(text)}":
             raise OSError("it is empty, or has another checksum; without its first line it is taken as it is")
         return OmegaConf.load(io.StringIO(whole))
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:

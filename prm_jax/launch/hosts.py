@@ -4,6 +4,7 @@ import atexit
 import collections
 import contextlib
 import ctypes
+import json
 import os
 import sys
 import tempfile
@@ -13,19 +14,17 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from prm_jax import InputError
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import expect
-from prm_jax.launch.files import sums_file
+from prm_jax.launch.files import read_json, sums_file, write_json
+from prm_jax.launch.mesh import sharding
 
 
 def set_cpu_devices(n: int | None):
     """Makes n devices of this process's CPU, before jax initialises its devices; None: 2, or 1 of a single core. XLA
-    runs matrix products on all cores, but the loop of attention and small operations on one; devices run in parallel.
-    """
+    runs matrix products on all cores, but attention's loop and small operations on one; devices run in parallel."""
     is_right = n is None or (type(n) is int and 1 <= n <= 1024)
     expect(is_right, "cpu_devices", n, "a number of at least 1, at most 1024, or null")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -115,19 +114,23 @@ def max_over_processes(n: int):
         return n
     mesh = jax.sharding.get_mesh()
     local = np.full(len(mesh.local_devices), n)
-    return jax.make_array_from_process_local_data(NamedSharding(mesh, P(mesh.axis_names)), local).max()
+    return jax.make_array_from_process_local_data(sharding(mesh.axis_names), local).max()
 
 
 @contextlib.contextmanager
 def described_file(path: Path, about: dict):
     """Writes about.json beside a file of rows: `about` at once, then the yielded Counter, the seconds and the versions.
-
-    The file may be left by a stopped call; InputError where that had another `about`.
-    """
-    start, counts = time.perf_counter(), collections.Counter()
-    share_file(path), share_file(sums_file(path)), share_file(path.with_name("about.json"))
-    run_folder.check_about(path, about)
+    The file may be left by a stopped call; InputError where that had another `about`."""
+    start, counts, beside = time.perf_counter(), collections.Counter(), path.with_name("about.json")
+    share_file(path), share_file(sums_file(path)), share_file(beside)
+    if path.exists() and path.stat().st_size:
+        expect(beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made")
+        stored = read_json(beside, f"delete {path} to make it again")
+        for name, value in json.loads(json.dumps(about)).items():
+            expected = f"{value!r}, which this command has; write into another folder"
+            expect(stored.get(name) == value, f"{path}: {name}", stored.get(name), expected)
+    write_json(beside, about | {"finished": False})
     yield counts
     end = {"finished": True, "counts": dict(counts), "seconds": time.perf_counter() - start}
     end |= {"versions": run_folder.versions(), "machine": run_folder.machine()}
-    run_folder.write_json(path.with_name("about.json"), about | end)
+    write_json(beside, about | end)

@@ -27,9 +27,7 @@ IN_SPLIT = ("tensor", "fsdp")
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """conf/train.yaml says what each key means."""
-
+class MeshConfig:  # conf/train.yaml says what each key means
     data: Count | None
     fsdp: Count
     tensor: Count
@@ -169,11 +167,8 @@ def sum_over_rows(product, x_nD, y_nF):
     """product(x, y), a sum over rows that XLA cannot split, as a sum over devices under jit, with whole features."""
     if jax.sharding.get_abstract_mesh().size <= 1:
         return product(x_nD, y_nF)
-
-    def sum_of_devices(x_nD, y_nF):
-        return jax.lax.psum(product(x_nD, y_nF), ROWS)
-
-    return jax.shard_map(sum_of_devices, in_specs=P(ROWS), out_specs=P(), check_vma=False)(x_nD, y_nF)
+    split = {"in_specs": P(ROWS), "out_specs": P(), "check_vma": False}
+    return jax.shard_map(lambda x_nD, y_nF: jax.lax.psum(product(x_nD, y_nF), ROWS), **split)(x_nD, y_nF)
 
 
 def row_shards() -> int:

@@ -3,8 +3,6 @@
 import ast
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
 import platform
 import re
@@ -21,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError, __version__
 from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten
-from prm_jax.launch.files import read_json, read_yaml, write_json, write_yaml
+from prm_jax.launch.files import read_json, read_yaml, sha256, write_json, write_yaml  # noqa: F401
 
 CLOCK = 60  # seconds that a file server's clock may be ahead of ours
 # Instructions that decide how a processor multiplies and in which order it sums, as /proc/cpuinfo names them: x86's, then ARM's.
@@ -200,21 +198,9 @@ def overridden_keys() -> list[str]:
     return [override.split("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task]
 
 
-def check_about(path: Path, about: dict):
-    """Writes about.json beside a file that is to be made; InputError where the file exists with another about.json."""
-    beside = path.with_name("about.json")
-    if path.exists() and path.stat().st_size:
-        expect(beside.exists(), str(path), "a file without about.json", "one beside it that says how it was made")
-        stored = read_json(beside, f"delete {path} to make it again")
-        for name, value in json.loads(json.dumps(about)).items():
-            expected = f"{value!r}, which this command has; write into another folder"
-            expect(stored.get(name) == value, f"{path}: {name}", stored.get(name), expected)
-    write_json(beside, about | {"finished": False})
-
-
 def code_fingerprint(files: Iterable[Path]) -> str:
     """sha256 of the syntax trees of source files, which comments and line breaks do not change."""
-    return hashlib.sha256("\n".join(ast.dump(ast.parse(file.read_text())) for file in files).encode()).hexdigest()
+    return sha256("\n".join(ast.dump(ast.parse(file.read_text())) for file in files))
 
 
 def versions() -> dict[str, str]:

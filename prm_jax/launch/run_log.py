@@ -1,6 +1,5 @@
 """Logs a training run to metrics.jsonl, TensorBoard, W&B and the progress bar, and receives the signal to stop."""
 
-import hashlib
 import importlib
 import json
 import math
@@ -13,7 +12,7 @@ from tqdm import tqdm
 
 from prm_jax import InputError
 from prm_jax.launch.config import expect, flatten
-from prm_jax.launch.files import decode_json, replaced
+from prm_jax.launch.files import decode_json, replaced, sha256
 from prm_jax.launch.run_folder import run_config
 
 
@@ -32,7 +31,6 @@ class MetricsLog:
 
     def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None, every: int = 0):
         self.board = self.wandb = None
-        require_packages(tensorboard, wandb)
         if tensorboard:
             from tensorboardX import SummaryWriter
 
@@ -42,7 +40,7 @@ class MetricsLog:
 
             path = str(run.resolve())
             names = {"project": "prm_jax", "group": run.parent.name, "name": f"{run.parent.name}/{run.name}"}
-            run_id = hashlib.sha256(path.encode()).hexdigest()[:16]  # the same for a resumed run
+            run_id = sha256(path)[:16]  # the same for a resumed run
             config, quiet = dict(flatten(run_config(run))), Settings(silent=True, console="off")
             self.wandb = init(**names, dir=path, config=config, id=run_id, resume="allow", mode=wandb, settings=quiet)
         path = run / "metrics.jsonl"
