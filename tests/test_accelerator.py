@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from prm_jax.attention import dense
 from prm_jax.bench import __main__ as bench
 from prm_jax.bench import accelerator, common, memory
-from prm_jax.bench.train import LOSS
+from prm_jax.bench.models import LOSS
 from prm_jax.data.packing import pack_batch
 from prm_jax.generate.sampling import Sampling, decode_loop, first_token, prefill
 from prm_jax.launch.config import CONF

@@ -16,7 +16,7 @@ from conftest import TINY as TINY_MODEL
 from flax import nnx
 
 from prm_jax.bench import __main__ as bench
-from prm_jax.bench import common, memory, train
+from prm_jax.bench import common, memory, models
 from prm_jax.bench import rerank as bench_rerank
 from prm_jax.model import PRM
 from prm_jax.training import OptimizerConfig, make_optimizer
@@ -100,7 +100,7 @@ def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):
     """An environment without packages: the error comes before anything is measured."""
     venv.create(tmp_path / "bare", symlinks=True)
     python = tmp_path / "bare" / "bin" / "python"
-    monkeypatch.setattr(train, "train_step", None)
+    monkeypatch.setattr(models, "train_step", None)
     asked = ["what=train", "repeats=1", "peer=trl", *SMALL]
     folder = f"hydra.run.dir={tmp_path}/bench"
     assert call(bench.main, monkeypatch, "bench", *asked, f"peer_python={python}", folder) == (
@@ -113,7 +113,7 @@ def test_a_peer_without_its_packages_says_what_to_give(monkeypatch, tmp_path):
 
 def test_groups_of_equal_size_and_nearly_equal_tokens(rng):
     lengths = rng.integers(20, 700, 80)
-    groups = train.balanced(lengths, 10, 8)
+    groups = models.balanced(lengths, 10, 8)
     assert sorted(i for g in groups for i in g) == list(range(80)) and {len(g) for g in groups} == {8}
     totals = [lengths[g].sum() for g in groups]
     assert max(totals) < 1.05 * np.mean(totals)
@@ -154,7 +154,7 @@ def test_trials_by_hand():
 def test_bytes_of_each_choice_are_those_of_real_arrays():
     cfg = dataclasses.replace(TINY_MODEL, tied=False, dtype="bfloat16")
     model = PRM(cfg, rngs=nnx.Rngs(0))
-    opt = make_optimizer(model, OptimizerConfig(**train.OPTIMIZER), 10)
+    opt = make_optimizer(model, OptimizerConfig(**models.OPTIMIZER), 10)
     parameters, moments = (sum(x.nbytes for x in jax.tree.leaves(tree)) for tree in (model, opt))
     counted = {name: memory.state_bytes(cfg, **choice) for name, choice in memory.CHOICES.items()}
     assert counted["all"] == {"parameters": parameters, "gradients": parameters, "moments": moments}

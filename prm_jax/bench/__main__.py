@@ -10,12 +10,10 @@ import jax
 from prm_jax.bench.accelerator import bench_accelerator, markdown
 from prm_jax.bench.common import PEERS, BenchConfig, Row, median_seconds, table
 from prm_jax.bench.memory import bench_memory
+from prm_jax.bench.models import bench_sampling, bench_score, bench_train
 from prm_jax.bench.rerank import bench_rerank
-from prm_jax.bench.sampling import bench_sampling
-from prm_jax.bench.score import bench_score
 from prm_jax.bench.search import bench_search
 from prm_jax.bench.serve import bench_serve
-from prm_jax.bench.train import bench_train
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices

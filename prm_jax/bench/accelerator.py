@@ -21,9 +21,7 @@ from prm_jax.attention import dense
 from prm_jax.bench import common
 from prm_jax.bench.common import BenchConfig, Row
 from prm_jax.bench.memory import compiled_bytes
-from prm_jax.bench.sampling import bench_sampling
-from prm_jax.bench.score import bench_score
-from prm_jax.bench.train import bench_train, packed_steps
+from prm_jax.bench.models import bench_sampling, bench_score, bench_train, packed_steps
 from prm_jax.checkpoints.hf_config import ModelChoice
 from prm_jax.kernels import accelerator, cpu
 from prm_jax.launch.config import expect, parse

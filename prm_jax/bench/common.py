@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import timeit
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.kernels.cpu import matmul
-from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect
+from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect, keys
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, make_sharded
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
@@ -28,11 +28,6 @@ from prm_jax.model import PRM, ModelConfig, cast_backbone
 PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}}
 PEERS |= {what: {"torch": "torch transformers"} for what in ("score", "sampling")}
 DTYPES = Rule(lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both")
-
-
-def keys(name: str, *counts: str, **others) -> type:
-    """A frozen dataclass whose fields `counts` are Counts; `others` are {field: type}."""
-    return dataclasses.make_dataclass(name, [*((count, Count) for count in counts), *others.items()], frozen=True)
 
 
 Train = keys("Train", "solutions", "rows", "longest", "tokens_a_step", mean_tokens=Positive)
@@ -48,9 +43,7 @@ Accelerator = keys("Accelerator", "tokens", models=dict[str, dict], train=Train,
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchConfig:
-    """conf/bench.yaml says what each key means."""
-
+class BenchConfig:  # conf/bench.yaml says what each key means
     what: str
     dtypes: Annotated[list, DTYPES]
     model: hf_config.ModelChoice
@@ -76,9 +69,7 @@ class BenchConfig:
         expect(self.peer in peers, "peer", self.peer, f"{listed} where what={self.what}")
 
 
-class Row(NamedTuple):
-    """A line of the table; `name`, its key in results.json, ends with the unit."""
-
+class Row(NamedTuple):  # a line of the table; its name, a key of results.json, ends with the unit
     name: str
     value: float
     note: str = ""
@@ -95,12 +86,7 @@ def shown(x: float) -> str:
 
 def call_seconds(f, warmup: int, repeats: int) -> list[float]:
     """Wall time of each repetition of f() in seconds, after `warmup` calls that are not timed; waits for its arrays."""
-    times = []
-    for _ in range(warmup + repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(f())
-        times.append(time.perf_counter() - start)
-    return times[warmup:]
+    return timeit.repeat(lambda: jax.block_until_ready(f()), number=1, repeat=warmup + repeats)[warmup:]
 
 
 def median_seconds(f, warmup: int, repeats: int) -> float:

@@ -12,7 +12,7 @@ from flax import nnx
 
 from prm_jax import InputError
 from prm_jax.bench.common import BenchConfig, Row
-from prm_jax.bench.train import LOSS, OPTIMIZER
+from prm_jax.bench.models import LOSS, OPTIMIZER
 from prm_jax.data.packing import pack_batch
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect, parse
