@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import tasks
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.hf_tensors import open_tensors
+from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data.formats import encode
 from prm_jax.data.packing import layout_batch

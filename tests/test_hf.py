@@ -18,9 +18,9 @@ from conftest import ROOT, TINY
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints import hf, hf_config, hf_tensors
+from prm_jax.checkpoints import folders, hf, hf_config
 from prm_jax.checkpoints.card import serving
-from prm_jax.checkpoints.hf_tensors import open_tensors
+from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import TwoTokenHead
 from prm_jax.data.formats import Format, train_tokenizer
@@ -549,7 +549,7 @@ def test_a_large_export_is_sharded_as_transformers_reads_it(tmp_path, rng, token
     hf.save(tmp_path, model, tokenizer)
     whole = AutoModelForTokenClassification.from_pretrained(tmp_path).eval()
     largest = max(4 * math.prod(x.get_shape()) for x in open_tensors(tmp_path).values())
-    monkeypatch.setattr(hf_tensors, "SHARD", 20_000)
+    monkeypatch.setattr(folders, "SHARD", 20_000)
     hf.save(tmp_path, model, tokenizer)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05}.safetensors"
@@ -696,7 +696,7 @@ def test_bad_safetensors_give_one_clear_line(tmp_path, tokenizer):
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(hf_tensors, "SHARD", 20_000)
+    monkeypatch.setattr(folders, "SHARD", 20_000)
     hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(0)), tokenizer)
     first, second, *_ = sorted(tmp_path.glob("*.safetensors"))
     second.write_bytes(first.read_bytes())
@@ -744,9 +744,9 @@ def test_a_write_that_fails_leaves_the_earlier_export_as_it_was(tmp_path, tokeni
 
     def full(arrays, path, **_):
         path.write_bytes(b"half")
-        raise hf_tensors.SafetensorError("No space left on device")
+        raise folders.SafetensorError("No space left on device")
 
-    monkeypatch.setattr(hf_tensors, "save_file", full)
+    monkeypatch.setattr(folders, "save_file", full)
     with pytest.raises(InputError, match="model.safetensors: cannot be written .No space left"):
         hf.save(tmp_path, PRM(TINY, rngs=nnx.Rngs(1)), tokenizer)
     assert (tmp_path / "model.safetensors").read_bytes() == before and not list(tmp_path.glob("*.tmp"))

@@ -48,7 +48,6 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
 
 
 def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, tag: int | None) -> str:
-    """The README.md of an exported run."""
     is_lm = cfg.head == "none"
     use = "`AutoModelForTokenClassification` of transformers loads it; read the logits at the step ends."
     if is_lm:

@@ -19,9 +19,8 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import InputError
-from prm_jax.checkpoints.folders import EMBEDDED, SHIPPED, base_of, locate, open_weights  # noqa: F401
+from prm_jax.checkpoints.folders import DTYPES, EMBEDDED, SHIPPED, base_of, locate, open_weights, write_tensors  # noqa: F401
 from prm_jax.checkpoints.hf_config import GEMMAS, export_config
-from prm_jax.checkpoints.hf_tensors import DTYPES, write_tensors
 from prm_jax.checkpoints.sentencepiece_file import write_tokenizer
 from prm_jax.data.formats import all_formats
 from prm_jax.heads import HEADS
@@ -90,9 +89,7 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
     return heads[C], layer
 
 
-class Source(NamedTuple):
-    """Where a parameter comes from: its dtype there, and read(index, out), which fills `out` with that part."""
-
+class Source(NamedTuple):  # where a parameter comes from: its dtype there, and read(index, out), which fills `out`
     dtype: np.dtype
     read: Callable[[tuple, np.ndarray], None]
 

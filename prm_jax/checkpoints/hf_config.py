@@ -42,9 +42,8 @@ def read_config(folder: Path) -> dict:
     if config.get("model_type") == "gemma3" and isinstance(config.get("text_config"), dict):
         print(f"model       {path}: only the language model of this multimodal gemma3 is read")
         config = config["text_config"] | config | {"model_type": "gemma3_text"}
-    if config.get("model_type") not in FAMILIES:
-        code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
-        raise InputError(f"{path}: model_type: got {config.get('model_type')!r}, expected {', '.join(FAMILIES)}{code}")
+    code = " (its own Python code, auto_map, is never run)" if "auto_map" in config else ""
+    expect((family := config.get("model_type")) in FAMILIES, f"{path}: model_type", family, ", ".join(FAMILIES) + code)
     return config
 
 
@@ -271,7 +270,6 @@ def hf_config(cfg: ModelConfig, tokenizer) -> dict:
 
 
 def family_fields(cfg: ModelConfig, rope: dict) -> dict:
-    """The keys of a config.json that only some families have."""
     family, fields = cfg.family, {} if cfg.family in ("qwen2", "mistral") else {"attention_bias": cfg.qkv_bias}
     sliding = cfg.sliding or (cfg.window is not None,) * cfg.layers
     layer_types = ["sliding_attention" if slides else "full_attention" for slides in sliding]

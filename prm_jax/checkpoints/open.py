@@ -22,9 +22,7 @@ OUTCOME = ("ForSequenceClassification", "ForRewardModel")  # classes that score 
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A verifier or a policy, with everything that its outputs depend on."""
-
+class Loaded:  # a verifier or a policy, with everything that its outputs depend on
     model: PRM
     tokenizer: object
     format: Format | None  # None for a language model

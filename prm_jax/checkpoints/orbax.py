@@ -5,7 +5,6 @@ A step's folder gets its name once it is complete. `checksums.json` is its last 
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import logging
 import re
@@ -22,9 +21,10 @@ from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.launch.config import expect, parse
+from prm_jax.launch.files import read_json, sha256, write_json
 from prm_jax.launch.hosts import broadcast
 from prm_jax.launch.mesh import abstract_arrays, shardings
-from prm_jax.launch.run_folder import read_json, run_config, write_json
+from prm_jax.launch.run_folder import run_config
 from prm_jax.lora import LoraConfig, attach, merge
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
@@ -164,7 +164,7 @@ def structure_hash(model) -> str:
         name, is_default = field.name, getattr(model.cfg, field.name) == field.default
         if name in HASHED or not is_default and name not in NOT_HASHED:
             fields[RENAMED.get(name, name)] = values[name]
-    return hashlib.sha256(json.dumps([shapes, fields], sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps([shapes, fields], sort_keys=True))
 
 
 def restore_step(manager: ocp.CheckpointManager, step: int, **modules) -> dict:

@@ -15,10 +15,13 @@ from prm_jax.model import PRM
 
 
 class ReleasedHead(nnx.Module):
-    """A PRM whose step logits a subclass computes from the hidden states x_BTD; ModelScorer takes it as `cfg.head`."""
+    """A PRM whose step logits a subclass computes from the hidden states x_BTD, with the ids of its verdicts' tokens;
+    ModelScorer takes it as `head`."""
 
-    def __init__(self, model: PRM, head: str):
-        self.model, self.cfg = model, dataclasses.replace(model.cfg, head=head)
+    head = "scalar"
+
+    def __init__(self, model: PRM, *ids: int):
+        self.model, self.ids, self.cfg = model, ids, dataclasses.replace(model.cfg, head=self.head)
 
     def __call__(self, *args):
         return self.model(*args)
@@ -27,25 +30,19 @@ class ReleasedHead(nnx.Module):
 class TokenShareHead(ReleasedHead):
     """P(good) is the softmax probability of the good verdict's token over the whole vocabulary (Granite's PRMs)."""
 
-    def __init__(self, model: PRM, good: int):
-        super().__init__(model, "scalar")
-        self.good = good
-
     def step_logits(self, x_BTD):
-        logit_BTV = self.model.vocab_logits(x_BTD)
-        others_BTV = logit_BTV.at[..., self.good].set(-jnp.inf)
-        return logit_BTV[..., self.good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
+        logit_BTV, (good,) = self.model.vocab_logits(x_BTD), self.ids
+        others_BTV = logit_BTV.at[..., good].set(-jnp.inf)
+        return logit_BTV[..., good, None] - jax.nn.logsumexp(others_BTV, axis=-1, keepdims=True)
 
 
 class TwoTokenHead(ReleasedHead):
     """P(good) is the softmax over the logits of two tokens, the bad and the good verdict's."""
 
-    def __init__(self, model: PRM, bad: int, good: int):
-        super().__init__(model, "binary")
-        self.pair = bad, good
+    head = "binary"
 
     def step_logits(self, x_BTD):
-        return self.model.vocab_logits(x_BTD)[..., self.pair]
+        return self.model.vocab_logits(x_BTD)[..., self.ids]
 
 
 class Ensemble(ReleasedHead):
@@ -53,7 +50,7 @@ class Ensemble(ReleasedHead):
     2504.10559). The weights are nn1, nn2 and nn_out of `layer`'s module, [E, in, out] and [E, out]."""
 
     def __init__(self, model: PRM, tensors: dict, layer: str):
-        super().__init__(model, "scalar")
+        super().__init__(model)
         module, width = layer.rsplit(".", 1)[0], model.cfg.dim
         layers, self.members = [], tensors[f"{layer}.weight"].get_shape()[0]
         for name in ("nn1", "nn2", "nn_out"):

@@ -21,9 +21,7 @@ SERVER = ("http://", "https://")
 BUILT_IN = re.compile(r"equations|random|policy(?::.+)?|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
 
 
-class OpenOptions(NamedTuple):
-    """How to open a verifier; conf/evaluate.yaml explains the keys of the same names."""
-
+class OpenOptions(NamedTuple):  # how to open a verifier; conf/evaluate.yaml explains the keys of the same names
     which: str = "best"
     format: Format | None = None
     dtype: str = "float32"
@@ -72,9 +70,8 @@ def likelihood_scorer(name: str, options: OpenOptions) -> ModelScorer:
     expect(path, "checkpoint", name, "policy:NAME, a language model, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
-    fmt = loaded.format or (
-        read_format("plain") if options.format is None or options.format.name == "auto" else options.format
-    )
+    asked = options.format if options.format is not None and options.format.name != "auto" else read_format("plain")
+    fmt = loaded.format or asked
     args = loaded.model, loaded.tokenizer, fmt, "unknown", "prm", name, None, options.rows, options.tokens
     return ModelScorer(*args, likelihood=True)
 
@@ -98,12 +95,11 @@ def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions
     if kind == "checker":
         task = tasks.of_files(options.files, options.task)
         judge = functools.partial(tasks.are_right if faults else tasks.step_labels, task)
-        return NoisyChecker(judge, *faults, options.seed, name) if faults else CheckerScorer(judge)
-    if options.data is None or options.data.name not in tasks.TASKS:
+    elif options.data is None or options.data.name not in tasks.TASKS:
         expected = " or ".join(f"data={name}" for name in tasks.TASKS)
         raise InputError(f"checkpoint: {name} needs the embedded task that it knows the values of: {expected}")
-    data = data_config(options.data)
-    values = functools.partial(tasks.TASKS[data.name].values, data.task)
-    if faults:
-        return NoisyChecker(values, *faults, options.seed, name=name, label_kind="value")
-    return CheckerScorer(values, name=name, label_kind="value")
+    else:
+        data = data_config(options.data)
+        judge = functools.partial(tasks.TASKS[data.name].values, data.task)
+    said = {"name": name, "label_kind": "correctness" if kind == "checker" else "value"}
+    return NoisyChecker(judge, *faults, options.seed, **said) if faults else CheckerScorer(judge, **said)
