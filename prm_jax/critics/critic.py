@@ -27,9 +27,7 @@ KEPT = 1 << 20  # steps whose votes are kept from call to call, since a search a
 
 
 @dataclasses.dataclass
-class CriticStats:
-    """The critiques' cost, and how they ended."""
-
+class CriticStats:  # the critiques' cost, and how they ended
     solutions: int = 0
     critiques: int = 0
     tokens: int = 0  # written
@@ -49,9 +47,7 @@ class CriticStats:
 
 
 @dataclasses.dataclass
-class Draft:
-    """An unfinished critique."""
-
+class Draft:  # an unfinished critique
     prompt: str  # all text before the last round
     step: int  # number of the step that it judges
     text: str = ""
