@@ -27,7 +27,7 @@ from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_split
 from prm_jax.data.units import probability
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Seed, expect, parse
+from prm_jax.launch.config import Count, Seed, expect, keys, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite, require_packages
@@ -37,15 +37,9 @@ from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.tasks import TASKS, first_wrong
 
-
-@dataclasses.dataclass(frozen=True)
-class TrainBatch:
-    rows: Count
-    tokens: Count | None
-    accumulate: Count
-    too_long: str
-    step_weights: str
-    share_prefixes: bool
+TrainBatch = keys(  # conf/train.yaml says what each key means
+    "TrainBatch", "rows", "accumulate", tokens=Count | None, too_long=str, step_weights=str, share_prefixes=bool
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +50,7 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """conf/train.yaml explains each key; data/splits.py parses `data`, launch/ `distributed` and `cpu_devices`."""
-
+class TrainConfig:  # conf/train.yaml explains each key; data/splits.py parses data, launch/ the devices
     seed: Seed
     objective: Literal["prm", "orm", "implicit", "lm"]
     outcome_at: Literal["last", "tokens"]
@@ -338,19 +330,16 @@ def make_model(cfg: TrainConfig, tokenizer) -> PRM:
     config, where = hf_config.read_config(folder), str(folder / "config.json")
     is_lm = cfg.objective in ("lm", "implicit")
     head = "none" if is_lm else cfg.model.head
-    uses = {"head": head, "lm_head": is_lm or cfg.loss.lm_weight > 0}
-    if cfg.init == "random":
-        if cfg.model.vocab is None:
-            config["vocab_size"] = -(-len(tokenizer) // 64) * 64
-        model_cfg, _ = hf_config.resolve_model(cfg.model, config, "model", **uses)
-    else:
-        model_cfg, changed = hf_config.resolve_model(cfg.model, config, where, **uses)
-        for key, (wanted, has) in changed.items():
-            raise InputError(f"model.{key}: got {wanted}, but {cfg.init} has {has}; init=random starts fresh weights")
+    uses, is_random = {"head": head, "lm_head": is_lm or cfg.loss.lm_weight > 0}, cfg.init == "random"
+    if is_random and cfg.model.vocab is None:
+        config["vocab_size"] = -(-len(tokenizer) // 64) * 64
+    model_cfg, changed = hf_config.resolve_model(cfg.model, config, "model" if is_random else where, **uses)
+    for key, (wanted, has) in () if is_random else changed.items():
+        raise InputError(f"model.{key}: got {wanted}, but {cfg.init} has {has}; init=random starts fresh weights")
     vocab, n = model_cfg.vocab, len(tokenizer)
     expect(n <= vocab, "model.vocab", vocab, f"an embedding for each of the tokenizer's {n} tokens")
     frozen = cfg.optimizer.trainable != "all"
-    if cfg.init == "random":
+    if is_random:
         model = make_sharded(lambda: PRM(model_cfg, rngs=nnx.Rngs(cfg.seed)))
         model = make_sharded(cast_backbone, model, donate=0) if frozen else model
     else:

@@ -1,10 +1,8 @@
 """Scores, ranks, trains and evaluates from Python: what `import prm_jax` offers, for notebooks and programs."""
 
-import copy
-import importlib.util
 import re
+import runpy
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import hydra
 import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Quote, QuotedString
-from omegaconf import open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
@@ -110,7 +108,7 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
     """Runs the `main` of train.py or evaluate.py with a configuration of its own and returns its folder. Neither the
     working folder nor sys.argv change, and the Hydra of a calling program is as it was."""
     words = [*overrides, *(word for key, value in keys.items() for word in as_overrides(key, value))]
-    main = script(name).main.__wrapped__
+    main = runpy.run_path(str(ROOT / f"{name}.py"))["main"].__wrapped__  # these files lie outside the package
     cli.use_compilation_cache()
     before = HydraConfig.instance().cfg
     try:
@@ -120,9 +118,7 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
         cfg.hydra.runtime.output_dir = str(folder)
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
         raise InputError(cli.one_line(error, name, words).removeprefix("error: ")) from None
-    job = copy.deepcopy(cfg)
-    with open_dict(job):
-        del job["hydra"]
+    job = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     try:
         HydraConfig.instance().set_config(cfg)
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,17 +130,6 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
     finally:
         HydraConfig.instance().cfg = before
     return folder if cfg.resume is None else Path(str(cfg.resume)).resolve()
-
-
-def script(name: str):
-    """The module of train.py or evaluate.py, which lie outside the package."""
-    full = f"prm_jax.root.{name}"
-    if full not in sys.modules:
-        spec = importlib.util.spec_from_file_location(full, ROOT / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[full] = module
-    return sys.modules[full]
 
 
 def as_overrides(key: str, value) -> list[str]:
