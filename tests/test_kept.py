@@ -316,15 +316,16 @@ def test_a_search_that_is_kept_is_read_or_made_again(tmp_path, capsys):
         return search.search_once(0, None, None, None, "min", "beam", 60, 1.0, file)
 
     write_pool(file, pool)
-    files.write_json(done, {"policy_tokens": 3.0, "sha256": search.file_fingerprint(file)})
-    assert read() == ({"policy_tokens": 3.0}, pool)
+    costs = {"policy_tokens": 3.0, "tokens_by_problem": [3]}
+    files.write_json(done, costs | {"sha256": search.file_fingerprint(file)})
+    assert read() == (costs, pool)
     kept = {path: path.read_bytes() for path in (file, done)}
     for path, content in kept.items():
         for how, other in damaged(content, 20):
             path.write_bytes(other)
             capsys.readouterr()
             try:
-                assert read() == ({"policy_tokens": 3.0}, pool), how
+                assert read() == (costs, pool), how
             except InputError as error:
                 assert "\n" not in str(error) and f"{done}" in str(error), how
             except AttributeError:  # no policy is there to search again

@@ -1,5 +1,6 @@
 """Search: methods on problems with known answers, against exact and ignorant verifiers, by hand and against mctx's own loop."""
 
+import copy
 import dataclasses
 import functools
 import json
@@ -219,11 +220,36 @@ def test_a_beam_keeps_the_best_of_all_and_of_each_group():
     assert state.tokens_P[0] == 6
     assert [len(rows) for rows in scorer.asked] == [2, 2, 2]
     state = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
-    beam(state, [0], width=4, branch=2)  # a and b come twice; two of the four are kept, both b
-    assert texts(state.nodes[0])[4:8] == ["be", "bf", "be", "bf"]
-    state = explore(Table(LOGITS), ["?"], Scripted(SCRIPT), "last")
-    beam(state, [0], width=4, branch=2, groups=2)  # each group of its own: b of a and b in both
+    beam(state, [0], width=4, branch=2, apart=True)  # each subtree of its own: b of a and b in both
     assert texts(state.nodes[0]) == ["a", "b", "a", "b", *["be", "bf"] * 2, *["bfG", "bfH"] * 2]
+
+
+def test_equal_texts_are_one_beam_and_a_beam_keeps_its_width():
+    """a is likely and scores a little more than b, under which the right answer R lies: two beams a would never see it."""
+    script = {"": "aaab", "a": "cW", "b": "dR", "ac": "WW", "bd": "WW"}
+    logits = {"a": 2, "b": 1, "ac": 1, "aW": 0, "bd": 0, "bR": 5, "acW": 0, "bdW": 0}
+    state = explore(Table(logits), ["?"], Scripted(script), "last")
+    beam(state, [0], width=4, branch=2)
+    assert max(state.finished(0), key=lambda x: x.value).steps == ("b", "R")
+    assert texts(state.nodes[0])[4:8] == ["ac", "aW", "bd", "bR"]  # both were kept, and R left the beam
+    alone = explore(Table(logits), ["?"], Scripted(script | {"": "aaaa"}), "last")
+    beam(alone, [0], width=4, branch=2)
+    assert (
+        texts(alone.nodes[0]) == ["a"] * 4 + ["ac", "aW"] * 2 + ["acW"] * 4
+    )  # one text left: all of the width is its own
+
+
+def test_a_subtree_ends_with_its_best_step_if_that_is_finished():
+    """Beeching et al.: its finished R ends the subtree; a beam goes on from the open c beside it."""
+    script, logits = {"": "aa", "a": "cR", "ac": "WW"}, {"a": 0, "ac": 1, "aR": 2, "acW": 3}
+    dvts, plain = (explore(Table(logits), ["?"], Scripted(script), "last") for _ in range(2))
+    beam(dvts, [0], width=2, branch=2, apart=True)
+    beam(plain, [0], width=2, branch=2)
+    assert texts(dvts.nodes[0]) == ["a", "a", "ac", "aR"] and texts(plain.nodes[0])[4:] == ["acW", "acW"]
+    logits["ac"] = 3  # a better open step goes on, and what had finished stays a candidate
+    dvts = explore(Table(logits), ["?"], Scripted(script), "last")
+    beam(dvts, [0], width=2, branch=2, apart=True)
+    assert texts(dvts.finished(0)) == ["aR", "acW", "acW"]
 
 
 def test_lookahead_chooses_by_what_follows_and_pays_for_it():
@@ -308,16 +334,16 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
 def test_a_budget_becomes_widths_and_simulations():
     of = lambda method, budget: plan(method, budget, 30.0, OPTIONS)
     assert of("best_of_n", 240) == {"width": 8} and of("best_of_n", 10) == {"width": 1}
-    flat = {"groups": 1, "ahead": 0, "block": 1}
+    flat = {"apart": False, "ahead": 0, "block": 1}
     assert of("beam", 240) == {"width": 8, "branch": 4, **flat} and of("beam", 60) == {"width": 2, "branch": 2, **flat}
     assert of("beam", 210) == {"width": 4, "branch": 4, **flat} and of("beam", 390) == {
         "width": 12,
         "branch": 4,
         **flat,
     }
-    assert of("dvts", 270) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 1}
+    assert of("dvts", 270) == {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 1}
     assert of("lookahead", 240) == {"width": 4, "branch": 4, **flat, "ahead": 1}
-    assert of("vgs", 240) == {"width": 8, "branch": 4, "groups": 2, "ahead": 0, "block": 12}
+    assert of("vgs", 240) == {"width": 8, "branch": 4, "apart": True, "ahead": 0, "block": 12}
     assert of("mcts", 240) == {"simulations": 32, "branch": 4, "rule": "puct"} and of("mcts", 60)["branch"] == 2
 
 
@@ -397,6 +423,32 @@ def test_a_vote_of_a_budget_that_pays_for_no_answer_is_lost():
     assert {rule: x.tolist() for rule, x in solved.items()} == {rule: [0.0, 0.0] for rule in rules}
 
 
+def test_every_final_choice_on_one_small_tree():
+    """The score likes 5 best, two paths to 6 together weigh more, and under the policy's log p a 7 has the highest sum."""
+    paths = {("1", "5"): (2.0, -9.0), ("2", "6"): (1.5, -8.0), ("3", "6"): (1.5, -8.0), ("4", "7"): (1.0, -1.0)}
+    gold = lambda answer: Problem(
+        "x", "?", answer,
+        tuple(Candidate(steps, steps[-1], steps[-1] == answer, True, {"search": (9.0, logit)}, (0.0, logp))
+              for steps, (logit, logp) in paths.items()), {"search": "logit"},
+    )  # fmt: skip
+    solved = solved_by([gold(x) for x in "567"], SimpleNamespace(arrays=pool_arrays), "last", 0.5)
+    assert {rule: x.tolist() for rule, x in solved.items()} == {
+        "best": [1, 0, 0], "vote": [0, 1, 0], "policy": [0, 0, 1], "oracle": [1, 1, 1]
+    }  # fmt: skip
+
+
+def test_a_method_is_chosen_by_difficulty_on_the_other_half():
+    """Method 0 solves the easy problems and 1 the hard ones: 6 of 8 alone, 8 by choice. What a half says is not used on
+    itself: where each problem is solved by the method that fails in the other half nothing is."""
+    bins = np.array([0, 2, 4, 6]), np.array([1, 3, 5, 7])
+    easy, hard = np.isin(np.arange(8), bins[0]), np.isin(np.arange(8), [1, 3, 5, 7, 0, 2])
+    choice_P = evals_search.choose_by_difficulty(np.stack([easy, hard]).astype(float), bins)
+    assert choice_P.tolist() == [0, 1] * 4
+    first_half = np.isin(np.arange(8), [0, 4, 1, 5])
+    choice_P = evals_search.choose_by_difficulty(np.stack([first_half, ~first_half]).astype(float), bins)
+    assert np.choose(choice_P, [first_half, ~first_half]).sum() == 0
+
+
 def test_the_policy_alone_is_measured_as_any_pool():
     """A problem may have fewer samples, and what was cut is not right, whatever it says last."""
     sample = lambda right, ended: Candidate(("4+5=2",), "2", right, ended)
@@ -414,10 +466,10 @@ def test_the_plan_that_is_reported_is_the_one_that_runs(monkeypatch, tmp_path):
     """A first search takes the share `first` wherever stop_at is given, 0 included."""
     for name, stub in {
         "policy_baseline": (np.ones(2), {"tokens_per_solution": 10.0}),
-        "search_once": ({"policy_tokens": 1.0}, []),
+        "search_once": ({"policy_tokens": 1.0, "tokens_by_problem": [1]}, []),
         "solved_by": {"best": np.ones(2)},
     }.items():
-        monkeypatch.setattr(evals_search, name, lambda *args, stub=stub: dict(stub) if type(stub) is dict else stub)
+        monkeypatch.setattr(evals_search, name, lambda *args, stub=stub: copy.deepcopy(stub))
     inputs = SimpleNamespace(policy=Solver(), questions=[0, 1], samples=[])
     scorer, setup = CheckerScorer(None), SimpleNamespace(cfg=SimpleNamespace(seed=0), folder=tmp_path)
     options = {"methods": ["best_of_n"], "budgets": [120], "difficulties": 1, "aggregator": None}
@@ -442,12 +494,14 @@ def test_the_task_writes_pools_and_numbers_and_goes_on(tmp_path, monkeypatch):
     assert [v["verifier"] for v in results["verifiers"]] == ["checker", "checker-0.05-3", "values"]
     assert [v["aggregator"] for v in results["verifiers"]] == ["prod", "prod", "last"]
     first = results["verifiers"][0]["searches"]
-    assert [(s["method"], s["budget"]) for s in first] == [
-        ("best_of_n", 60),
-        ("beam", 60),
-        ("best_of_n", 120),
-        ("beam", 120),
-    ]
+    methods = [(method, budget) for budget in (60, 120) for method in ("best_of_n", "beam")]
+    optimal = first[4:]  # below the searches, at each budget
+    first = first[:4]
+    assert [(s["method"], s["budget"]) for s in first] == methods
+    for s, pair in zip(optimal, (first[:2], first[2:]), strict=True):
+        assert s["method"] == "optimal" and len(s["plan"]["groups"]) == 3
+        assert min(x["policy_tokens"] for x in pair) * 0.7 < s["policy_tokens"] < 1.3 * s["budget"]
+        assert s["best"]["share"] <= s["oracle"]["share"] and {"tokens_to_best_of_n", "vote"} <= s.keys()
     product = lambda c: -np.logaddexp(0, -np.array(c.step_scores["search"])).sum()
     for s in first:
         pool = read_pool(folder / "searches" / f"0_{s['method']}_{s['budget']}.jsonl.gz")

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import TaskData
 from prm_jax.evals.common import Setup, data_of, describe, is_run, open_scorer, plus_minus
 from prm_jax.evals.pool_arrays import Pool, log_scores, pool_arrays
+from prm_jax.figures.search import CHOICES
 from prm_jax.figures.search import search_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate import search
 from prm_jax.generate.remote import Server
@@ -33,7 +34,6 @@ from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
 METHODS = Rule(lambda x: x and {*x} <= search.METHODS.keys(), f"a list of {', '.join(search.METHODS)}")
 BUDGETS = Rule(lambda x: x and all(type(n) is int and n > 0 for n in x), "a list of whole numbers of tokens")
-CHOICES = {"best": "best score", "vote": "weighted vote", "policy": "best score + w log p of the policy"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,16 +119,26 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     is_value = scorer.objective == "orm" or scorer.label_kind in ("value", "advantage")
     aggregator = cfg.aggregator or ("last" if is_value else "prod")
     bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
-    rows, solved, rounds = [], {}, list(itertools.product(cfg.budgets, cfg.methods))
+    rows, solved, tokens, rounds = [], {}, {}, list(itertools.product(cfg.budgets, cfg.methods))
     with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
         for budget, method in rounds:
             file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
             costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
             solved[method, budget] = solved_by(pool, inputs, aggregator, cfg.policy_weight)
-            plan = search.plan(method, budget * (1 if cfg.stop_at is None else cfg.first), per_solution, cfg)
-            tables = {rule: shares(solved_P, bins, seed) for rule, solved_P in solved[method, budget].items()}
-            rows.append({"method": method, "budget": budget, "plan": plan, **costs, **tables})
+            tokens[method, budget] = np.array(costs.pop("tokens_by_problem"))
+            first = budget * (1 if cfg.stop_at is None else cfg.first)
+            rows.append({"method": method, "budget": budget, "plan": search.plan(method, first, per_solution, cfg)})
+            rows[-1] |= costs
             bar.update(1)
+    for budget in cfg.budgets if len(cfg.methods) > 1 and min(map(len, bins)) > 1 else ():
+        of_methods = [(solved[method, budget], tokens[method, budget]) for method in cfg.methods]
+        choice_P = choose_by_difficulty(np.stack([by_rule[cfg.choice] for by_rule, _ in of_methods]), bins)
+        chosen = {rule: np.choose(choice_P, [by_rule[rule] for by_rule, _ in of_methods]) for rule in of_methods[0][0]}
+        solved["optimal", budget], mean = chosen, np.choose(choice_P, [tokens_P for _, tokens_P in of_methods]).mean()
+        names = ["|".join(cfg.methods[i] for i in choice_P[members[:2]]) for members in bins]  # one of each half
+        rows.append({"method": "optimal", "budget": budget, "plan": {"groups": names}, "policy_tokens": float(mean)})
+    for row in rows:
+        row |= {rule: shares(x_P, bins, seed) for rule, x_P in solved[row["method"], row["budget"]].items()}
     spent = {row["budget"]: row["policy_tokens"] for row in rows if row["method"] == "best_of_n"}
     for row in [row for row in rows if row["method"] != "best_of_n" and row["budget"] in spent]:
         row["tokens_to_best_of_n"] = row["policy_tokens"] / spent[row["budget"]]
@@ -140,6 +150,16 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
         "problems": len(inputs.questions), **baseline,
         "difficulty_pass_at_1": [float(right_P[members].mean()) for members in bins], "searches": rows,
     }  # fmt: skip
+
+
+def choose_by_difficulty(solved_MP: np.ndarray, bins: Sequence[np.ndarray]) -> np.ndarray:
+    """Index of a method of M for each problem: compute-optimal choice (Snell et al. 2024). In each group of difficulty,
+    an array of problems, every second problem gets the method that solves most of the others, and they get theirs."""
+    choice_P = np.zeros(solved_MP.shape[1], int)
+    for members in bins:
+        for half, others in ((members[::2], members[1::2]), (members[1::2], members[::2])):
+            choice_P[half] = solved_MP[:, others].mean(1).argmax()
+    return choice_P
 
 
 def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
@@ -162,8 +182,8 @@ def search_once(
     """(costs, the graded pool) of one method at one budget, read if it is done already. size: tokens of a solution."""
     done = file.with_name(file.name.removesuffix(".jsonl.gz") + ".json")
     if done.exists():
-        costs = run_folder.read_json(done, policy_tokens=float)
-        if costs.pop("sha256", None) in (None, file.exists() and file_fingerprint(file)):  # an earlier version had none
+        costs = run_folder.read_json(done, policy_tokens=float, tokens_by_problem=list)
+        if costs.pop("sha256", None) == (file.exists() and file_fingerprint(file)):
             return costs, read_pool(file)
         print(f"search      {file} is not what was written: searched again")
     questions, start, key = inputs.questions, time.perf_counter(), jax.random.key(seed)
@@ -172,6 +192,7 @@ def search_once(
     search.search(state, method, budget, size, cfg)
     costs = {
         "policy_tokens": float(state.tokens_P.mean()),
+        "tokens_by_problem": state.tokens_P.tolist(),
         "policy_tokens_05_95": np.quantile(state.tokens_P, [0.05, 0.95]).tolist(),  # over problems
         "verifier_tokens": None if computed is None else (scorer.stats.computed - computed) / len(questions),
         "seconds": time.perf_counter() - start,
@@ -229,7 +250,9 @@ def show(results: dict):
             row = "".join(f"{searches[method, b][rule]['share']:>7.3f}" for b in budgets)
             spent = [searches[method, b]["policy_tokens"] / b for b in budgets]
             print(f"  {f'{method}, spent {min(spent):.2f} to {max(spent):.2f} of it':<54}{row}")
-        if unfinished := sum(s["unfinished_problems"] for s in v["searches"]):
+        if "optimal" in methods:
+            print("  optimal: each half of a group of difficulty by the method that solves most of the other half")
+        if unfinished := sum(s.get("unfinished_problems", 0) for s in v["searches"]):
             print(f"  {unfinished} problems of all searches together have no finished solution, and count as wrong")
 
 
@@ -241,14 +264,15 @@ def detail(results: dict):
         print(f"searches    under {v['verifier']}")
         print(f"{head}{'best score':<25} {'vote':<6} any    best of n less; as")
         for s in v["searches"]:
-            cost = "" if s["verifier_tokens"] is None else f"{s['verifier_tokens']:.0f}"
-            spread = "{:.0f}-{:.0f}".format(*s["policy_tokens_05_95"])
-            costs = f"  {s['budget']:>6} {s['method']:<10} {s['policy_tokens']:>6.0f} {spread:>10} {cost:>9}"
-            costs += f" {s['seconds']:>6.1f} {s['finished']:>6.1f}"
+            costs = f"  {s['budget']:>6} {s['method']:<10} {s['policy_tokens']:>6.0f} "
+            if "seconds" in s:
+                cost = "" if s["verifier_tokens"] is None else f"{s['verifier_tokens']:.0f}"
+                spread = "{:.0f}-{:.0f}".format(*s["policy_tokens_05_95"])
+                costs += f"{spread:>10} {cost:>9} {s['seconds']:>6.1f} {s['finished']:>6.1f}"
             solved = f"{s['best']['share']:.3f} {plus_minus(s['best']['interval'])} {s['vote']['share']:<6.3f}"
             against = f"at {s['tokens_to_best_of_n']:.2f} x" if "tokens_to_best_of_n" in s else ""
             if test := s.get("minus_best_of_n"):
                 against = f"{test['difference']:+.3f} p={test['p']:.3f}"
             plan = ", ".join(f"{key}={x}" for key, x in s["plan"].items() if x)
-            print(f"{costs}  {solved} {s['oracle']['share']:.3f}  {against:<15} {plan}")
+            print(f"{costs:<61}  {solved} {s['oracle']['share']:.3f}  {against:<15} {plan}")
     print(f"drawn       by {rule}; policy and verifier: tokens a problem; best of n less: {rule}, paired over problems")

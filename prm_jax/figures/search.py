@@ -6,13 +6,14 @@ import numpy as np
 
 from prm_jax.figures.style import GREY, Drawn, floats, line_style, panels, plain, save, size_axis
 
-LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS"}
+LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS", "optimal": "compute-optimal"}
+CHOICES = {"best": "best score", "vote": "weighted vote", "policy": "best score + w log p of the policy"}
 
 
 def search_figures(results: dict, folder: Path) -> list[Path]:
     """Draws one evaluation; bands are bootstrap intervals over problems."""
     names = "; ".join(f"{v['verifier']}, {v['aggregator']}, {v['problems']} problems" for v in results["verifiers"])
-    text = f"final choice: {'weighted vote' if results['choice'] == 'vote' else 'best score'}; dotted: the policy alone"
+    text = f"final choice: {CHOICES[results['choice']]}; dotted: the policy alone"
     text += "; bands: 95 % bootstrap intervals over problems; groups of equal size by share of right samples; "
     return [save(draw_search([results]).figure, folder / "search.png", text + names, results)]
 
@@ -25,7 +26,7 @@ def draw_search(runs: list[dict]) -> Drawn:
     columns, width = (2, 0) if len(first) == 1 else (1 + n_groups, 3.4 + 2.4 * n_groups)
     rows = -(-(1 + n_groups) * len(first) // columns)
     figure, axes_grid = panels(rows, columns, 0.6 + 2.5 * rows, width, sharex=True, sharey=True)
-    drawn = Drawn(figure, f"{first[0]['problems']} problems, final choice: {rule} score; dotted: the policy alone")
+    drawn = Drawn(figure, f"{first[0]['problems']} problems, final choice: {CHOICES[rule]}; dotted: the policy alone")
     drawn.spread = "thin lines: runs, whose intervals are in the table and in figure.json"
     for row, axes_of_verifier in enumerate(axes_grid.reshape(len(first), -1)):
         verifiers = [r["verifiers"][row] for r in runs]

@@ -30,25 +30,28 @@ def best_of_n(state: SearchState, problems: Iterable[int], width: int):
     state.grow([Node(p) for p in problems], width, "end")
 
 
-def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, groups=1, block=1, ahead=0):
-    """Beam search: one group is a plain beam (Snell et al. 2024), width / branch are DVTS (Beeching et al. 2024).
-    Each group starts with width / groups samples, keeps its best width / (groups branch), samples `branch` of each, and
-    so on; a finished solution leaves the beam. A step is ranked by its value, or by that of the node that `ahead` more
-    greedy steps reach (lookahead). `block`: least number of tokens between two choices; long blocks with a value or
-    outcome model are value-guided search (2505.17373)."""
-    keep = max(1, width // (groups * branch))
+def beam(state: SearchState, problems: Iterable[int], width: int, branch: int, apart=False, block=1, ahead=0):
+    """Beam search (Snell et al. 2024): a round samples `width` next steps, of which the best width / branch continue.
+    As in search-and-learn's recipes a finished solution leaves the beam, equal texts are one, and where fewer are left
+    the best are continued more often, so that each round has its width. apart: each of width / branch subtrees keeps
+    its best step, and ends when that is finished (DVTS, Beeching et al. 2024). A step is ranked by its value, or by
+    that of the node that `ahead` more greedy steps reach (lookahead). `block`: least number of tokens between two
+    choices; long blocks with a value or outcome model are value-guided search (2505.17373)."""
+    groups = max(1, width // branch) if apart else 1
     beams, n = [(Node(p), group) for p in problems for group in range(groups)], width // groups
+    keep = max(1, n // branch)
     for _ in range(state.max_steps):
         children, n = state.grow([node for node, _ in beams], n, block=block), branch
-        rivals = collections.defaultdict(list)
+        rivals = collections.defaultdict(dict)
         for (node, group), siblings in zip(beams, children, strict=True):
-            rivals[node.problem, group] += [child for child in siblings if child.is_open]
-        if ahead:
-            nodes = iter(state.look_ahead(list(itertools.chain(*rivals.values())), ahead))
-            rivals = {key: list(itertools.islice(nodes, len(children))) for key, children in rivals.items()}
-        beams = []
-        for (_, group), nodes in rivals.items():
-            beams += [(node, group) for node in sorted(nodes, key=lambda node: node.value)[-keep:]]
+            live = [child for child in siblings if child.is_open or apart and child.finish_reason == "eos"]
+            rivals[node.problem, group] |= {(child.steps, child.is_open): child for child in live}
+        nodes = list(itertools.chain(*(distinct.values() for distinct in rivals.values())))
+        nodes, beams = iter(state.look_ahead(nodes, ahead) if ahead else nodes), []
+        for (_, group), distinct in rivals.items():
+            best = sorted(itertools.islice(nodes, len(distinct)), key=lambda node: node.value, reverse=True)[:keep]
+            still_open = itertools.cycle([node for node in best if node.is_open])
+            beams += [(node, group) for node in itertools.islice(still_open, keep)]
         if not beams:
             break
 
@@ -76,10 +79,9 @@ class Method(NamedTuple):
 
 
 def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1, ahead: int = 0) -> dict:
-    """A beam of `width` samples a step, rounded down to a multiple of `branch`; apart: each kept node is a group."""
+    """A beam of `width` samples a step, rounded down to a multiple of `branch`."""
     branch = min(width, options.branch)
-    keep = width // branch
-    return {"width": keep * branch, "branch": branch, "groups": keep if apart else 1, "ahead": ahead, "block": block}
+    return {"width": width // branch * branch, "branch": branch, "apart": apart, "ahead": ahead, "block": block}
 
 
 def plan_mcts(width: int, options: Options) -> dict:
