@@ -146,11 +146,12 @@ def write(path, solutions, policy=None, label="soft", seed=0, **change):
 def test_rows_say_what_made_them_and_train(tmp_path, solutions):
     path, policy = tmp_path / "a/labels.jsonl", Solver()
     rows, _ = write(path, solutions, policy)
-    prefixes = {(s.problem, s.steps[: t + 1]) for s in solutions for t in range(len(s.steps))}
+    prefixes = {(s.problem, s.steps[:t]) for s in solutions for t in range(1, len(s.steps))}
     assert len(rows) == 30 and set(policy.asked) == prefixes and len(policy.asked) == len(prefixes)  # each once
-    assert len(prefixes) < sum(len(s.steps) for s in solutions)
-    for row, s in zip(rows, solutions, strict=True):
-        assert row["labels"] == [right / 8 for right in row["right"]] and row["k"] == 8
+    assert len(prefixes) < sum(len(s.steps) - 1 for s in solutions)
+    for row, s in zip(rows, solutions, strict=True):  # the last step has the solution's own outcome, and costs nothing
+        assert row["labels"] == [right / 8 for right in row["right"][:-1]] + [s.outcome] and row["right"][-1] is None
+        assert row["k"] == (8 if len(s.steps) > 1 else None)
         assert row["label_kind"] == "value" and row["completer"] == "solver" and row["labels"][-1] == s.outcome
     about = json.loads((path.parent / "about.json").read_text())
     assert about["finished"] and about["noise"] == {"false_positive": 0, "false_negative": 0}
@@ -174,7 +175,8 @@ def test_solutions_of_one_problem_stand_together_and_share_what_they_begin_with(
     at_once, _ = write(tmp_path / "b/labels.jsonl", solutions, label="ratio", noise=noise)
     assert rows == at_once  # no chunk and no neighbour changes a row
     for row in rows:
-        mc = [MC(row["problem_right"], row["problem_k"]), *(MC(right, 8) for right in row["right"])]
+        right = [*row["right"][:-1], 8 * row["outcome"]]
+        mc = [MC(row["problem_right"], row["problem_k"]), *(MC(r, 8) for r in right)]
         assert row["labels"] == LABELS["ratio"](mc, settings("ratio"))
     moved, _ = write(tmp_path / "c/labels.jsonl", solutions, label="advantage", prover=4, noise=noise)
     assert [row["right"] for row in moved] == [row["right"] for row in rows]
@@ -226,6 +228,7 @@ def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):
     assert tree["given"] == 1 and "6-3=3" not in {path["completions"][-1] for path in tree["paths"]}
     soft, _ = write(tmp_path / "s/labels.jsonl", solutions, Oracle(), k=2)
     assert [(row["labels"], row["outcome"]) for row in soft] == [([1, 1], None), ([1, 0, 0], 0)]
+    assert [row["right"] for row in soft] == [[2, 2], [2, 0, None]]  # what was cut is completed
 
 
 def test_bisection_sees_the_completions_that_a_scan_sees(tmp_path, solutions):
@@ -234,7 +237,7 @@ def test_bisection_sees_the_completions_that_a_scan_sees(tmp_path, solutions):
     asked = [(x, y) for row, all_of in zip(rows, scan, strict=True) for x, y in zip(row["right"], all_of["right"])]
     assert sum(x is not None for x, _ in asked) > 10 and all(x in (y, None) for x, y in asked)
     for row, all_of, s in zip(rows, scan, solutions, strict=True):
-        alive = [right > 0 for right in all_of["right"]]
+        alive = [right > 0 for right in all_of["right"][:-1]] + [bool(s.outcome)]
         if s.outcome == 0 and alive == sorted(alive, reverse=True):  # what a scan calls the first error
             assert row["labels"].index(0) == alive.index(False)
 
@@ -275,7 +278,7 @@ def test_completions_without_an_answer_are_counted(tmp_path, solutions):
     rows, policy = write(tmp_path / "labels.jsonl", solutions[:6], Silent())
     about = json.loads((tmp_path / "about.json").read_text())
     assert about["counts"]["unanswered"] == sum(row["unanswered"] for row in rows) == 8 * len(policy.asked)
-    assert {y for row in rows for y in row["labels"]} == {0}
+    assert {y for row in rows for y in row["labels"][:-1]} == {0}
 
 
 SMALL = ("k=4", "batch_rows=32", "sampling.max_tokens=60")

@@ -2,8 +2,8 @@
 
 python -m prm_jax.labeling input=FILE checkpoint=POLICY k=8     writes labels.jsonl (native rows) and about.json
 
-MC_t is the share of right completions among K of the problem and steps 1..t; LABELS are functions of these. first_error
-costs less: in solutions with a wrong answer it finds the first prefix without a right completion by bisection
+MC_t is the share of right completions among K of the problem and steps 1..t, for a finished solution's last step its own
+outcome; LABELS are functions of these. first_error costs less: in solutions with a wrong answer it finds the first prefix without a right completion by bisection
 (OmegaPRM, Luo et al. 2024), with ceil(log2 T) prefixes of T. Steps before the error are good, it is bad, later ones
 have no label; all steps of a solution with a right answer are good. tree looks for more such solutions among the
 completions (omegaprm.py). So labels are values or advantages of the policy (data.label_kind=value, advantage). Rows
@@ -169,10 +169,17 @@ def prefixes_of(s: Solution) -> list[Prefix]:
 
 
 def label_all_prefixes(solutions: Sequence[Solution], cfg: Labels, complete: Completions) -> list[list[float | None]]:
-    """Labels of all steps by completions of all prefixes."""
+    """Labels of all steps by completions of all prefixes. The last step's MC is the solution's own outcome, as in the
+    programs of GenPRM and distilabel, where it has one: nothing is left to complete."""
     first = 0 if cfg.label in ("ratio", "advantage") else 1  # these need the MC of the bare problem
-    complete([prefix for s in solutions for prefix in prefixes_of(s)[first:]])
-    return [LABELS[cfg.label](list(map(complete.mc, prefixes_of(s))), cfg) for s in solutions]
+    complete([prefix for s in solutions for prefix in prefixes_of(s)[first : None if s.outcome is None else -1]])
+    labels = []
+    for s in solutions:
+        mc = list(map(complete.mc, prefixes_of(s)))
+        if s.outcome is not None:
+            mc[-1] = MC(cfg.k * (s.outcome > 0), cfg.k)
+        labels.append(LABELS[cfg.label](mc, cfg))
+    return labels
 
 
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
