@@ -44,12 +44,18 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
 
 class Rule(typing.NamedTuple):  # a condition on a value beside its type, for an annotation such as Count
     allows: Callable[[typing.Any], bool]
-    expected: str | typing.Collection[str]  # a text, or the names that are allowed
+    expected: str
 
 
-def one_of(names: typing.Collection[str]) -> Rule:
+class one_of:
     """The rule that a value is a key of a table, looked up when the value is read."""
-    return Rule(lambda x: x in names, names)
+
+    def __init__(self, names: typing.Collection[str]):
+        self.names, self.allows = names, lambda x: x in names
+
+    @property
+    def expected(self) -> str:
+        return " or ".join(", ".join(self.names).rsplit(", ", 1))
 
 
 # No count of ours comes near 10^8: more is a slip of the keyboard, with which a command would hang in silence.
@@ -96,9 +102,8 @@ def _value(value, hint, key: str):
             if origin is list:
                 is_flat = not any(x is None or isinstance(x, list | dict) for x in value)
                 expect(is_flat, key, value, "texts or numbers in the list")
-            for allows, expected in rules:
-                listed = expected if isinstance(expected, str) else " or ".join(", ".join(expected).rsplit(", ", 1))
-                expect(allows(value), key, value, listed)
+            for rule in rules:
+                expect(rule.allows(value), key, value, rule.expected)
             return value
     raise InputError(f"{key}: got {shown(value)}, expected {type_name(hint)}")
 
