@@ -590,7 +590,7 @@ def write_problems(folder):
 
 def test_responses_that_share_all_their_steps_fit_the_rows_that_a_verifier_learns_from(policy, rollouts):
     scorer = open_verifier("embedded_orm", OpenOptions(rows=4))
-    online = Online(OnlineConfig(every=1, passes=1, labels="outcome", lr=1e-3, beta=0.05), scorer, policy, 128, 1)
+    online = Online(OnlineConfig(1, 1, "outcome", 1e-3, 0.05), scorer, policy, 128, 1)
     alike = [rollouts[0]] * 40
     scores = RolloutScores(np.ones(40), None, None, None, None, None, 80)
     assert online.learn(alike, scores)["online_loss"] > 0

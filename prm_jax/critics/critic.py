@@ -27,7 +27,9 @@ KEPT = 1 << 20  # steps whose votes are kept from call to call, since a search a
 
 
 @dataclasses.dataclass
-class CriticStats:  # the critiques' cost, and how they ended
+class CriticStats:
+    """The critiques' cost, and how they ended."""
+
     solutions: int = 0
     critiques: int = 0
     tokens: int = 0  # written
@@ -47,7 +49,9 @@ class CriticStats:  # the critiques' cost, and how they ended
 
 
 @dataclasses.dataclass
-class Draft:  # an unfinished critique
+class Draft:
+    """An unfinished critique."""
+
     prompt: str  # all text before the last round
     step: int  # number of the step that it judges
     text: str = ""

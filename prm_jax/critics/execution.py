@@ -101,6 +101,7 @@ def sandbox() -> int:
 
 def run_code(code: str, seconds=SECONDS, megabytes=MEGABYTES, number: int | None = None) -> tuple[str, bool]:
     """(the code's output cut to CHARACTERS, or how it failed; whether it ended by itself and without an error).
+
     number: which of `sandboxes` it runs in; None: the first that works here."""
     number = sandbox() if number is None else number
     command = [sys.executable, "-I", "-B", "-c", CHILD, str(seconds), str(megabytes)]

@@ -20,6 +20,7 @@ from prm_jax.scoring import ModelScorer
 
 
 def sampling_of(fmt: Format) -> Sampling:
+    """The distribution that critiques are drawn from."""
     c = fmt.critic
     return Sampling(c.temperature, c.top_k, c.top_p, max(c.max_tokens, 1))
 

@@ -8,11 +8,13 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
-from prm_jax.launch.config import NotNegative, Positive, Share, keys
+from prm_jax.launch.config import Count, NotNegative, Positive, Share
 from prm_jax.protocols import Prefix
 
 
-class RollOut(NamedTuple):  # a policy's completion of a prefix
+class RollOut(NamedTuple):
+    """A policy's completion of a prefix."""
+
     steps: tuple[str, ...]  # without those of the prefix
     answer: str | None
     right: bool  # by the checker, which may err
@@ -20,7 +22,9 @@ class RollOut(NamedTuple):  # a policy's completion of a prefix
     tokens: int  # its cost
 
 
-class MC(NamedTuple):  # the Monte-Carlo estimate of a prefix's value
+class MC(NamedTuple):
+    """Monte-Carlo estimate of a prefix's value."""
+
     right: int
     k: int  # roll-outs
 
@@ -73,12 +77,19 @@ def find_first_error(problem: str, steps: tuple[str, ...]) -> Generator:
     return bisect(len(steps), is_alive)
 
 
-# Settings of the tree; conf/labeling.yaml says what each key means.
-TreeConfig = keys("TreeConfig", "searches", alpha=Share, beta=Share, length=Positive, c_puct=NotNegative)
+@dataclasses.dataclass(frozen=True)
+class TreeConfig:  # settings of the tree; conf/labeling.yaml says what each key means
+    searches: Count
+    alpha: Share
+    beta: Share
+    length: Positive
+    c_puct: NotNegative
 
 
 @dataclasses.dataclass
-class State:  # a completed prefix
+class State:
+    """A completed prefix."""
+
     mc: MC
     pending: list[tuple[float, int, RollOut]]  # (Q, rank, roll-out) of those to be searched, the best one last
     visits: int = 0

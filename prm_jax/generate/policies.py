@@ -10,7 +10,9 @@ from prm_jax.launch.config import Count, NotNegative, Share, expect
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:  # the distribution of tokens: temperature, then top-k, then top-p of the rest, in transformers' order
+class Sampling:
+    """The distribution of tokens: temperature, then top-k, then top-p of the rest, in transformers' order."""
+
     temperature: NotNegative  # 0: always the most likely token
     top_k: Count | None  # only the k most likely tokens, and those as likely as the last of them
     top_p: Share  # only the fewest most likely tokens whose probabilities sum to this; 1: all
@@ -29,7 +31,9 @@ def prefix_numbers(first, n: int) -> np.ndarray:
 
 
 @dataclasses.dataclass
-class SamplingStats:  # counts of a policy's work
+class SamplingStats:
+    """Counts of a policy's work."""
+
     prompts: int = 0  # distinct
     continuations: int = 0
     tokens: int = 0  # new tokens

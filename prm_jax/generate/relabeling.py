@@ -2,8 +2,11 @@
 
 python -m prm_jax.relabeling input=POOL by=scorer checkpoint=VERIFIER    writes labels.jsonl (native rows), about.json
 
-`by` names the source of labels, which conf/relabeling.yaml describes; labeling.py labels by completions. Dimension
-key: T steps.
+`by` names the source of labels. scorer and scores distil another verifier, from new or stored scores; checker and
+equations are formal; td spreads the outcome over the steps by a value model; labels hardens or masks those of a file;
+consensus keeps the solutions on which two label files agree. labeling.py labels by completions.
+
+Dimension key: T steps.
 """
 
 import collections

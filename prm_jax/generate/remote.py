@@ -50,7 +50,9 @@ AS_USUAL = Server()
 MOST, PER_BYTE, PER_TOKEN = 1 << 22, 100, 1000
 
 
-class Served(NamedTuple):  # the model that a server names; its weights are not known
+class Served(NamedTuple):
+    """The model that a server names; its weights are not known."""
+
     name: str
     server: Literal["vllm", "sglang", "transformers", "other"]
 

@@ -119,8 +119,11 @@ def decode_loop(model: PRM, state, rows, t, stop_V, slots: int, sampling: Sampli
 
 @dataclasses.dataclass
 class Policy:
-    """A language model that continues solutions. A step ends with any token whose text contains the format's separator
-    (many tokenizers fuse `.` and a line end); a separator that no single token contains is refused."""
+    """A language model that continues solutions.
+
+    A step ends with any token whose text contains the format's separator (many tokenizers fuse `.` and a line end). A
+    separator that no single token contains is refused.
+    """
 
     model: PRM
     tokenizer: object
@@ -290,9 +293,11 @@ def draw_pool(
     path: str | Path, policy: Policy, problems: Iterable, n: int, seed: int, grade: Callable, total: int | None = None
 ) -> dict:
     """Appends one graded problem a line to `path`, n solutions each, with about.json beside it; returns the counts.
+
     `problems`: with id, problem, answer, such as Question. `grade`: pools.Problem -> pools.Problem. A stopped call is
     resumed, and the file becomes that of an undisturbed call byte for byte, since problems are drawn in fixed chunks.
-    InputError where the file has other problems or settings."""
+    InputError where the file has other problems or settings.
+    """
     origin = {"policy": policy.name, "weights": fingerprint(policy.model), "dtype": policy.dtype, "n": n, "seed": seed}
     settings = {name: dataclasses.asdict(getattr(policy, name)) for name in ("format", "sampling")}
     about = {**origin, **settings, "batch_rows": policy.batch_rows}
@@ -320,7 +325,9 @@ def draw_pool(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CommandConfig:  # keys of commands that run a model; their conf files say what each means
+class CommandConfig:
+    """The keys of commands that run a model; their conf files say what each means."""
+
     which: Literal["best", "latest"]
     format: Format
     dtype: str
@@ -332,7 +339,9 @@ class CommandConfig:  # keys of commands that run a model; their conf files say 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PolicyConfig(CommandConfig):  # of those that sample from a policy and check answers
+class PolicyConfig(CommandConfig):
+    """The keys of commands that sample from a policy and check answers; conf/sampling.yaml says what each means."""
+
     checkpoint: str
     checker: Annotated[str, one_of(tasks.CHECKERS)]
     sampling: Sampling
@@ -343,7 +352,9 @@ class PolicyConfig(CommandConfig):  # of those that sample from a policy and che
 @contextlib.contextmanager
 def open_graded(cfg: PolicyConfig, task):
     """(policy, f(pools.Problem) that grades it, checker's name), on the mesh; prints the policy's cost at the end.
-    task: the embedded task whose exact checker grades; None: answers are compared."""
+
+    task: the embedded task whose exact checker grades; None: answers are compared.
+    """
     checker = Checker("string" if task else cfg.checker)
     with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)), contextlib.closing(checker):
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
@@ -354,7 +365,9 @@ def open_graded(cfg: PolicyConfig, task):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingConfig(PolicyConfig):  # conf/sampling.yaml says what each key means
+class SamplingConfig(PolicyConfig):
+    """conf/sampling.yaml says what each key means."""
+
     problems: str
     n: Count
 

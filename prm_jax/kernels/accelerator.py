@@ -45,13 +45,15 @@ def splash(q_BLHK, k_BLGK, v_BLGK, visible_until_BL, cap=None):
     sizes = library.BlockSizes(**{f"block_{name}": t for name in names})
 
     def row(q_LHK, k_LGK, v_LGK, mask_LL):
-        options = {
-            "attn_logits_soft_cap": cap,
-            "residual_checkpoint_name": "attention",
-            "interpret": platform() != "tpu",
-        }
-        options |= {"block_sizes": sizes, "head_shards": 1, "q_seq_shards": 1}
-        kernel = library.make_splash_mha(mask_LL[None], **options)  # one mask for all heads
+        kernel = library.make_splash_mha(
+            mask_LL[None],  # one for all heads
+            block_sizes=sizes,
+            head_shards=1,
+            q_seq_shards=1,
+            residual_checkpoint_name="attention",
+            attn_logits_soft_cap=cap,
+            interpret=platform() != "tpu",
+        )
         # vmap makes this flag a traced array, on which the library would branch.
         kernel.fwd_mask_info = kernel.fwd_mask_info._replace(is_dynamic_mask=True)
         return kernel(*(x.swapaxes(0, 1) for x in (q_LHK, k_LGK, v_LGK))).swapaxes(0, 1)

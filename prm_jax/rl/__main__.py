@@ -32,7 +32,7 @@ from prm_jax.data.units import probability
 from prm_jax.generate.policies import Sampling, SamplingStats
 from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, Seed, Share, expect, keys, parse
+from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, require_packages
@@ -48,8 +48,19 @@ from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, upda
 from prm_jax.training import OptimizerConfig, make_optimizer
 
 PARTS = ("roll_out", "reward", "update")  # of a step
-RLBatch = keys("RLBatch", "rows", "tokens")
-EvalConfig = keys("EvalConfig", "every", "problems", "n")
+
+
+@dataclasses.dataclass(frozen=True)
+class RLBatch:
+    rows: Count
+    tokens: Count
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    every: Count
+    problems: Count
+    n: Count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +96,9 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says 
         expect(exact, "sampling", f"{s}", "temperature 1 and all tokens, the distribution that the gradient is of")
         alone = self.n == 1 and self.estimator.needs_group
         expect(not alone, "n", self.n, "at least 2: the other responses to a problem are the baseline")
-        may_resample = not self.resample or self.select == "mixed"
-        expect(may_resample, "resample", self.resample, "0, or select=mixed, which drops")
+        expect(
+            not self.resample or self.select == "mixed", "resample", self.resample, "0, or select=mixed, which drops"
+        )
         expect(self.select != "prof" or has_prm, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
         expect(not self.online.every or has_prm, "reward.prm_checkpoint", None, "a verifier, which online.every trains")
 
@@ -198,8 +210,13 @@ class Trainer:
                     print(f"stopped     by {name} after step {step}; continue with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
         spent, whole = self.spent, max(sum(self.spent[name] for name in PARTS), 1e-9)
-        final = best | {"best_pass_at_1": best["eval_pass_at_1"]} | scores
-        final |= {"steps": cfg.steps, "seconds": time.perf_counter() - started}
+        final = {
+            **best,
+            "best_pass_at_1": best["eval_pass_at_1"],
+            **scores,
+            "steps": cfg.steps,
+            "seconds": time.perf_counter() - started,
+        }
         final |= {f"share_{name}": spent[name] / whole for name in PARTS}
         final |= {"seconds_evaluate": spent["evaluate"], "policy_tokens": spent["tokens"]}
         final["tokens_per_second"] = spent["tokens"] / max(spent["roll_out"], 1e-9)

@@ -213,7 +213,9 @@ def whitened(advantage_NL, mask_NL) -> np.ndarray:
     return np.where(mask_NL, divided(advantage_NL - mean, deviation), 0.0)
 
 
-class Estimator(NamedTuple):  # an advantage estimator and what a run has to know of it
+class Estimator(NamedTuple):
+    """An advantage estimator and what a run has to know of it."""
+
     f: Callable
     options: tuple[str, ...] = ()  # the fields of EstimatorConfig that f takes as arguments
     sums_steps: bool = False  # it adds a response's step rewards up

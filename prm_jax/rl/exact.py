@@ -25,7 +25,9 @@ OPTIONS = {"normalise": (True, False), "form": ("min", "sum", "mean"), "discount
 OPTIONS["first_step"] = "reward", "group"
 
 
-class Responses(NamedTuple):  # all responses that the policy can give
+class Responses(NamedTuple):
+    """All responses that the policy can give."""
+
     chance_N: np.ndarray
     step_reward_NT: np.ndarray
     outcome_N: np.ndarray
@@ -34,7 +36,9 @@ class Responses(NamedTuple):  # all responses that the policy can give
     score_NLK: np.ndarray  # the gradient of each token's log p
 
 
-class Row(NamedTuple):  # an estimator's expected gradient g beside the true one, that of E[goal]
+class Row(NamedTuple):
+    """An estimator's expected gradient g beside the true one, that of E[goal]."""
+
     cosine: float
     hidden: float  # c of the best g = scale x gradient of E[goal + c x number of steps]
     rest: float  # what is left of g then, as a share of its length

@@ -21,7 +21,7 @@ from prm_jax.data.examples import Example, make_example
 from prm_jax.data.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.generate.sampling import Policy
-from prm_jax.launch.config import Natural, Positive, expect, keys
+from prm_jax.launch.config import Count, Natural, Positive, expect
 from prm_jax.launch.mesh import shard_batch
 from prm_jax.rl.rewards import RolloutScores, as_scored
 from prm_jax.rl.rollouts import Rollout
@@ -31,9 +31,13 @@ from prm_jax.training import LossConfig, OptimizerConfig, make_optimizer, train_
 ROWS = 16  # packed rows of a micro-batch
 
 
-OnlineConfig = keys(  # conf/rl.yaml says what each key means
-    "OnlineConfig", "passes", every=Natural, labels=Literal["steps", "outcome"], lr=Positive, beta=Positive
-)
+@dataclasses.dataclass(frozen=True)
+class OnlineConfig:  # conf/rl.yaml says what each key means
+    every: Natural
+    passes: Count
+    labels: Literal["steps", "outcome"]
+    lr: Positive
+    beta: Positive
 
 
 def open_prm(name: str, options: OpenOptions, cfg: OnlineConfig):

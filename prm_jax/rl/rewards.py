@@ -26,7 +26,9 @@ from prm_jax.rl.rollouts import Rollout, padded
 from prm_jax.scoring import ModelScorer
 
 
-class RolloutScores(NamedTuple):  # what checkers and verifiers say of roll-outs
+class RolloutScores(NamedTuple):
+    """What checkers and verifiers say of roll-outs."""
+
     right_N: np.ndarray  # 1: finished, and the answer is right
     verdicts: list[list[str]] | None  # on each step by itself, by an embedded task's exact checker
     prm: list[np.ndarray] | None  # log-odds of the PRM

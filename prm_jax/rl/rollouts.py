@@ -17,7 +17,9 @@ from prm_jax.generate.sampling import Policy
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:  # one response to a problem
+class Rollout:
+    """One response to a problem."""
+
     problem: str
     group: int  # the problem's place in the batch: responses to one problem are compared
     steps: tuple[str, ...]  # at least one, perhaps blank
