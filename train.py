@@ -27,7 +27,7 @@ from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_split
 from prm_jax.data.units import probability
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Seed, expect, keys, parse
+from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite, require_packages
@@ -37,9 +37,15 @@ from prm_jax.metrics import step_metrics
 from prm_jax.model import PRM, cast_backbone
 from prm_jax.tasks import TASKS, first_wrong
 
-TrainBatch = keys(  # conf/train.yaml says what each key means
-    "TrainBatch", "rows", "accumulate", tokens=Count | None, too_long=str, step_weights=str, share_prefixes=bool
-)
+
+@dataclasses.dataclass(frozen=True)
+class TrainBatch:
+    rows: Count
+    tokens: Count | None
+    accumulate: Count
+    too_long: str
+    step_weights: str
+    share_prefixes: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +56,9 @@ class EvalConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainConfig:  # conf/train.yaml explains each key; data/splits.py parses data, launch/ the devices
+class TrainConfig:
+    """conf/train.yaml explains each key; data/splits.py parses `data`, launch/ `distributed` and `cpu_devices`."""
+
     seed: Seed
     objective: Literal["prm", "orm", "implicit", "lm"]
     outcome_at: Literal["last", "tokens"]

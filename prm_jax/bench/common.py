@@ -20,7 +20,7 @@ from flax import nnx
 from prm_jax import InputError
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.kernels.cpu import matmul
-from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect, keys
+from prm_jax.launch.config import Count, Natural, Positive, Rule, Seed, expect
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, make_sharded
 from prm_jax.model import PRM, ModelConfig, cast_backbone
 
@@ -28,6 +28,11 @@ from prm_jax.model import PRM, ModelConfig, cast_backbone
 PEERS = {"train": {"torch": "torch transformers", "trl": "torch trl==1.13.0"}}
 PEERS |= {what: {"torch": "torch transformers"} for what in ("score", "sampling")}
 DTYPES = Rule(lambda x: sorted(x) in (["float32"], ["bfloat16"], ["bfloat16", "float32"]), "float32, bfloat16 or both")
+
+
+def keys(name: str, *counts: str, **others) -> type:
+    """A frozen dataclass whose fields `counts` are Counts; `others` are {field: type}."""
+    return dataclasses.make_dataclass(name, [*((count, Count) for count in counts), *others.items()], frozen=True)
 
 
 Train = keys("Train", "solutions", "rows", "longest", "tokens_a_step", mean_tokens=Positive)

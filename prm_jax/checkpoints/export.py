@@ -1,6 +1,7 @@
 """Exports a run of train.py to the Hugging Face layout: python -m prm_jax.export checkpoint=RUN to=FOLDER"""
 
 import contextlib
+import dataclasses
 from pathlib import Path
 from typing import Literal
 
@@ -10,9 +11,14 @@ from prm_jax.checkpoints.hf import UNFINISHED, save
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.data.formats import Format
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import keys, parse
+from prm_jax.launch.config import parse
 
-ExportConfig = keys("ExportConfig", checkpoint=str | None, to=str, which=Literal["best", "latest"])
+
+@dataclasses.dataclass(frozen=True)
+class ExportConfig:  # conf/export.yaml says what each key means
+    checkpoint: str | None
+    to: str
+    which: Literal["best", "latest"]
 
 
 def require_free(folder: Path):

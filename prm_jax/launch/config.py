@@ -69,11 +69,6 @@ Positive = typing.Annotated[float, Rule(lambda x: 0 < x < math.inf, "a number ab
 NotNegative = typing.Annotated[float, Rule(lambda x: 0 <= x < math.inf, "a finite number, at least 0")]
 
 
-def keys(name: str, *counts: str, **others) -> type:
-    """A frozen dataclass whose fields `counts` are Counts; `others` are {field: type}."""
-    return dataclasses.make_dataclass(name, [*((count, Count) for count in counts), *others.items()], frozen=True)
-
-
 def _kinds(hint):
     """(type, its Rules) of each kind of value that an annotation allows."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
