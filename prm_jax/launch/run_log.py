@@ -31,6 +31,7 @@ class MetricsLog:
 
     def __init__(self, run: Path, first: int, tensorboard: bool, wandb: str | None = None, every: int = 0):
         self.board = self.wandb = None
+        require_packages(tensorboard, wandb)
         if tensorboard:
             from tensorboardX import SummaryWriter
 
