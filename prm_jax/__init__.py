@@ -12,7 +12,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 # Ctrl-C while a command imports ends it in one line; then it has handlers of its own. What only imports us keeps its own.
 scripts = [os.path.join(os.path.dirname(__path__[0]), name) for name in ("train.py", "evaluate.py")]
-is_module = sys.argv[:1] == ["-m"] and any(word.startswith("prm_jax.") for word in sys.orig_argv)
+is_module = sys.argv[:1] == ["-m"] and any(word.split(".")[0] == "prm_jax" for word in sys.orig_argv)
 is_script = os.path.abspath("".join(sys.argv[:1])) in scripts
 if (is_module or is_script) and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
     signal.signal(signal.SIGINT, lambda *_: os._exit(print("interrupted", file=sys.stderr) or 130))

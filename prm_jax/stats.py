@@ -5,6 +5,7 @@ The problem is the unit of both (Miller 2411.00640): what one problem gave stays
 Dimension key: P problems, S resamples, X any trailing axes, m differences that are not 0
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Hashable, Iterable, Iterator
@@ -31,15 +32,27 @@ def _drawn_problems(P: int, draws: int, seed: int) -> Iterator[np.ndarray]:
     return (rng.integers(P, size=P) for _ in range(draws))
 
 
-def _resampled_sums(seed: int, *values_PX: np.ndarray) -> list[np.ndarray]:
-    """sum_SX of each of values_PX, the sums over the problems of every resample, as many at a time as PLACES hold."""
-    P = len(values_PX[0])
-    drawn, sums, most = _drawn_problems(P, RESAMPLES, seed), [], max(1, PLACES // max(P, 1))
+def _problem_counts(P: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields count_SP, how often each problem is in each resample, of as many resamples at a time as PLACES hold."""
+    drawn, most = _drawn_problems(P, RESAMPLES, seed), max(1, PLACES // max(P, 1))
     for start in range(0, RESAMPLES, most):
         count_SP = np.empty((min(most, RESAMPLES - start), P))
         for count_P in count_SP:
             count_P[:] = np.bincount(next(drawn), minlength=P)
-        sums.append([np.tensordot(count_SP, value_PX, 1) for value_PX in values_PX])
+        yield count_SP
+
+
+@functools.lru_cache(maxsize=1)
+def _kept_counts(P: int, seed: int) -> list[np.ndarray]:
+    """The same, for the hundreds of intervals of an evaluation, all over the same problems."""
+    return [*_problem_counts(P, seed)]
+
+
+def _resampled_sums(seed: int, *values_PX: np.ndarray) -> list[np.ndarray]:
+    """sum_SX of each of values_PX, the sums over the problems of every resample."""
+    P = len(values_PX[0])
+    counts = (_kept_counts if RESAMPLES * P <= PLACES else _problem_counts)(P, seed)
+    sums = [[np.tensordot(count_SP, value_PX, 1) for value_PX in values_PX] for count_SP in counts]
     return [np.concatenate(x) for x in zip(*sums, strict=True)]
 
 

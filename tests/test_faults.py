@@ -160,7 +160,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, cfg, monkeypatch, capsys):
         assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize("words", ["train.py", "evaluate.py", "-m prm_jax.rl", "-m prm_jax.sampling"])
+@pytest.mark.parametrize("words", ["train.py", "evaluate.py", "-m prm_jax.rl", "-m prm_jax train"])
 def test_an_interrupt_during_the_imports_is_one_line(words, tmp_path):
     """As if Ctrl-C came while jax is imported; it was a traceback of some import."""
     heard = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # also where the tests run in the background
