@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 import evaluate
 import train
 from prm_jax import InputError, tasks
+from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.generate import samples as lab
@@ -148,6 +149,9 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     printed(train.main, monkeypatch, *small, "hydra.run.dir=runs/train/a", cwd=tmp_path)
     asked = ("fresh.problems=3", "fresh.candidates=8", "hydra.run.dir=runs/e", "cpu_devices=1")
     out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    costs = [json.loads(path.read_text())["counts"] for path in cache.glob("*/about.json")]
+    cost = {c["policy_tokens"] for c in costs if c["candidates"] == 64}  # of the training samples
+    assert training_tokens(str(tmp_path / "runs/train/a")) in cost and training_tokens("/nowhere") is None
     results = json.loads((tmp_path / "runs/e/results.json").read_text())
     assert (
         set(results["scorers"]) == {"prm", "orm", "policy"}
@@ -184,10 +188,12 @@ def test_a_sample_that_was_cut_has_labels_and_no_outcome():
 
     def draw(cfg, problems, n, seed):
         cut, ended = Candidate(("1=1",), finished=False), Candidate(("1=1",))
-        return [Problem(str(i), problem, None, (cut, ended)) for i, problem in enumerate(problems)]
+        return [Problem(str(i), x, None, (cut, ended), policy_tokens=7) for i, x in enumerate(problems)]
 
     cfg = dataclasses.replace(CFG, solutions=4, test_solutions=2, solutions_per_problem=2)
     for outcome in ("answer", "steps"):
-        rows = load_splits(dataclasses.replace(cfg, outcome=outcome), 0, draw).splits["train"]
+        data = load_splits(dataclasses.replace(cfg, outcome=outcome), 0, draw)
+        assert data.counts["policy_tokens"] == 14  # of two problems that train
+        rows = data.splits["train"]
         assert [s.outcome is None for s in rows] == [True, False, True, False]
         assert all(s.labels is not None for s in rows)

@@ -167,12 +167,14 @@ def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
 def test_td_spreads_outcomes_by_a_value_model(monkeypatch, pool):
     blind, about, _ = make(monkeypatch, pool, "a", "by=td", "td_lambda=1")
     assert all(set(row["labels"]) == {row["outcome"]} for row in blind) and about["label_kind"] == "value"
-    found, about, _ = make(monkeypatch, pool, "b", "by=td", "checkpoint=embedded_orm", "td_lambda=0.25")
+    found, about, out = make(monkeypatch, pool, "b", "by=td", "checkpoint=embedded_orm", "td_lambda=0.25")
     stored = [json.loads(line) for line in (pool.parent / "b/scores.jsonl").read_text().splitlines()]
     for row, scores in zip(found, stored, strict=True):
         wanted = td_targets(probability(scores["scores"]), row["outcome"], 0.25, 1.0)
         assert row["labels"] == wanted.tolist() and row["td_lambda"] == 0.25 and row["scorer"] == "embedded_orm"
     assert len(about["weights"]) == 64
+    # What "no completions" leaves out: the samples that the value model was trained on.
+    assert about["counts"]["policy_tokens_of_scorer"] == 905_797 and "905,797 policy_tokens_of_scorer" in out
 
 
 def test_a_solution_that_was_cut_has_no_outcome_to_spread(monkeypatch, pool):

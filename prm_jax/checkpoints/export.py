@@ -7,6 +7,7 @@ from typing import Literal
 
 from prm_jax import InputError
 from prm_jax.checkpoints.card import model_card, step_tag
+from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.hf import UNFINISHED, save
 from prm_jax.checkpoints.orbax import load_run
 from prm_jax.data.formats import Format
@@ -47,9 +48,10 @@ def main(cfg):
         objective = "lm" if config.objective == "implicit" else config.objective
         tag = step_tag(parse(config.format, Format, "format"), tokenizer)
         notes = {"label_kind": config.data.label_kind, "objective": objective, "step_tag_id": tag}
-        save(to, model, tokenizer, format=dict(config.format), **notes)
         path = run / "summary.json"
         summary = run_folder.read_json(path) if path.exists() else {}
+        notes |= {"policy_tokens": training_tokens(str(run))}
+        save(to, model, tokenizer, format=dict(config.format), **notes)
         (to / "README.md").write_text(model_card(to.name, step, model.cfg, config, summary, tag))
         size = sum(path.stat().st_size for path in to.iterdir())
     print(f"exported    step {step} of {run} to {to}, {size / 2**20:.2f} MiB")

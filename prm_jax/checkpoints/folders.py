@@ -28,6 +28,15 @@ SHARD = 5 * 10**9  # bytes of a written file at most, as in transformers; a larg
 INDEX = "model.safetensors.index.json"
 
 
+def training_tokens(name: str) -> int | None:
+    """Policy tokens of the samples that a model was trained on, by its run's summary or its export's notes, if known."""
+    folder = SHIPPED.get(name) or Path(name)
+    for file, key in (("summary.json", "counts"), ("config.json", "prm_jax")):
+        if (folder / file).exists():
+            return (read_json(folder / file).get(key) or {}).get("policy_tokens")
+    return None
+
+
 def locate(name: str) -> Path:
     """The folder of a checkpoint: a name of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
     if name in SHIPPED:

@@ -81,7 +81,7 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
     # An adapter may add tokens.
     if base_of(folder) and (embed := tensors.get("model.embed_tokens.weight")):
         config |= {"vocab_size": embed.get_shape()[0]}
-    notes = config.get("prm_jax") or {}  # of our exports: format, head, label kind, objective
+    notes = config.get("prm_jax") or {}  # of our exports: format, head, label kind, objective, policy tokens
     kind, layer = hf.find_head(tensors, str(folder), notes.get("head"))
     if "format" in notes:
         fmt = stored_format(parse(notes["format"], Format, f"{where}: prm_jax.format"), fmt, path)

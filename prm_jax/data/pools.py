@@ -50,7 +50,8 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem, its gold answer if known, candidates, units of step scores if stated, and embedded task if any."""
+    """A problem, its gold answer if known, candidates, units of step scores if stated, embedded task if any, and what
+    the candidates cost if a policy of ours drew them."""
 
     id: str
     problem: str
@@ -58,6 +59,7 @@ class Problem:
     candidates: tuple[Candidate, ...]
     scores_unit: dict[str, str] = dataclasses.field(default_factory=dict)
     task: str | None = None
+    policy_tokens: int | None = None
 
     def __post_init__(self):
         if not self.candidates:
@@ -106,8 +108,12 @@ def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
             raise InputError(f"candidates[{index}].{error}") from None
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    gold, task = read_gold(optional(row, gold, str)), optional(row, "task", str)
-    return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task)
+    gold, task, tokens = (
+        read_gold(optional(row, gold, str)),
+        optional(row, "task", str),
+        optional(row, "policy_tokens", int),
+    )
+    return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task, tokens)
 
 
 def write_pool(path, problems: Iterable[Problem]):

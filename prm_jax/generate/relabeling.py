@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError, tasks
+from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
@@ -199,6 +200,8 @@ def main(cfg):
         about = {**origin, "files": {file: file_fingerprint(file) for file in cfg.files}, **weights}
         resumable = folder / "scores.jsonl" if scorer else path
         with described_file(resumable, about) as counts:
+            if scorer and (tokens := training_tokens(cfg.checkpoint)) is not None:
+                counts["policy_tokens_of_scorer"] = tokens  # of the samples that it was trained on
             labels = label_all(cfg, scorer, resumable, solutions, stored)
             write_rows(path, labelled_rows(solutions, labels, origin, counts))
             about |= getattr(scorer, "about", {})  # a critic's: what became of its critiques

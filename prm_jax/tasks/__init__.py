@@ -16,6 +16,7 @@ text is not a problem of the task. The rest of the code calls the functions belo
 source names its task (data.name, or `task` in a file's rows); it is never guessed from the text.
 """
 
+import collections
 import dataclasses
 import itertools
 import zlib
@@ -80,18 +81,26 @@ def sample_solutions(cfg, n: int, split: str, seed: int, draw) -> list[Solution]
 
 
 def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[str, float]]:
-    """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs compare."""
-    splits, task = {}, TASKS[cfg.name]
+    """({split: solutions}, counts). Training problems depend on the seed, the others do not, so that runs compare.
+    policy_tokens: what the training samples cost, 0 where the solver wrote them."""
+    splits, task, tokens = {}, TASKS[cfg.name], collections.Counter()
+
+    def draw_counted(*args):
+        for problem in draw(*args):
+            tokens[side] += problem.policy_tokens or 0
+            yield problem
+
     for side in ("train", "validation", "test"):
         sample = (cfg.solutions, cfg.train_split, seed) if side == "train" else (cfg.test_solutions, side, 0)
-        solutions = sample_solutions(cfg, *sample, draw)
+        solutions = sample_solutions(cfg, *sample, draw_counted)
         lucky = lucky_share(task, solutions)  # the test split's is kept
         if cfg.outcome == "steps":
             for i, s in enumerate(solutions):
                 if s.outcome is not None:
                     solutions[i] = dataclasses.replace(s, outcome=float(0 not in step_labels(task, s.problem, s.steps)))
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
-    return splits, {"solutions": cfg.solutions, "lucky_share_of_right_answers": lucky}
+    counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"], "lucky_share_of_right_answers": lucky}
+    return splits, counts
 
 
 def labelled(task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind, id, finished=True) -> Solution:
