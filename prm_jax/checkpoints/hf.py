@@ -220,8 +220,9 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def save(folder: Path, model: PRM, tokenizer, **notes):
     """Writes the tokenizer, the weights (safetensors, float32) and config.json as transformers does, with `notes`
-    (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError where no config.json fits it. All is
-    written into a folder UNFINISHED of it first; config.json, without which nothing is a model, is moved last."""
+    (format, label kind, objective, policy tokens) and the head's name under `prm_jax`. InputError where no config.json
+    fits it. All is written into a folder UNFINISHED of it first; config.json, without which nothing is a model, is moved
+    last."""
     config = export_config(model.cfg, tokenizer) | {"prm_jax": notes | {"head": model.cfg.head}}
     shutil.rmtree(new := folder / UNFINISHED, ignore_errors=True)  # of a call that was killed
     try:

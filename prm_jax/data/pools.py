@@ -108,11 +108,8 @@ def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
             raise InputError(f"candidates[{index}].{error}") from None
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    gold, task, tokens = (
-        read_gold(optional(row, gold, str)),
-        optional(row, "task", str),
-        optional(row, "policy_tokens", int),
-    )
+    gold, task = read_gold(optional(row, gold, str)), optional(row, "task", str)
+    tokens = optional(row, "policy_tokens", int)
     return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task, tokens)
 
 
