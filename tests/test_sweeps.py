@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import re
+import shlex
+import signal
 
 import hydra
 import numpy as np
@@ -83,8 +85,30 @@ def test_losses_of_different_definitions_share_no_column(tmp_path):
     table = make_table(Config(str(tmp_path)))
     assert (table["y"], table["x"]) == (["eval_accuracy", "eval_step_auroc"], "loss.step")
     assert [row["mean"] for row in table["rows"]] == [0.8, 0.8, 0.9, 0.9]
-    assert make_table(Config(str(tmp_path), y="eval_loss"))["y"] == ["eval_loss"]  # who asks for it gets it
+    asked = make_table(Config(str(tmp_path), y="eval_loss"))  # who asks for it gets it, and no best one
+    assert asked["y"] == ["eval_loss"] and not any("best" in row for row in asked["rows"])
     assert make_table(Config(str(tmp_path / "bce")))["y"] == ["eval_loss", "eval_step_auroc"]
+
+
+def test_a_loss_whose_weights_the_start_decides_is_no_default(tmp_path):
+    """loss.lm_weight=null is 0.5 for the embedded model and 0 for a random one."""
+    for name in ("embedded", "random"):
+        put_run(tmp_path / name, 1e-3, "mlp", 0, 0.3, eval_accuracy=0.8)
+        path = tmp_path / name / ".hydra/config.yaml"
+        OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), {"init": name}), path)
+    assert make_table(Config(str(tmp_path)))["y"] == ["eval_accuracy"]
+
+
+def test_the_best_setting_is_marked(sweep):
+    table = make_table(Config(str(sweep)))
+    assert [(row["setting"]["optimizer.lr"], row["mean"]) for row in table["rows"] if row["best"]] == [
+        (0.001, pytest.approx(0.501))
+    ]
+    assert not any("best" in row for row in make_table(Config(str(sweep), y="seed"))["rows"])  # neither way is better
+    _, body = sweeps.cells(table)
+    assert [line[-1].endswith(" *") for line in body] == [False, False, True, False]
+    assert sweeps.means(table).endswith("; *: the best")
+    assert r"\textbf{0.5010 [0.0010, 1.0010]} \\" in sweeps.latex(table)
 
 
 def test_a_learning_curve_has_each_step(sweep):
@@ -190,6 +214,7 @@ def test_files_and_a_log_axis(sweep, monkeypatch):
     assert rows[0]["model.head"] == "mlp" and rows[0]["values"] == "10.001;11.001" and rows[0]["interval"] == "range"
     assert r"mlp & 0.001 & 2 & 10.5010 [10.0010, 11.0010] \\" in (sweep / "out/sweep.tex").read_text()
     assert r"\begin{tabular}{lllr}" in (sweep / "out/sweep.tex").read_text()
+    assert [row["best"] for row in rows] == ["False", "False", "True", "False"]
     assert len(json.loads((sweep / "out/sweep.json").read_text())["rows"]) == 4
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         assert (sweep / f"out/sweep{suffix}").read_bytes().startswith(start)
@@ -218,13 +243,56 @@ def test_a_sweep_ends_with_its_table_and_what_comes_next(monkeypatch, tmp_path, 
         r"left out    sw/0: failed: error: steps: got 0.*steps=0", out
     )
     assert (
-        re.search(r"  0\.001 +1 +\d\.\d{4} +\d\.\d{4}\n  0\.01 +1 ", out)
+        re.search(r"  0\.001 +1 +\d\.\d{4}( \*)? +\d\.\d{4}( \*)?\n  0\.01 +1 ", out)
         and (tmp_path / "sw/sweep.png").stat().st_size > 5_000
     )
     assert "next        python evaluate.py task=steps checkpoint=sw hydra.run.dir=sw/steps && python -m prm_jax" in out
+    assert out.splitlines()[-1].startswith("go on       python train.py -m ")
     assert [p.name for p in run_folder.runs_of(tmp_path / "sw")] == ["2", "3"]
     summary = json.loads((tmp_path / "sw/2/summary.json").read_text())
     assert {"steps=2", "optimizer.lr=0.001"} <= set(summary["overrides"])
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_with_a_sweep(monkeypatch, tmp_path, capsys):
+    """Ctrl-C in the second of three jobs: the first is left alone, the second resumed bit for bit, the third begun."""
+    args = ["train.py", "-m", *SMALL, *THIN, "experiment=base_lm", "seed=0,1,2", "steps=4", "log_every=1"]
+    monkeypatch.chdir(tmp_path)
+
+    def sweep(folder, *more):
+        monkeypatch.setattr("sys.argv", [*args, *more, f"hydra.sweep.dir={folder}"])
+        train.main()
+        return capsys.readouterr().out
+
+    def curve(run):
+        lines = [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").open()]
+        return [{key: x for key, x in line.items() if "second" not in key} for line in lines]
+
+    assert "go on" not in sweep("whole", "seed=1")
+    step, calls = train.training.train_step, []
+
+    def interrupted(*arrays):
+        calls.append(None)
+        if len(calls) == 5:
+            signal.raise_signal(signal.SIGINT)
+        return step(*arrays)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
+        patch.setattr(train.training, "train_step", interrupted)
+        sweep("cut")
+    out = capsys.readouterr().out
+    assert "stopped     by SIGINT after step 2" in out
+    assert out.splitlines()[-1] == f"go on       python {shlex.join([*args, 'hydra.sweep.dir=cut'])}"
+    assert not (tmp_path / "cut/2").exists()
+    before = (tmp_path / "cut/0/summary.json").stat().st_mtime_ns
+    out = sweep("cut", "cpu_devices=1", "log_every=1")
+    assert "job 0: done before: " in out and "job 1: goes on: " in out and "runs        3;" in out
+    assert (tmp_path / "cut/0/summary.json").stat().st_mtime_ns == before
+    assert curve("cut/1") == curve("whole/0") and len(curve("cut/2")) == 4
+    with pytest.raises(SystemExit):
+        sweep("cut", "optimizer.lr=0.1")
+    why = "cut/0: holds the job with no other override, expected optimizer.lr=0.1; give another sweep another folder"
+    assert f"{why}\n" in capsys.readouterr().err
 
 
 def test_a_sweep_whose_jobs_break_says_so_at_its_end(monkeypatch, tmp_path, capsys):

@@ -18,6 +18,10 @@ DEFAULT_Y = {
     "summary": ("eval_loss", "eval_step_auroc"), "results": ("step_auroc", "first_error_f1"),
     "metrics": ("loss", "eval_loss"),
 }  # fmt: skip
+# Settings that define a run's loss, besides loss.* (where loss.lm_weight=null some of them decide it).
+DEFINE_LOSS = ("init", "objective", "outcome_at", "batch.share_prefixes", "batch.step_weights")
+# How the names of numbers end of which the lowest, or the highest, is the best.
+LOWEST, HIGHEST = ("loss", "nll", "ece", "brier", "missed"), ("accuracy", "auroc", "auprc", "f1", "pass@1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,8 @@ def make_table(cfg: Config) -> dict:
                 rows.append(group | {"y": y} | spread([value_of(r, y, left_out) for r in runs], kind))
     if not any(row["n"] for row in rows):
         raise InputError(f"y: {', '.join(ys)}: undefined in every run")
+    for y in ys if x != "step" else ():
+        mark_best([row for row in rows if row["y"] == y and row["n"]], y, have_one_loss(records))
     shared = collections.Counter(o for r in records for o in dict.fromkeys(r.overrides))
     return {
         "x": x, "y": ys, "lines": lines, "over": over, "interval": kind, "n_runs": len(records),
@@ -101,9 +107,27 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
 
 def default_y(kind: str, records: list[Record]) -> list[str]:
     """DEFAULT_Y; where runs have different losses, which share no unit, accuracies take their place."""
-    settings = [r.settings.items() for r in records]
-    losses = {repr(sorted(x for x in items if x[0] == "objective" or x[0].startswith("loss."))) for items in settings}
-    return [y if len(losses) == 1 else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
+    return [y if have_one_loss(records) else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
+
+
+def have_one_loss(records: list[Record]) -> bool:
+    """Whether the losses of all runs share a definition, and so compare."""
+    definitions = set()
+    for settings in [r.settings for r in records]:
+        same = [key for key in settings if key in DEFINE_LOSS or key.startswith("loss.")]
+        definitions.add(
+            repr([(key, settings[key]) for key in sorted(same)] + [settings.get("model.head") == "ternary"])
+        )
+    return len(definitions) == 1
+
+
+def mark_best(rows: list[dict], y: str, have_one_loss: bool):
+    """Marks the settings with the best mean of `y`, where it is known which way is better and losses compare."""
+    sign = 1 if y.endswith(HIGHEST) else -1 if y.endswith(LOWEST) and (have_one_loss or "loss" not in y) else 0
+    if sign and len(rows) > 1:
+        best = max(sign * row["mean"] for row in rows)
+        for row in rows:
+            row["best"] = sign * row["mean"] == best
 
 
 def newest(records: list[Record], left_out: dict) -> list[Record]:

@@ -6,6 +6,7 @@ Runs that differ in their seed alone are averaged; those that differ in anything
 """
 
 import csv
+import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -66,7 +67,8 @@ def cells(table: dict) -> tuple[list[str], list[list[str]]]:
 def measured(row: dict | None) -> str:
     if row is None or not row["n"]:
         return "-"
-    return f"{row['mean']:.4f}" + (f" [{row['low']:.4f}, {row['high']:.4f}]" if row["n"] > 1 else "")
+    interval = f" [{row['low']:.4f}, {row['high']:.4f}]" if row["n"] > 1 else ""
+    return f"{row['mean']:.4f}{interval}" + " *" * row.get("best", False)
 
 
 def show(table: dict):
@@ -83,11 +85,12 @@ def show(table: dict):
 
 def means(table: dict) -> str:
     """A caption's words for a number of the table."""
+    best = "; *: the best" * any(row.get("best") for row in table["rows"])
     if all(row["n"] < 2 for row in table["rows"]):
-        return "one run a setting"
+        return "one run a setting" + best
     columns = zip(table["over"], zip(*(values for row in table["rows"] for values in row["over"])))
     over = "; ".join(f"{key} {', '.join(dict.fromkeys(map(shown, values)))}" for key, values in columns)
-    return f"means over {over}; brackets: {INTERVALS[table['interval']]}"
+    return f"means over {over}; brackets: {INTERVALS[table['interval']]}{best}"
 
 
 def write(table: dict, folder: Path):
@@ -96,10 +99,10 @@ def write(table: dict, folder: Path):
     keys = [k for k in [*table["lines"], table["x"]] if k]
     with (folder / "sweep.csv").open("w", newline="") as file:
         out = csv.writer(file)
-        out.writerow([*keys, "y", "n", "mean", "low", "high", "interval", "values", "runs"])
+        out.writerow([*keys, "y", "n", "mean", "low", "high", "interval", "best", "values", "runs"])
         for row in table["rows"]:
             setting = [place_of(row, k) for k in keys]
-            numbers = [row["y"], row["n"], row["mean"], row["low"], row["high"], table["interval"]]
+            numbers = [row["y"], row["n"], row["mean"], row["low"], row["high"], table["interval"], row.get("best")]
             out.writerow([*setting, *numbers, ";".join(map(str, row["values"])), ";".join(row["runs"])])
     (folder / "sweep.tex").write_text(latex(table))
     print(f"table       {folder / 'sweep.csv'}, .tex, .json")
@@ -110,7 +113,8 @@ def latex(table: dict) -> str:
     """The table for a paper (package booktabs), with its source in a comment above."""
     marks = str.maketrans({character: rf"\{character}" for character in "_%&#${}"})
     head, body = cells(table)
-    lines = [" & ".join(text.translate(marks) for text in line) + r" \\" for line in (head, *body)]
+    texts = [[text.translate(marks) for text in line] for line in (head, *body)]
+    lines = [" & ".join(re.sub(r"(.+) \*$", r"\\textbf{\1}", text) for text in line) + r" \\" for line in texts]
     columns = "l" * (len(head) - len(table["y"])) + "r" * len(table["y"])
     comment = f"% {means(table)}; all: {' '.join(table['everywhere'])}; commits {', '.join(table['commits'])}"
     top = comment, rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule"
@@ -153,7 +157,9 @@ def draw(table: dict, path: Path) -> Path:
         panels[0, -1].legend(title=plain(",\n".join(keys)), title_fontsize=7.5, **OUTSIDE)
     n_out, commits = len(table["left_out"]), table["commits"]
     text = f"{table['n_runs']} runs" + f", {n_out} left out" * bool(n_out)
-    text += f"; {means(table)}".replace("brackets", "bands" if x == "step" else "bars") + "; dots: runs" * (x != "step")
+    text += f"; {means(table)}".replace("brackets", "bands" if x == "step" else "bars").replace(
+        "*", "ring"
+    ) + "; dots: runs" * (x != "step")
     text += f". All runs: {' '.join(table['everywhere']) or 'no shared override'}"
     text += f". Runs of {len(commits)} commits, among them" * (len(commits) > 1)
     caption(figure, text, {"versions": {"commit": commits[-1]}})
@@ -180,6 +186,8 @@ def draw_line(axes, rows: list[dict], places, style: dict, is_curve: bool):
         return
     axes.errorbar(places, mean, [mean - low, high - mean], capsize=2, elinewidth=0.8, **style)
     for place, row in zip(places, rows, strict=True):
+        if row.get("best"):
+            axes.plot(place, row["mean"], "o", fillstyle="none", color=style["color"], markersize=11)
         axes.plot([place] * len(row["values"]), row["values"], ".", color=style["color"], alpha=0.4, markersize=4)
 
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from tqdm import tqdm
 from prm_jax import InputError
 from prm_jax.launch.config import CONF, flatten
 from prm_jax.launch.files import cache_folder
+from prm_jax.launch.run_folder import begin_job
 
 # Errors that are printed in one line: bad input, and refusals of the system such as a full disk or too little memory.
 USER_ERRORS = (InputError, OSError, MemoryError)
@@ -61,7 +63,8 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
         def job(cfg: DictConfig):
             started.append(cfg)
             try:
-                main(cfg)
+                if begin_job(cfg):
+                    main(cfg)
             except Exception as error:
                 hydra_cfg = HydraConfig.get()
                 if is_sweep := hydra_cfg.mode == RunMode.MULTIRUN:
@@ -85,6 +88,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return
             started.clear()
+            is_whole = False
             if "execution_whitelist" in inspect.signature(hydra.main).parameters:  # Hydra 1.4
                 options = {"execution_whitelist": f"{SweepFolder.__module__}.SweepFolder"}
             else:
@@ -98,6 +102,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # train.py has its own
                 use_compilation_cache()
                 run()
+                is_whole = True
             except Exception as error:
                 is_known = isinstance(error, (*USER_ERRORS, hydra.errors.HydraException, OmegaConfBaseException))
                 if full_error or started and not is_known:
@@ -110,8 +115,14 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             finally:
                 if not full_error:
                     os.environ.pop("HYDRA_FULL_ERROR", None)
-                if active_sweeps and (sweep := active_sweeps.pop()) and end_of_sweep:
-                    end_of_sweep(sweep[0])
+                if active_sweeps:
+                    folder, lock = active_sweeps.pop()
+                    if end_of_sweep:
+                        end_of_sweep(folder)
+                    if lock and not is_whole and any(folder.glob("[0-9]*")):
+                        words = [x for x in sys.argv[1:] if not x.startswith("hydra.sweep.dir=")]
+                        again = shlex.join([*words, f"hydra.sweep.dir={folder}"])
+                        print(f"go on       python {command_name(config_name)} {again}")
 
         return start
 
@@ -156,11 +167,17 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
     return f"error: {text}"
 
 
+def command_name(config_name: str) -> str:
+    """What stands behind `python` to start the command that reads conf/{config_name}.yaml."""
+    if Path(sys.argv[0]).name == f"{config_name}.py" and config_name in ("train", "evaluate"):
+        return shlex.quote(sys.argv[0])
+    module = {"sweeps": "figures.sweeps", "compare": "serve.compare"}.get(config_name, config_name)
+    return f"-m prm_jax {module}" if module in ("train", "evaluate") else f"-m prm_jax.{module}"
+
+
 def print_help(config_name: str, doc: str):
     """Prints the configuration files with their comments, which Hydra's own help drops."""
-    module = {"sweeps": "figures.sweeps", "compare": "serve.compare"}.get(config_name, config_name)
-    command = Path(sys.argv[0]).name if config_name in ("train", "evaluate") else f"-m prm_jax.{module}"
-    print(f"{doc.strip()}\n\nUsage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
+    print(f"{doc.strip()}\n\nUsage: python {command_name(config_name)} [key=value ...] [-m key=value1,value2 ...]\n")
     top = (CONF / f"{config_name}.yaml").read_text()
     print(top.strip())
     for group, default in re.findall(r"^  - /?(\w+): (\w+)", top, flags=re.MULTILINE):

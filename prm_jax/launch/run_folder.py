@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError, __version__
@@ -70,6 +71,39 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
             elif isinstance(error, KeyboardInterrupt) and "resume" in cfg:
                 print(f"stopped     continue with resume={folder}")
             raise
+
+
+def begin_job(cfg: DictConfig) -> bool:
+    """Whether a command has something to do: false for a job of a sweep that an earlier call of the same sweep has ended.
+    A job that was cut is made to resume. InputError where its folder holds another job."""
+    hydra_cfg, folder = HydraConfig.instance().cfg.hydra, output_dir()
+    if hydra_cfg.mode != RunMode.MULTIRUN or not OmegaConf.is_interpolation(hydra_cfg.sweep, "subdir"):
+        return True
+    (folder / "error.txt").unlink(missing_ok=True)  # of the call before
+    if "resume" not in cfg or cfg.resume is not None or not (folder / ".hydra").is_dir():
+        return True
+    free = (*KEYS_WITHOUT_EFFECT, *DEVICES)
+    old, new = (
+        {o for o in overrides if re.split(r"[.=]", o)[0] not in free}
+        for overrides in (overrides_of(folder), hydra_cfg.overrides.task)
+    )
+    if old != new:
+        was, asked = (" ".join(sorted(words)) or "no other override" for words in (old - new, new - old))
+        why = f"holds the job with {was}, expected {asked}; give another sweep another folder"
+        raise InputError(f"hydra.sweep.dir: {folder}: {why}")
+    if is_finished(folder):
+        print(f"job {hydra_cfg.job.num}: done before: {folder}")
+        return False
+    print(f"job {hydra_cfg.job.num}: goes on: {folder}")
+    cfg.resume = str(folder)
+    return True
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the command that works in a folder has ended."""
+    about = folder / "about.json"
+    is_file_whole = about.exists() and read_json(about).get("finished") is True
+    return is_file_whole or any((folder / name).exists() for name in ("summary.json", "results.json"))
 
 
 def newest_run() -> Path:
@@ -154,21 +188,24 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     except InputError as error:
         raise InputError(f"resume: {error}") from None
     old, new, overrides = dict(flatten(stored)), dict(flatten(cfg)), overridden_keys()
-    if "experiment" in overrides:
+    is_job = "resume" not in overrides  # of a sweep: begin_job has compared its overrides
+    if "experiment" in overrides and not is_job:
         raise InputError("resume: uses the run's own configuration, expected no experiment= beside it")
     differing = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     changed = [key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)]
-    if "steps" in changed and "lengthened" in cfg:  # training alone has the key
+    if "steps" in changed and "lengthened" in cfg and not is_job:  # training alone has the key
         more = f"more than the {old['steps']} that the run has: a resumed run can only be made longer"
         expect(type(new["steps"]) is int and new["steps"] > old["steps"], "steps", new["steps"], more)
         changed.remove("steps")
         OmegaConf.update(stored, "lengthened", [*old.get("lengthened", ()), old["steps"]])
         OmegaConf.update(stored, "steps", new["steps"])
-    if refused := [key for key in changed if key.split(".")[0] not in KEYS_WITHOUT_EFFECT + DEVICES]:
+    refused = [key for key in changed if key.split(".")[0] not in KEYS_WITHOUT_EFFECT + DEVICES]
+    if refused and not is_job:
         listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
         raise InputError(f"resume: {listed}: would change the result; start a new run instead")
-    for key in changed:
+    for key in set(changed) - set(refused):
         OmegaConf.update(stored, key, new[key])
+    stored.resume = cfg.resume
     return run, stored
 
 
