@@ -76,9 +76,10 @@ def locked_run_folder(folder: Path, cfg: DictConfig, resumes: bool = False, wort
 def begin_job(cfg: DictConfig) -> bool:
     """Whether a command has something to do: false for a job of a sweep that an earlier call of the same sweep has ended.
     A job that was cut is made to resume. InputError where its folder holds another job."""
-    hydra_cfg, folder = HydraConfig.instance().cfg.hydra, output_dir()
+    hydra_cfg = HydraConfig.instance().cfg.hydra
     if hydra_cfg.mode != RunMode.MULTIRUN or not OmegaConf.is_interpolation(hydra_cfg.sweep, "subdir"):
         return True
+    folder = output_dir()
     (folder / "error.txt").unlink(missing_ok=True)  # of the call before
     if "resume" not in cfg or cfg.resume is not None or not (folder / ".hydra").is_dir():
         return True
