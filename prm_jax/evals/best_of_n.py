@@ -165,7 +165,7 @@ def detail(results: dict):
         numbers = results["scorers"][scorer][aggregator]
         if "with_policy" in numbers:
             name = f"{scorer} + {results['policy_weight']:g} log p of {POLICY_SOURCES[results['policy_source']]}"
-            print(f"  {name:<23}{numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}")
+            print(f"  {name:<41} {numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}")
     show_aggregators(results, N)
     if "chosen" in results:
         trace_error.show(results["chosen"])

@@ -244,7 +244,7 @@ def show(results: dict):
     if first["label_kind"] not in (kind, "unknown"):
         print(f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels")
     for group in results.get("groups", [results]):
-        show_group(group, kind)
+        show_group(group, kind, of_steps=first["objective"] != "orm")
     of_first = " of the first run" * (n > 1)
     if "bad_steps_in_right_answers" in first:
         biases.show_shares(first)
@@ -279,7 +279,7 @@ def detail(results: dict):
         print(f"lines       {kind}: {x['n']}, {x['wrong']} of them wrong: {accuracy}")
 
 
-def show_group(group: dict, kind: str):
+def show_group(group: dict, kind: str, of_steps: bool = True):
     if "setting" in group:
         print("setting     " + ", ".join(f"{key}={value}" for key, value in group["setting"].items()))
     steps = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps ({kind} labels)"
@@ -294,6 +294,6 @@ def show_group(group: dict, kind: str):
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
     missing = "left out: not asked for, or no training split beside a file that is measured whole"
     print(f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}")
-    if group["step_auroc"] < group.get("baselines", {}).get("likelihood", 0.0) + HARDLY_LEARNED:
+    if of_steps and group["step_auroc"] < group.get("baselines", {}).get("likelihood", 0.0) + HARDLY_LEARNED:
         near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
         print(f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help")
