@@ -21,14 +21,14 @@ from prm_jax.checkpoints import export
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import read_format
-from prm_jax.data.grading import Checker
 from prm_jax.data.splits import data_config, problem_hash
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import open_policy
+from prm_jax.launch.own import read_function
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files, of_task
-from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_scored, read_function, score
+from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_arrays, as_scored, score
 from prm_jax.rl.rollouts import lay_out, roll_out, split_steps
 from prm_jax.rl.update import (
     UpdateConfig,
@@ -40,6 +40,7 @@ from prm_jax.rl.update import (
     update,
     written_logps,
 )
+from prm_jax.tasks.checkers import open_grader
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
 REWARD = RewardConfig(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None, "signed", None, None)
@@ -400,10 +401,10 @@ def test_a_reward_of_ones_own_that_fails_is_one_line_with_its_name(outcome, why,
 def test_a_file_of_ones_own_that_fails_is_one_line_with_its_name(text, tmp_path):
     (tmp_path / "mine.py").write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match="^reward.own_function: .*mine.py") as caught:
-        read_function(f"{tmp_path}/mine.py:f")
+        read_function("reward.own_function", f"{tmp_path}/mine.py:f", as_arrays)
     assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="^reward.own_function: /etc/passwd:f: "):
-        read_function("/etc/passwd:f")
+        read_function("reward.own_function", "/etc/passwd:f", as_arrays)
 
 
 def test_an_interrupt_of_a_reward_of_ones_own_is_one(policy, rollouts, tmp_path):
@@ -571,12 +572,12 @@ def test_problems_can_be_kept_apart_from_those_of_the_verifier(tmp_path):
 
 def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):
     train, held_out = write_problems(tmp_path)
-    found = of_files(QuestionsConfig(str(train), str(held_out), None), Checker("number"), 5)
+    found = of_files(QuestionsConfig(str(train), str(held_out), None), open_grader("number"), 5)
     assert found.train[:2] == PROBLEMS and len(found.train) == 8 and len(found.held_out) == 4 and found.task is None
     said = lambda text: found.is_right(with_steps(rollouts[0], "3+2=5", text))
     assert said("The answer is 6.0") and not said("The answer is 5") and not said("5*4=6")
     with pytest.raises(InputError, match="expected one not learned from"):
-        of_files(QuestionsConfig(str(train), str(train), None), Checker("number"), 5)
+        of_files(QuestionsConfig(str(train), str(train), None), open_grader("number"), 5)
 
 
 def write_problems(folder):

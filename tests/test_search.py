@@ -455,7 +455,7 @@ def test_the_policy_alone_is_measured_as_any_pool():
     of = lambda name, *own: Problem(name, "4 +5 mod7?", "2", tuple(sample(*x) for x in own))
     samples = [of("a", (True, True), (True, False), (False, True), (False, True)), of("b", (True, True), (False, True))]
     questions = [SimpleNamespace(problem="4 +5 mod7?")] * 2
-    inputs = evals_search.SearchInputs(questions, Solver(), None, None, samples)
+    inputs = evals_search.SearchInputs(questions, Solver(), SimpleNamespace(checker=None), samples)
     right_P, baseline = evals_search.policy_baseline(inputs, 0)
     assert right_P.tolist() == [0.25, 0.5] and baseline["pass_at_1"] == pytest.approx(0.375)
     samples[:] = [of("a", (True, False)), of("b", (True, True))]

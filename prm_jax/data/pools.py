@@ -68,21 +68,22 @@ class Problem:
             require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
-def read_pool(path, names: Sequence[str] | None = None) -> list[Problem]:
+def read_pool(path, names: Sequence[str] | None = None, as_written=False) -> list[Problem]:
     """`iter_pool` as a list."""
-    return list(iter_pool(path, names))
+    return list(iter_pool(path, names, as_written))
 
 
-def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
+def iter_pool(path, names: Sequence[str] | None = None, as_written=False) -> Iterator[Problem]:
     """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id, problem,
     answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit, task; answer, correct, finished
     (then true), step_scores, logp, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows are read too,
-    but not source_is_correct, graded against wrong answers. InputError names line and field."""
+    but not source_is_correct, graded against wrong answers. A gold answer that is a whole solution is the one that it
+    states, unless as_written. InputError names line and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
         try:
-            problem = problem_of(row, names)
+            problem = problem_of(row, names, as_written)
             other = place_of.setdefault(problem.id, place)
             require(other is place, "id", problem.id, f"an id not seen before, {other} has it")
         except InputError as error:
@@ -90,7 +91,7 @@ def iter_pool(path, names: Sequence[str] | None = None) -> Iterator[Problem]:
         yield problem
 
 
-def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
+def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
@@ -108,7 +109,8 @@ def problem_of(row: dict, names: Sequence[str] | None = None) -> Problem:
             raise InputError(f"candidates[{index}].{error}") from None
     units = optional(row, "scores_unit", dict) or {}
     units = {name: unit for name, unit in units.items() if names is None or name in names}
-    gold, task = read_gold(optional(row, gold, str)), optional(row, "task", str)
+    gold, task = optional(row, gold, str), optional(row, "task", str)
+    gold = gold if as_written else read_gold(gold)
     tokens = optional(row, "policy_tokens", int)
     return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task, tokens)
 

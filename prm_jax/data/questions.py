@@ -23,8 +23,9 @@ class Question:
     answer: str | None = None
 
 
-def read_questions(path: str | Path) -> Iterator[Question]:
-    """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer."""
+def read_questions(path: str | Path, as_written=False) -> Iterator[Question]:
+    """Reads rows with problem, prompt or question, and optionally id (else their number) and gold or answer. The answer
+    of a whole solution is the one that it states, unless as_written."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
@@ -40,7 +41,8 @@ def read_questions(path: str | Path) -> Iterator[Question]:
         name = str(number if name is None else name)
         other = place_of.setdefault(name, place)
         require(other is place, f"{place}: id", name, f"an id not seen before, {other} has it")
-        yield Question(name, problem, read_gold(answer if answer is None else str(answer)))
+        answer = answer if answer is None else str(answer)
+        yield Question(name, problem, answer if as_written else read_gold(answer))
 
 
 def as_candidate(fmt: Format, sample: Continuation) -> Candidate:

@@ -12,8 +12,9 @@ from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import Count, expect, one_of
+from prm_jax.launch.config import Count, expect
 from prm_jax.scoring import score_into
+from prm_jax.tasks.checkers import checker_of, grade_own, is_own
 
 FEW_SCORERS = 3  # more are not compared in pairs on the screen
 POLICY_SOURCES = {"policy": "policy", "votes": "votes, for want of the policy's"}
@@ -33,7 +34,7 @@ class Config(pool_metrics.Rules):
     pool: str | None
     scores: str | list | None
     scores_name: str | None
-    checker: Annotated[str, one_of(grading.RULES)] | None
+    checker: Annotated[str, checker_of(grading.RULES)] | None
     fresh: FreshPool
 
     @property
@@ -52,11 +53,13 @@ def run(setup: Setup, cfg: Config) -> dict:
         if model and (is_embedded or model != "embedded_orm"):  # which knows the embedded policy's samples alone
             setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
     elif setup.checkpoints or cfg.checker:
-        problems = pools.read_pool(cfg.pool)
+        problems = pools.read_pool(cfg.pool, as_written=is_own(cfg.checker))
     else:
         problems = pools.iter_pool(cfg.pool)  # a pool of any size is read problem by problem, none kept
     grading_counts, groups = {"checker": "as stored; answers are equal as texts"}, None
-    if cfg.checker:
+    if is_own(cfg.checker):
+        problems, grading_counts = grade_own(problems, cfg.checker)
+    elif cfg.checker:
         problems, grading_counts = grading.grade_pool(grading.with_answers(problems), cfg.checker)
         groups = grading.group_pool(problems, cfg.checker)
     pool = pool_arrays(problems, groups, exact_labels)

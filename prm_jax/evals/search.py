@@ -2,10 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +29,7 @@ from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
+from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, is_own, open_grader
 
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
 METHODS = Rule(lambda x: x and {*x} <= search.METHODS.keys(), f"a list of {', '.join(search.METHODS)}")
@@ -46,7 +46,7 @@ class Config(search.Options):
     policy_format: Format
     samples: Count
     difficulties: Count
-    checker: Annotated[str, one_of(tasks.CHECKERS)]
+    checker: Annotated[str, checker_of(CHECKERS)]
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Annotated[str, one_of(CHOICES)]
     policy_weight: NotNegative
@@ -62,25 +62,25 @@ class SearchInputs:
 
     questions: list[Question]
     policy: Policy
-    grade: Callable[[Problem], Problem]
-    checker: str | None  # of data.grading, which groups equal answers; None: answers are equal as texts
+    grader: Grader
     samples: list[Problem]
 
     def arrays(self, pool: list[Problem]) -> Pool:
-        return pool_arrays(pool, grading.group_pool(pool, self.checker) if self.checker else None)
+        rule = self.grader.checker  # groups equal answers; else these are equal as texts
+        return pool_arrays(pool, grading.group_pool(pool, rule) if rule in grading.RULES else None)
 
 
 def run(setup: Setup, cfg: Config) -> dict:
     verifiers = []
-    with contextlib.closing(grading.Checker(cfg.checker if cfg.checker in grading.RULES else "string")) as checker:
-        for k, name in enumerate(setup.checkpoints):
-            inputs = open_inputs(setup, cfg, name, checker)
+    for k, name in enumerate(setup.checkpoints):
+        inputs = open_inputs(setup, cfg, name)
+        with contextlib.closing(inputs.grader):
             verifiers.append(search_all(setup, cfg, inputs, open_scorer(setup, name), k))
     return {"verifiers": verifiers, "choice": cfg.choice, "stop_at": cfg.stop_at, "samples": cfg.samples}
 
 
-def open_inputs(setup: Setup, cfg: Config, name: str, checker: grading.Checker) -> SearchInputs:
-    by_task, data_cfg = cfg.checker not in grading.RULES, None
+def open_inputs(setup: Setup, cfg: Config, name: str) -> SearchInputs:
+    data_cfg = None
     if cfg.questions is None:
         data_cfg, _ = data_of(setup, next((x for x in (name, *setup.checkpoints) if is_run(x)), name))
         if not isinstance(data_cfg, TaskData):
@@ -88,28 +88,27 @@ def open_inputs(setup: Setup, cfg: Config, name: str, checker: grading.Checker) 
             raise InputError(f"questions: {why}; name a file, questions=FILE")
         name, checkers = data_cfg.name, ("task", data_cfg.name, *grading.RULES)
         expect(cfg.checker in checkers, "checker", cfg.checker, f"{', '.join(checkers)} for problems of {name}")
-        task = tasks.TASKS[name]
-        texts = tasks.make_problems(task, data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
+        grader = open_grader(cfg.checker if cfg.checker in grading.RULES else name)
+        texts = tasks.make_problems(tasks.TASKS[name], data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
     else:
         expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of questions=FILE")
-        questions = list(itertools.islice(read_questions(cfg.questions), cfg.problems))
+        questions = list(itertools.islice(read_questions(cfg.questions, is_own(cfg.checker)), cfg.problems))
         expect(questions, "questions", cfg.questions, "a file with problems")
-        if not by_task and (lacking := next((q for q in questions if q.answer is None), None)):
+        if cfg.checker in grading.RULES and (lacking := next((q for q in questions if q.answer is None), None)):
             raise InputError(f"{cfg.questions}: problem {lacking.id}: has no right answer to check by")
-        task = tasks.of_files([cfg.questions], cfg.checker) if by_task else None
+        grader = open_grader(cfg.checker, [cfg.questions])
     sampling, path = cfg.sampling, cfg.policy
     if path is None:
         sampling, path = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens), data_cfg.policy
     policy = open_policy(path, "best", cfg.policy_format, "float32", sampling, cfg.batch_rows, cfg.server)
-    grade = functools.partial(tasks.grade, task) if by_task else grading.grader(checker)
     if cfg.policy is None:
         samples = list(policy_pool(data_cfg, [q.problem for q in questions], cfg.samples, setup.cfg.seed))
     else:
         path = setup.folder / "samples.jsonl"
-        draw_pool(path, policy, questions, cfg.samples, setup.cfg.seed, grade, len(questions))
+        draw_pool(path, policy, questions, cfg.samples, setup.cfg.seed, grader.grade, len(questions))
         samples = read_pool(path)
-    return SearchInputs(questions, policy, grade, None if by_task else cfg.checker, samples)
+    return SearchInputs(questions, policy, grader, samples)
 
 
 def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) -> dict:
@@ -200,7 +199,7 @@ def search_once(
         "unfinished_problems": int((~state.has_finished_P).sum()),
     }
     drawn = state.pool([q.id for q in questions], [q.answer for q in questions], "search")
-    pool = [inputs.grade(problem) for problem in drawn]
+    pool = [inputs.grader.grade(problem) for problem in drawn]
     write_pool(file, pool)
     run_folder.write_json(done, costs | {"sha256": file_fingerprint(file)})
     return costs, pool

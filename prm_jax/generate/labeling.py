@@ -11,6 +11,7 @@ keep the counts, from which other labels can be made.
 """
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -22,7 +23,7 @@ from typing import Annotated
 import jax
 import numpy as np
 
-from prm_jax import InputError, tasks
+from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
 from prm_jax.data.pools import Candidate, Problem, read_pool
@@ -30,11 +31,12 @@ from prm_jax.data.rows import append_rows, field, field_error, read_rows, requir
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.steps import steps_of
 from prm_jax.generate.omegaprm import MC, RollOut, TreeConfig, build_tree, estimate, find_first_error, run_batched
-from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, open_graded
+from prm_jax.generate.sampling import Policy, PolicyConfig, fingerprint, policy_at_work
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.protocols import Prefix
+from prm_jax.tasks.checkers import is_own, open_grader
 
 
 def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
@@ -288,18 +290,18 @@ class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each
 
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
     """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact checker."""
-    is_exact = checker not in RULES
+    by_answer, is_task = checker in RULES, checker not in RULES and not is_own(checker)
     if "candidates" in next(iter(read_rows(path)))[1]:
-        pool = read_pool(path)
+        pool = read_pool(path, as_written=is_own(checker))
         solutions, golds = [], {p.problem: p.answer for p in pool}
         for p in pool:
-            if not is_exact and (p.answer is None or p.answer != golds[p.problem]):
+            if by_answer and p.answer is None or not is_task and p.answer != golds[p.problem]:
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
             for n, c in enumerate(p.candidates):
                 solutions.append(Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task))
         return solutions, golds
-    expect(is_exact, "checker", checker, "task for native rows, which have no right answers; a pool has them")
+    expect(not by_answer, "checker", checker, "task for native rows, which have no right answers; a pool has them")
     solutions, counts = sources.load(path, "native")
     cli.print_counts(counts)
     return solutions, {s.problem: None for s in solutions}
@@ -311,14 +313,15 @@ def main(cfg):
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, LabelingConfig)
     solutions, golds = read_input(cfg.input, cfg.checker)
-    if task := None if cfg.checker in RULES else tasks.of_files([cfg.input], cfg.checker):
-        solutions = [dataclasses.replace(s, task=tasks.name_of(task)) for s in solutions]
+    grader = open_grader(cfg.checker, [cfg.input])
+    if grader.task:
+        solutions = [dataclasses.replace(s, task=grader.checker) for s in solutions]
     if cfg.label in SEARCHES and all(s.outcome is None for s in solutions):
         expected = f"0 or 1: label={cfg.label} searches wrong answers, and no solution has an outcome"
         raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
-    path = folder / "labels.jsonl"
-    with run_folder.locked_run_folder(folder, raw_cfg, resumes), open_graded(cfg, task) as (policy, grade, _):
-        counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grade)
+    path, claim = folder / "labels.jsonl", run_folder.locked_run_folder(folder, raw_cfg, resumes)
+    with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
+        counts = label_file(path, policy, solutions, golds, cfg, cfg.seed, grader.grade)
     cli.print_counts(counts, totals=())
     kind = KINDS.get(cfg.label, "value")
     print(f"labels      {path}; train on them: data=jsonl data.path={path} data.label_kind={kind}")

@@ -36,6 +36,7 @@ from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.launch.mesh import make_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.scoring import score_into
+from prm_jax.tasks.checkers import checker_of, is_own, own_function, own_labels
 
 
 def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: float) -> np.ndarray:
@@ -77,7 +78,7 @@ class RelabelingConfig(CommandConfig):  # conf/relabeling.yaml says what each ke
     reference: str | None
     scores: str | None
     scores_unit: Annotated[str, one_of(UNITS)]
-    checker: Annotated[str, one_of(tasks.TASKS)] | None
+    checker: Annotated[str, checker_of(tasks.TASKS)] | None
     td_lambda: Share
     gamma: Share
     other: str | None
@@ -88,12 +89,17 @@ class RelabelingConfig(CommandConfig):  # conf/relabeling.yaml says what each ke
             expect(self.by != by or getattr(self, key) is not None, key, None, f"one, which by={by} needs")
         if self.after_first_error != "keep" and self.by not in ("checker", "equations", "consensus"):
             expect(self.threshold is not None, "threshold", None, "one: soft labels have no first error")
+        is_idle = is_own(self.checker) and self.by != "checker"
+        expect(
+            not is_idle, "checker", self.checker, "an embedded task, or by=checker: your own function gives the labels"
+        )
         lacks_values = self.by == "td" and self.checkpoint is None and self.td_lambda < 1
         expect(not lacks_values, "td_lambda", self.td_lambda, "1 without a value model, checkpoint=MODEL")
 
     @property
     def files(self) -> list[str]:
-        return [self.input, self.other] if self.by == "consensus" else [self.input]
+        more = {"consensus": self.other, "checker": is_own(self.checker) and self.checker.rpartition(":")[0]}
+        return [self.input, *filter(None, [more.get(self.by)])]
 
 
 def kind_of(scorer) -> str:
@@ -102,7 +108,8 @@ def kind_of(scorer) -> str:
 
 
 def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
-    """(solutions, what the file or files hold for each: by=scores probability_T, by=labels and by=consensus labels)."""
+    """(solutions, what the file or files hold for each: by=scores probability_T; by=labels, by=consensus and a
+    checker of one's own labels)."""
     if cfg.by == "consensus":
         solutions, others = (sources.load(path, "native", labels_required=True)[0] for path in cfg.files)
         n, m = len(solutions), len(others)
@@ -114,7 +121,10 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
     if cfg.by == "labels":
         solutions, _ = sources.load(cfg.input, "native", labels_required=True)
         return solutions, [np.array(s.labels, np.float64) for s in solutions]  # null: nan
-    solutions, _ = read_input(cfg.input, "task")
+    solutions, answers = read_input(cfg.input, cfg.checker if is_own(cfg.checker) else "task")
+    if cfg.by == "checker" and is_own(cfg.checker):
+        ask = own_function(cfg.checker, own_labels)
+        return solutions, [np.array(ask(s.problem, s.steps, answers[s.problem]), np.float64) for s in solutions]
     if cfg.by == "checker":
         name = tasks.name_of(tasks.of_files([cfg.input], cfg.checker))
         solutions = [dataclasses.replace(s, task=name) for s in solutions]
@@ -134,7 +144,7 @@ def label_all(cfg: RelabelingConfig, scorer, path: Path, solutions: list[Solutio
     if cfg.by == "consensus":
         bounds = 0.5 if cfg.threshold is None else cfg.threshold, cfg.other_threshold
         return (consensus(s.labels, labels, *bounds) for s, labels in zip(solutions, stored, strict=True))
-    if cfg.by == "checker":
+    if cfg.by == "checker" and not stored:
         return (tasks.step_labels(tasks.TASKS[s.task], s.problem, s.steps) for s in solutions)
     if cfg.by == "equations":
         number = {True: 1.0, False: 0.0, None: None}
@@ -195,6 +205,7 @@ def main(cfg):
         if cfg.by == "td" and scorer and kind_of(scorer) == "correctness":
             raise InputError(f"checkpoint: {scorer.name} learned correctness, by=td needs a value or an outcome model")
         keys = {key: getattr(cfg, key) for key in ("by", "threshold", "after_first_error", *KEYS.get(cfg.by, ()))}
+        keys |= {"checker": cfg.checker} if is_own(cfg.checker) else {}
         origin = {"label_kind": label_kind(cfg, scorer), **keys, **({"scorer": scorer.name} if scorer else {})}
         weights = {"weights": fingerprint(scorer.model)} if hasattr(scorer, "model") else {}
         about = {**origin, "files": {file: file_fingerprint(file) for file in cfg.files}, **weights}

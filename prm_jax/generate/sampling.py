@@ -24,11 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax import InputError, tasks
+from prm_jax import InputError
 from prm_jax.checkpoints import hf
 from prm_jax.checkpoints.open import Loaded, open_checkpoint
 from prm_jax.data.formats import Format, encode
-from prm_jax.data.grading import RULES, Checker, grader
 from prm_jax.data.pools import Problem, problem_of
 from prm_jax.data.questions import COUNTS, as_candidate, counts_of, read_questions
 from prm_jax.data.rows import append_rows, require_same
@@ -37,11 +36,12 @@ from prm_jax.generate.policies import Sampling, SamplingStats, check_format, pre
 from prm_jax.generate.remote import AS_USUAL, RemotePolicy, Served, Server
 from prm_jax.kernels.draw import inverse_cdf, most_likely
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Seed, expect, one_of, parse
+from prm_jax.launch.config import Count, Seed, expect, parse
 from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
+from prm_jax.tasks.checkers import CHECKERS, checker_of, is_own, open_grader
 
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two, so that a few shapes serve all
 # Tokens after which the loop first stops to double its cache: attention reads all of it, and a step is seldom long.
@@ -343,23 +343,18 @@ class PolicyConfig(CommandConfig):
     """The keys of commands that sample from a policy and check answers; conf/sampling.yaml says what each means."""
 
     checkpoint: str
-    checker: Annotated[str, one_of(tasks.CHECKERS)]
+    checker: Annotated[str, checker_of(CHECKERS)]
     sampling: Sampling
     server: Server = AS_USUAL
     seed: Seed
 
 
 @contextlib.contextmanager
-def open_graded(cfg: PolicyConfig, task):
-    """(policy, f(pools.Problem) that grades it, checker's name), on the mesh; prints the policy's cost at the end.
-
-    task: the embedded task whose exact checker grades; None: answers are compared.
-    """
-    checker = Checker("string" if task else cfg.checker)
-    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)), contextlib.closing(checker):
+def policy_at_work(cfg: PolicyConfig):
+    """The policy, on the mesh; prints its cost at the end."""
+    with jax.set_mesh(make_mesh(cfg.mesh, cfg.batch_rows)):
         policy = open_policy(cfg.checkpoint, cfg.which, cfg.format, cfg.dtype, cfg.sampling, cfg.batch_rows, cfg.server)
-        grade = functools.partial(tasks.grade, task) if task else grader(checker)
-        yield policy, grade, "the task's checker" if task else checker.name
+        yield policy
     if policy.stats.tokens:
         print(policy.stats.summary())
 
@@ -377,13 +372,15 @@ def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, SamplingConfig)
-    total = sum(1 for _ in read_questions(cfg.problems))  # reads every row once, before anything is drawn
-    path, task = folder / "pool.jsonl", None if cfg.checker in RULES else tasks.of_files([cfg.problems], cfg.checker)
-    with run_folder.locked_run_folder(folder, raw_cfg, resumes), open_graded(cfg, task) as (policy, grade, checker):
-        counts = draw_pool(path, policy, read_questions(cfg.problems), cfg.n, cfg.seed, grade, total)
+    read = functools.partial(read_questions, cfg.problems, is_own(cfg.checker))
+    total = sum(1 for _ in read())  # reads every row once, before anything is drawn
+    path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.problems])
+    claim = run_folder.locked_run_folder(folder, raw_cfg, resumes)
+    with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
+        counts = draw_pool(path, policy, read(), cfg.n, cfg.seed, grader.grade, total)
     cli.print_counts(counts, totals=())
     graded = counts["candidates"] - counts["ungraded"]  # a cut candidate fills a place, and is not right
-    rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {checker}" if graded else "no answer to grade by"
+    rate = f"{counts['right'] / graded:.3f} of {graded:,} right by {grader.name}" if graded else "no answer to grade by"
     if graded and counts["unanswered"] == counts["candidates"]:
         rate += " (an answer was found in none; checker=chain reads those of the embedded task)"
     print(f"pool        {rate}; {path}")

@@ -25,7 +25,6 @@ from tqdm import tqdm
 from prm_jax import tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.grading import RULES, Checker
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
@@ -45,6 +44,7 @@ from prm_jax.rl.problems import Problems, QuestionsConfig, of_critic, of_files, 
 from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
+from prm_jax.tasks.checkers import open_grader
 from prm_jax.training import OptimizerConfig, make_optimizer
 
 PARTS = ("roll_out", "reward", "update")  # of a step
@@ -112,13 +112,14 @@ def main(cfg):
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts, questions = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run), cfg.questions
-    checker = Checker(questions.checker if questions.checker in RULES else "number")  # where no task's checker does
+    files = [questions.file, questions.held_out] if questions.file else []
+    grader = open_grader(questions.checker or "number", files) if files else None
     claim = run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*")
-    with contextlib.closing(checker), claim, jax.set_mesh(mesh):
+    with contextlib.closing(grader) if grader else contextlib.nullcontext(), claim, jax.set_mesh(mesh):
         if questions.critic:
             problems = of_critic(data_cfg, questions.critic, cfg.eval.problems, cfg.seed)
         elif questions.file:
-            problems = of_files(questions, checker, cfg.eval.problems)
+            problems = of_files(questions, grader, cfg.eval.problems)
         else:
             problems = of_task(data_cfg, cfg.eval.problems, cfg.seed, questions.apart)
         trainer = Trainer(cfg, problems)
@@ -132,7 +133,7 @@ def main(cfg):
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} now {}".format(score, best, **final))
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
-    checked = tasks.name_of(problems.task) if problems.task else checker.rule
+    checked = tasks.name_of(problems.task) if problems.task else grader and grader.checker
     following = f"python -m prm_jax.sampling checkpoint={run} problems=FILE checker={checked}"
     if questions.critic:
         following = f"python evaluate.py task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"

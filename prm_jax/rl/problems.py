@@ -11,14 +11,15 @@ import numpy as np
 from prm_jax import InputError, tasks
 from prm_jax.data.critiques import prompt_text, verdict_at
 from prm_jax.data.formats import read_format
-from prm_jax.data.grading import Checker, extract
+from prm_jax.data.grading import RULES
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_splits, problem_hash
 from prm_jax.generate.samples import policy_pool
-from prm_jax.launch.config import expect, one_of
+from prm_jax.launch.config import expect
 from prm_jax.launch.files import read_json
 from prm_jax.rl.rollouts import Rollout
+from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, is_own
 
 DISTINCT = 4096  # problems of an embedded task to learn from; then they come again in another order
 
@@ -27,7 +28,7 @@ DISTINCT = 4096  # problems of an embedded task to learn from; then they come ag
 class QuestionsConfig:  # conf/rl.yaml says what each key means
     file: str | None
     held_out: str | None
-    checker: Annotated[str, one_of(tasks.CHECKERS)] | None
+    checker: Annotated[str, checker_of(CHECKERS)] | None
     critic: str | None = None
     apart: str | None = None
 
@@ -36,6 +37,8 @@ class QuestionsConfig:  # conf/rl.yaml says what each key means
         expect(both, "questions.held_out", self.held_out, "a file beside questions.file, and only beside it")
         expect(not self.critic or not self.file, "questions.file", self.file, "null: a critic learns from data")
         is_task = not self.critic and not self.file
+        is_idle = is_own(self.checker) and not self.file
+        expect(not is_idle, "questions.file", None, f"problems that questions.checker={self.checker} checks")
         expect(is_task or not self.apart, "questions.apart", self.apart, "null: it is for an embedded task's problems")
 
 
@@ -70,27 +73,21 @@ def of_task(data: TaskData, n_held_out: int, seed: int, apart: str | None = None
     return Problems(*splits, lambda r: task.solved(r.problem, r.steps), task)
 
 
-def of_files(cfg: QuestionsConfig, checker: Checker, n_held_out: int) -> Problems:
+def of_files(cfg: QuestionsConfig, grader: Grader, n_held_out: int) -> Problems:
     """All problems of one file, the first of the other; InputError without an answer, in both, or with two answers."""
-    answers, splits, is_exact = {}, [], cfg.checker in ("task", *tasks.TASKS)
+    answers, splits, by_answer = {}, [], grader.checker in RULES
     for path in (cfg.file, cfg.held_out):
         splits.append(problems := {})
-        for q in read_questions(path):
-            expect(is_exact or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")
+        for q in read_questions(path, is_own(grader.checker)):
+            expect(not by_answer or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")
             is_new = q.problem not in answers or q.problem in problems
             expect(is_new, f"{path}: {q.id}", q.problem[:60], "one not learned from")
             if answers.setdefault(q.problem, q.answer) != q.answer:
                 raise InputError(f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}")
             problems[q.problem] = None
     train, held_out = map(list, splits)
-    task = tasks.of_files((cfg.file, cfg.held_out), cfg.checker) if is_exact else None
-
-    def is_right(r: Rollout) -> bool:
-        if task:
-            return task.solved(r.problem, r.steps)
-        return checker.verdict(answers[r.problem], extract("\n".join(r.steps))) == "same"
-
-    return Problems(train, held_out[:n_held_out], is_right, task)
+    right = lambda r: grader.right(r.problem, r.steps, answers[r.problem])
+    return Problems(train, held_out[:n_held_out], right, grader.task)
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:

@@ -9,18 +9,17 @@ Dimension key: N roll-outs, T steps, L tokens.
 
 import dataclasses
 import itertools
-import runpy
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
-from prm_jax import InputError, tasks
+from prm_jax import tasks
 from prm_jax.data.formats import Encoded
 from prm_jax.data.units import probability
 from prm_jax.generate.sampling import Policy
 from prm_jax.launch.config import Finite, expect, one_of
+from prm_jax.launch.own import read_function
 from prm_jax.rl.advantages import returns
 from prm_jax.rl.rollouts import Rollout, padded
 from prm_jax.scoring import ModelScorer
@@ -123,7 +122,8 @@ class Rewards:
     orm: object = None
 
     def __post_init__(self):
-        self.custom = self.cfg.own_function and read_function(self.cfg.own_function)
+        place = self.cfg.own_function
+        self.custom = place and read_function("reward.own_function", place, as_arrays)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, RolloutScores, dict[str, float]]:
         """(step_reward_NT, outcome_N, scores, the mean reward a response of each source)."""
@@ -191,23 +191,3 @@ def as_scored(policy: Policy, r: Rollout) -> Encoded:
         ids, step_n = [*ids, *separator], [*step_n, *[len(r.steps) - 1] * len(separator)]
     start, end_T = len(r.prompt_L), np.searchsorted(step_n, np.arange(len(r.steps)), side="right") - 1
     return Encoded(np.concatenate([r.prompt_L, np.array(ids, np.int32)]), (start + end_T).astype(np.int32), start)
-
-
-def read_function(place: str) -> Callable:
-    """The function that FILE.py:FUNCTION names, with its result as of `as_arrays`; InputError where there is none, or
-    where it fails."""
-    path, _, name = place.rpartition(":")
-    expect(Path(path).is_file(), "reward.own_function", place, "FILE.py:FUNCTION of a file that exists")
-    where = f"reward.own_function: {place}"
-
-    def run(step: Callable):
-        try:
-            return step()
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:  # anybody's code; an interrupt passes
-            raise InputError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
-
-    function = run(lambda: runpy.run_path(path).get(name))
-    expect(callable(function), "reward.own_function", place, f"a function of {path}")
-    return lambda rollouts: run(lambda: as_arrays(where, function([*rollouts]), rollouts))

@@ -26,15 +26,12 @@ from types import ModuleType
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.grading import RULES
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.rows import read_rows, require
 from prm_jax.data.solutions import Solution, relabel_after_error
 from prm_jax.tasks import chain, countdown
 
 TASKS = {"chain": chain, "countdown": countdown}
-# Values of the key `checker`: task (the task that a file's rows name), a task by name, or a rule of grading.
-CHECKERS = ("task", *TASKS, *RULES)
 # Percentiles of a hash of the problem's text, so no two splits share a problem.
 SPLITS = {"test": (0, 10), "validation": (10, 15), "train": (15, 60), "base": (60, 100)}
 RATINGS = {"right": 1, "neutral": 0}  # PRM800K's; any other verdict is an error, -1

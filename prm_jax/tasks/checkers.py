@@ -1,0 +1,101 @@
+"""What the key `checker` names: an embedded task's exact checker, a rule that compares answers, or your own function.
+
+checker=FILE.py:FUNCTION calls f(problem, steps, answer), texts, for each solution. `answer` is what the problem's row
+has under answer as it is written there (a right answer, unit tests, a query), or None. It returns whether the solution
+is right, True or False; for labels of steps (python -m prm_jax.relabeling by=checker) a list with a label of each step,
+from 0 to 1, or None. Equal solutions are asked once. Examples: docs/recipes.md.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+from prm_jax import tasks
+from prm_jax.data.grading import RULES, Checker, extract, grader, is_blank
+from prm_jax.data.pools import Problem
+from prm_jax.launch.config import expect, one_of
+from prm_jax.launch.own import read_function
+
+CHECKERS = ("task", *tasks.TASKS, *RULES)  # task: the embedded task that a file's rows name
+ASKED = 1 << 14  # solutions whose verdicts are remembered
+
+
+class checker_of(one_of):
+    """The rule that a value is a name of a table or FILE.py:FUNCTION."""
+
+    def __init__(self, names):
+        super().__init__(names)
+        self.allows = lambda x: x in names or is_own(x)
+
+    expected = property(lambda self: f"{one_of.expected.fget(self)}, or FILE.py:FUNCTION")
+
+
+def is_own(checker: str | None) -> bool:
+    return checker is not None and re.fullmatch(r".+\.py:\w+", checker) is not None
+
+
+def own_verdict(where: str, right, problem: str, steps: Sequence[str], answer: str | None) -> bool:
+    expect(type(right).__name__ in ("bool", "bool_"), where, right, "True or False: whether the solution is right")
+    return bool(right)
+
+
+def own_labels(where: str, labels, problem: str, steps: Sequence[str], answer: str | None) -> list[float | None]:
+    """The labels of a solution's steps, each from 0 to 1 or None."""
+    is_list = isinstance(labels, (list, tuple)) and len(labels) == len(steps)
+    is_right = is_list and all(y is None or 0 <= y <= 1 for y in labels)
+    expect(is_right, where, labels, f"a list of {len(steps)}: a label from 0 to 1, or None, of each step")
+    return [None if y is None else float(y) for y in labels]
+
+
+def own_function(place: str, accept: Callable) -> Callable:
+    """The function that checker=FILE.py:FUNCTION names, with results as of `own_verdict` or `own_labels`."""
+    return functools.lru_cache(ASKED)(read_function("checker", place, accept))
+
+
+class Grader(NamedTuple):
+    """A checker at work."""
+
+    checker: str  # the value of the key, or the embedded task's name
+    name: str  # in results and messages
+    right: Callable[[str, Sequence[str], str | None], bool]  # of a problem, a solution's steps and the answer
+    grade: Callable[[Problem], Problem]  # the problem with its candidates' answers, and whether they are right
+    task: ModuleType | None = None  # the embedded task whose exact checker it is
+    close: Callable = lambda: None
+
+
+def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
+    """The Grader of a value of the key `checker`; `files`: those whose rows name the embedded task."""
+    if is_own(checker):
+        right = own_function(checker, own_verdict)
+        return Grader(checker, checker, right, functools.partial(grade_by, right))
+    if checker not in RULES:
+        task = tasks.of_files(files, checker)
+        right, grade = lambda problem, steps, _: task.solved(problem, steps), functools.partial(tasks.grade, task)
+        return Grader(tasks.name_of(task), "the task's checker", right, grade, task)
+    rule = Checker(checker)
+    right = lambda problem, steps, answer: rule.verdict(answer, extract("\n".join(steps))) == "same"
+    return Grader(checker, rule.name, right, grader(rule), close=rule.close)
+
+
+def grade_by(right: Callable, problem: Problem) -> Problem:
+    """The problem with `correct` by right(problem, steps, answer). A candidate's answer is the one that it has, else
+    its text, since one without an answer would neither win nor vote."""
+
+    def graded(c):
+        answer = "\n".join(c.steps) if is_blank(c.answer) else c.answer
+        return dataclasses.replace(c, answer=answer, correct=right(problem.problem, c.steps, problem.answer))
+
+    return dataclasses.replace(problem, candidates=tuple(map(graded, problem.candidates)))
+
+
+def grade_own(problems: Sequence[Problem], place: str) -> tuple[list[Problem], dict]:
+    """A pool graded by a function of your own, and counts as of `grading.grade_pool`; prints them."""
+    with contextlib.closing(open_grader(place)) as own:
+        graded = [own.grade(problem) for problem in problems]
+    correct = [c.correct for problem in graded for c in problem.candidates]
+    print(f"graded      {place}: {sum(correct)} of {len(correct)} right")
+    return graded, {"checker": place, "candidates": len(correct), "right": sum(correct)}
