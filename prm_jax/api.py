@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prm_jax import InputError
-from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.units import UNITS, probability
 from prm_jax.evals.common import check_there
@@ -40,8 +40,7 @@ def load(
     options = OpenOptions(format=read_format(format), **options)
     cli.use_compilation_cache()
     name = str(run_folder.newest_run()) if checkpoint is None else str(checkpoint)
-    if needs_folder(name):
-        check_there(name, options.which)
+    check_there(name, options.which)
     return Verifier(open_verifier(name, options._replace(dtype=choose_dtype(options.dtype))), aggregator)
 
 

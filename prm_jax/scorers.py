@@ -1,6 +1,6 @@
-"""Scorers that need no model: the exact checker, one with known faults, the equations of a text, noise.
+"""Scorers that need no model of their own: the exact checker, one with known faults, equations, noise, ensembles.
 
-Each keeps the protocol Scorer (protocols.py). Dimension key: T steps.
+Each keeps the protocol Scorer (protocols.py). Dimension key: T steps, E members of an ensemble.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from prm_jax import InputError
 from prm_jax.data.equations import verdict
 from prm_jax.data.units import CERTAIN, UNITS
 from prm_jax.protocols import Rows
@@ -88,6 +89,45 @@ class RandomScorer(ModelFree):
     def score(self, rows: Rows) -> list[np.ndarray]:
         draws = ([rng.standard_normal() for rng in prefix_rngs(self.seed, *row)] for row in rows)
         return [np.array(draw_T, np.float32) for draw_T in draws]
+
+
+def vote(log_odds_ET: np.ndarray) -> np.ndarray:
+    """Log-odds of the share of members that call a step good, with half a vote of each kind added."""
+    return np.log((log_odds_ET > 0).sum(0) + 0.5) - np.log((log_odds_ET <= 0).sum(0) + 0.5)
+
+
+# name -> f(log_odds_ET of the members) -> score_T
+ENSEMBLES = {
+    "mean": lambda log_odds_ET: log_odds_ET.mean(0),
+    "min": lambda log_odds_ET: log_odds_ET.min(0),
+    "vote": vote,
+    # minus the standard deviation over the members, in nats: 0 where all agree. It does not say which steps are good
+    "disagreement": lambda log_odds_ET: -log_odds_ET.std(0),
+}
+
+
+class EnsembleScorer:
+    """Several verifiers as one: an entry of ENSEMBLES makes a step's score from their scores. InputError where these
+    mean different things (Coste et al. 2024, arXiv 2310.02743, compare mean and min of reward models)."""
+
+    def __init__(self, name: str, combine: str, members: Sequence):
+        self.name, self.combine, self.members = name, combine, members
+        for key in ("unit", "label_kind", "objective"):
+            said = {member.name: getattr(member, key) for member in members}
+            if len(set(said.values())) > 1:
+                told = ", ".join(f"{x} of {member}" for member, x in said.items())
+                raise InputError(f"checkpoint: {combine}: got the {key} {told}, expected one for all members")
+            setattr(self, key, getattr(members[0], key))
+        if combine == "disagreement":
+            self.label_kind = "unknown"
+
+    @property
+    def about(self) -> dict:
+        return {"members": [{"verifier": x.name, **getattr(x, "about", {})} for x in self.members]}
+
+    def score(self, rows: Rows) -> list[np.ndarray]:
+        combine, by_member = ENSEMBLES[self.combine], [member.score(rows) for member in self.members]
+        return [combine(np.stack(log_odds)).astype(np.float32) for log_odds in zip(*by_member, strict=True)]
 
 
 def prefix_rngs(seed: int, problem: str, steps: Sequence[str]) -> Iterator[np.random.Generator]:

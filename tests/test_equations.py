@@ -373,6 +373,6 @@ def test_verifier_scores_each_step_by_itself():
     (score_T,) = scorer.score([("p", ("1 + 1 = 3", "2 + 2 = 4", "so x = 5"))])
     assert score_T.dtype == np.float32
     np.testing.assert_array_equal(score_T, np.float32([-CERTAIN, LIKELY, 0]))
-    named = SimpleNamespace(checkpoint=["equations"])
+    named = SimpleNamespace(which="best", checkpoint=["equations"])
     assert common.checkpoints(named, needed=True) == ["equations"]
     assert open_verifier("equations", OpenOptions()) == scorer

@@ -1,4 +1,4 @@
-"""Opens a verifier by its name: a checkpoint, a critic, or one without a folder (exact checkers, equations, noise)."""
+"""Opens a verifier by its name: a checkpoint, a critic, an ensemble, or one without a folder (checkers, equations, noise)."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.formats import Format, read_format
 from prm_jax.data.splits import data_config
 from prm_jax.launch.config import CONF, expect
-from prm_jax.scorers import CheckerScorer, EquationScorer, NoisyChecker, RandomScorer
+from prm_jax.scorers import ENSEMBLES, CheckerScorer, EnsembleScorer, EquationScorer, NoisyChecker, RandomScorer
 from prm_jax.scoring import ModelScorer
 
 SERVER = ("http://", "https://")
@@ -19,6 +19,7 @@ SERVER = ("http://", "https://")
 # missed errors and d', as in checker-0.05-3), the equations of a text, noise, and the likelihood under a language model
 # (the embedded task's policy, or policy:NAME).
 BUILT_IN = re.compile(r"equations|random|policy(?::.+)?|(checker|values)(?:-(0|1|0?\.\d+)-(\d+(?:\.\d+)?))?")
+ENSEMBLE = re.compile(rf"({'|'.join(ENSEMBLES)}):\[(.*)\]")  # mean:[A,B,C]
 
 
 class OpenOptions(NamedTuple):  # how to open a verifier; conf/evaluate.yaml explains the keys of the same names
@@ -36,6 +37,10 @@ class OpenOptions(NamedTuple):  # how to open a verifier; conf/evaluate.yaml exp
 
 def open_verifier(name: str, options: OpenOptions):
     """The Scorer of one checkpoint argument."""
+    if ensemble := ENSEMBLE.fullmatch(name):
+        members = [open_verifier(member, options) for member in members_of(name)]
+        shown = f"{ensemble[1]}:[{','.join(member.name for member in members)}]"
+        return EnsembleScorer(shown, ensemble[1], members)
     if name == "equations":
         return EquationScorer()
     if name == "random":
@@ -85,9 +90,19 @@ def critic_of(name: str) -> tuple[Format, str] | None:
     return (fmt, match[2]) if fmt.critic else None
 
 
+def members_of(name: str) -> list[str]:
+    """The members of an ensemble, mean:[A,B,C]; another verifier itself."""
+    ensemble = ENSEMBLE.fullmatch(name)
+    members = [member.strip() for member in ensemble[2].split(",")] if ensemble else [name]
+    few = len(members) < 2 or not all(members)
+    expect(not (ensemble and few), "checkpoint", name, f"at least two verifiers, {ensemble and ensemble[1]}:[A,B]")
+    return members
+
+
 def needs_folder(name: str) -> bool:
-    """Whether a verifier needs a folder, which callers look for before they run another verifier for an hour."""
-    return not (BUILT_IN.fullmatch(name) or name.startswith(SERVER) or critic_of(name))
+    """Whether a verifier is one that needs a folder."""
+    has_none = BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER)
+    return not (has_none or critic_of(name))
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):

@@ -7,7 +7,7 @@ from prm_jax import InputError, tasks
 from prm_jax.data import grading, pools
 from prm_jax.data.splits import TaskData
 from prm_jax.evals import biases, common, pool_metrics, trace_error
-from prm_jax.evals.common import Setup, data_of, describe, is_run, new_name, open_scorer, plus_minus, trained
+from prm_jax.evals.common import Setup, data_of, describe, new_name, open_scorer, plus_minus, trained
 from prm_jax.evals.pool_arrays import POLICY, pool_arrays
 from prm_jax.figures.best_of_n import best_of_n_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
@@ -96,7 +96,7 @@ def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool
 
 def fresh_pool(setup: Setup, cfg: Config):
     """(fresh solutions of unseen problems of the first run's task, the exact labels of their steps, the data)."""
-    data_cfg, _ = data_of(setup, next((name for name in setup.checkpoints if is_run(name)), setup.checkpoints[0]))
+    data_cfg, _ = data_of(setup, next(iter(setup.runs), setup.checkpoints[0]))
     if not isinstance(data_cfg, TaskData):
         raise InputError(f"pool: the data {data_cfg.name} cannot draw candidates; name a pool, pool=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import hf
-from prm_jax.checkpoints.verifiers import BUILT_IN, OpenOptions, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import BUILT_IN, ENSEMBLE, OpenOptions, members_of, needs_folder, open_verifier
 from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
@@ -55,6 +55,11 @@ class Setup:
     folder: Path
     files: tuple[str, ...] = ()  # the files that the evaluation reads
 
+    @property
+    def runs(self) -> list[str]:
+        """Those checkpoints, and members of ensembles, that are runs of ours."""
+        return [member for name in self.checkpoints for member in members_of(name) if is_run(member)]
+
 
 def check_data(cfg: DictConfig):
     """InputError where files are named but not the kind of their rows, which benchmarks know."""
@@ -84,26 +89,28 @@ def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
         raise InputError("checkpoint: got an empty list, expected at least one")
     groups = [run_folder.runs_of(Path(name)) if needs_folder(str(name)) else [name] for name in names]
     verifiers = [str(name) for group in groups for name in group]
-    for name in filter(needs_folder, verifiers):
+    for name in verifiers:
         check_there(name, cfg.which)
     return verifiers
 
 
 def check_there(name: str, which: str):
-    """InputError where a verifier is missing, raised before another one has worked for an hour."""
-    if is_run(name):
-        run_folder.run_config(Path(name))
-        if not any((Path(name) / "checkpoints" / which).glob("[0-9]*")):
-            raise InputError(f"{name}: stopped before its first checkpoint; resume={name} of its command continues it")
-    elif not any((hf.locate(name) / file).exists() for file in ("config.json", "adapter_config.json")):
-        raise InputError(f"{name}: is neither a run with checkpoints nor a Hugging Face folder with a config.json")
+    """InputError where a verifier's folder, or that of a member, is missing, raised before another one has worked for an
+    hour."""
+    for x in filter(needs_folder, members_of(name)):
+        if is_run(x):
+            run_folder.run_config(Path(x))
+            if not any((Path(x) / "checkpoints" / which).glob("[0-9]*")):
+                raise InputError(f"{x}: stopped before its first checkpoint; resume={x} of its command continues it")
+        elif not any((hf.locate(x) / file).exists() for file in ("config.json", "adapter_config.json")):
+            raise InputError(f"{x}: is neither a run with checkpoints nor a Hugging Face folder with a config.json")
 
 
 def open_scorer(setup: Setup, name: str):
     """The Scorer of one checkpoint argument."""
     cfg = setup.cfg
     options = cfg.which, cfg.format, cfg.dtype, cfg.batch.rows, cfg.batch.tokens, cfg.reference, cfg.seed
-    run = next(filter(is_run, setup.checkpoints), None)
+    run = next(iter(setup.runs), None)
     by_run = setup.data.name == "of_run" and run and not setup.files
     data = run_folder.run_config(Path(run)).data if by_run else setup.data  # an embedded task has a checker, a policy
     names = {part.name for part in (data.get("sources") or {"": data}).values()}
@@ -127,7 +134,7 @@ def is_run(name: str) -> bool:
 
 def data_of(setup: Setup, name: str) -> tuple[DataConfig, int]:
     """(the data to evaluate a verifier on, the seed of its run): the data of the key `data`, or the run's own."""
-    run = run_folder.run_config(Path(name)) if is_run(name) else None
+    run = next((run_folder.run_config(Path(member)) for member in members_of(name) if is_run(member)), None)
     if setup.data.name != "of_run":
         return data_config(setup.data), run.seed if run else 0
     if run is None:
@@ -162,7 +169,7 @@ def new_name(name: str | None, scorer, taken: set[str]) -> str:
     """The name of a verifier's scores in a pool: `name`, or the first free of prm, prm_1, ... (checker, checker_1)."""
     is_free = name is None or not (name in taken or "/" in name)
     expect(is_free, "scores_name", name, "a name without / that the pool does not have")
-    built_in = BUILT_IN.fullmatch(scorer.name)
+    built_in = BUILT_IN.fullmatch(scorer.name) or ENSEMBLE.fullmatch(scorer.name)
     first = (built_in[1] or built_in[0].partition(":")[0]) if built_in else scorer.objective
     names = itertools.chain([first], (f"{first}_{i}" for i in itertools.count(1)))
     return name or next(free for free in names if free not in taken)

@@ -82,7 +82,7 @@ def run(setup: Setup, cfg: Config) -> dict:
 def open_inputs(setup: Setup, cfg: Config, name: str) -> SearchInputs:
     data_cfg = None
     if cfg.questions is None:
-        data_cfg, _ = data_of(setup, next((x for x in (name, *setup.checkpoints) if is_run(x)), name))
+        data_cfg, _ = data_of(setup, name if is_run(name) else next(iter(setup.runs), name))
         if not isinstance(data_cfg, TaskData):
             why = f"the data {data_cfg.name} has no problems to draw"
             raise InputError(f"questions: {why}; name a file, questions=FILE")

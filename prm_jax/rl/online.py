@@ -16,7 +16,7 @@ import jax
 
 from prm_jax import tasks
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import BUILT_IN, OpenOptions, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
 from prm_jax.data.examples import Example, make_example
 from prm_jax.data.packing import Plan, doubled, make_groups, pack_batch
 from prm_jax.data.solutions import Solution, relabel_after_error
@@ -42,7 +42,7 @@ class OnlineConfig:  # conf/rl.yaml says what each key means
 
 def open_prm(name: str, options: OpenOptions, cfg: OnlineConfig):
     """The verifier `name`. A language model that learns online is an implicit PRM with itself as reference."""
-    if not cfg.every or BUILT_IN.fullmatch(name):
+    if not cfg.every or not needs_folder(name):
         return open_verifier(name, options)
     loaded, reference = (open_checkpoint(name, options.which, options.format, options.dtype) for _ in range(2))
     if loaded.objective == "lm":

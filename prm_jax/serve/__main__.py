@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.checkpoints.verifiers import OpenOptions, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import Encoded, Format
 from prm_jax.evals.common import ScoreBatch, check_there
 from prm_jax.launch import cli, run_folder
@@ -21,6 +21,7 @@ from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import modest_mesh
 from prm_jax.model import choose_dtype
 from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
+from prm_jax.scorers import EnsembleScorer
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.worker import ServedScorer
 from prm_jax.tasks import TASKS
@@ -70,15 +71,21 @@ class ServeConfig:
 def open_served(cfg: ServeConfig):
     """(scorer, the name by which clients may call it)."""
     name = str(run_folder.newest_run()) if cfg.checkpoint is None else cfg.checkpoint
-    if needs_folder(name):
-        check_there(name, cfg.which)
+    check_there(name, cfg.which)
     dtype, batch = choose_dtype(cfg.dtype), cfg.batch
     options = OpenOptions(cfg.which, cfg.format, dtype, batch.rows, batch.tokens, cfg.reference, cfg.seed)
     scorer = open_verifier(name, options._replace(task=cfg.checker))
+    if isinstance(scorer, EnsembleScorer):
+        scorer.members = [as_served(member, cfg) for member in scorer.members]
+    return as_served(scorer, cfg), name
+
+
+def as_served(scorer, cfg: ServeConfig):
+    """A verifier of ours within the server's limits, compiled; another one as it is."""
     if isinstance(scorer, ModelScorer):
         scorer = ServedScorer(**vars(scorer), longest=min(cfg.limits.tokens, scorer.model.cfg.max_positions))
         compile_usual_shapes(scorer, cfg.aggregator or default_aggregator(scorer))
-    return scorer, name
+    return scorer
 
 
 def compile_usual_shapes(scorer: ServedScorer, aggregator: str):

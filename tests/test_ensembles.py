@@ -1,0 +1,98 @@
+"""Ensembles of verifiers: their scores by hand, what cannot be one, and that commands take them where they take one."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import LAST_DECIDES, call, printed
+
+import evaluate
+from prm_jax import InputError, load
+from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier
+from prm_jax.data.pools import Candidate, Problem, write_pool
+from prm_jax.rl.online import OnlineConfig, open_prm
+from prm_jax.scorers import EnsembleScorer
+
+PROBLEM, RIGHT, WRONG = LAST_DECIDES
+ROWS = [(PROBLEM, RIGHT), (PROBLEM, WRONG)]
+
+
+def member(name, *scores, **said):
+    given = {"unit": "logit", "label_kind": "correctness", "objective": "prm", "name": name} | said
+    return SimpleNamespace(**given, score=lambda rows: [np.array(x, np.float32) for x in scores])
+
+
+MEMBERS = member("a", [1, -2], [3]), member("b", [4, -1], [-1]), member("c", [-2, -6], [0])
+
+
+@pytest.mark.parametrize(
+    ("combine", "expected"),
+    [
+        ("mean", [[1, -3], [2 / 3]]),
+        ("min", [[-2, -6], [-1]]),
+        ("vote", [[math.log(2.5 / 1.5), math.log(0.5 / 3.5)], [math.log(1.5 / 2.5)]]),  # 2, 0 and 1 of 3; 0 is no yes
+        ("disagreement", [[-math.sqrt(18 / 3), -math.sqrt(14 / 3)], [-math.sqrt(26 / 9)]]),
+    ],
+)
+def test_scores_by_hand(combine, expected):
+    scorer = EnsembleScorer("x", combine, MEMBERS)
+    scores = scorer.score(["row"] * 2)
+    assert [x.dtype for x in scores] == [np.float32] * 2
+    for score_T, right_T in zip(scores, expected, strict=True):
+        np.testing.assert_allclose(score_T, right_T, rtol=1e-6)
+    kind = "unknown" if combine == "disagreement" else "correctness"
+    assert (scorer.label_kind, scorer.unit, scorer.objective) == (kind, "logit", "prm")
+    assert scorer.about == {"members": [{"verifier": name} for name in "abc"]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("unit", "log_ratio"), ("label_kind", "value"), ("objective", "orm"), ("label_kind", "unknown")]
+)
+def test_members_that_mean_different_things_are_one_line(key, value):
+    with pytest.raises(
+        InputError, match=f"^checkpoint: mean: got the {key} .* of a, {value} of b, expected one for all"
+    ):
+        EnsembleScorer("x", "mean", [member("a"), member("b", **{key: value})])
+
+
+def test_names():
+    assert members_of("mean:[runs/a, checker-0-2,policy:x]") == ["runs/a", "checker-0-2", "policy:x"]
+    assert members_of("runs/a") == ["runs/a"] and not needs_folder("min:[a,b]") and needs_folder("mean:a")
+    for name in ("mean:[a]", "vote:[]", "min:[a,,b]"):
+        with pytest.raises(InputError, match="^checkpoint: got '.*', expected at least two verifiers, .*\\[A,B\\]$"):
+            open_verifier(name, OpenOptions())
+    with pytest.raises(InputError, match="^checkpoint: mean: got the objective orm of embedded_orm, prm of equations"):
+        load("mean:[embedded_orm,equations]")
+
+
+def test_an_ensemble_of_one_twice_is_that_one():
+    alone, twice = (
+        open_verifier(name, OpenOptions(rows=2)) for name in ("embedded_orm", "mean:[embedded_orm,embedded_orm]")
+    )
+    for a, b in zip(alone.score(ROWS), twice.score(ROWS), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert twice.objective == "orm" and twice.label_kind == alone.label_kind
+    assert (
+        load("min:[equations,equations]").scorer.score(ROWS)[0].tolist()
+        == open_verifier("equations", OpenOptions()).score(ROWS)[0].tolist()
+    )
+
+
+def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):
+    candidates = tuple(Candidate(steps, steps[-1][-1], correct=steps is RIGHT) for steps in (RIGHT, WRONG))
+    write_pool(tmp_path / "pool.jsonl", [Problem("0", PROBLEM, "0", candidates, task="chain")])
+    names = ["mean:[checker-0.1-3,checker-0.2-3]", "disagreement:[checker-0.1-3,checker-0.2-3]"]
+    given = ["task=best_of_n", "pool=pool.jsonl", f"checkpoint={json.dumps(names)}", "hydra.run.dir=a"]
+    printed(evaluate.main, monkeypatch, *given, cwd=tmp_path)
+    verifiers = json.loads((tmp_path / "a/results.json").read_text())["verifiers"]
+    assert {name: x["verifier"] for name, x in verifiers.items()} == dict(zip(("mean", "disagreement"), names))
+    assert verifiers["mean"]["members"][1] == {"verifier": "checker-0.2-3"}
+    told = call(evaluate.main, monkeypatch, "evaluate", *given[:2], 'checkpoint="mean:[equations,nowhere]"')
+    assert told == "error: nowhere: no such folder"
+
+
+def test_rl_opens_an_ensemble_and_trains_none():
+    online = OnlineConfig(5, 1, "steps", 1e-4, 1.0)
+    assert open_prm("min:[equations,equations]", OpenOptions(), online).combine == "min"
