@@ -14,6 +14,7 @@ import dataclasses
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Literal
 
 import jax
@@ -22,7 +23,7 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
-from prm_jax import tasks
+from prm_jax import rerank, tasks
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.packing import fits_window
@@ -44,6 +45,7 @@ from prm_jax.rl.problems import Problems, QuestionsConfig, of_critic, of_files, 
 from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
+from prm_jax.rl.watching import as_rows, cut_samples, write_samples
 from prm_jax.tasks.checkers import open_grader
 from prm_jax.training import OptimizerConfig, make_optimizer
 
@@ -61,6 +63,7 @@ class EvalConfig:
     every: Count
     problems: Count
     n: Count
+    k: tuple[Count, ...] = (1,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,8 @@ def main(cfg):
     score = "agreement" if questions.critic else "pass@1"
     best = "(the best of these evaluations {best_pass_at_1:.3f}, at step {best_step})".format(**final)
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} now {}".format(score, best, **final))
+    for k in [k for k in cfg.eval.k if 1 < k <= cfg.eval.n]:
+        print(f"            pass@{k} {final[f'pass_at_{k}']:.3f} before, {final[f'eval_pass_at_{k}']:.3f} now")
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
     checked = tasks.name_of(problems.task) if problems.task else grader and grader.checker
@@ -176,9 +181,10 @@ class Trainer:
         seconds_before = best.pop("seconds", 0.0)
         self.spent.update(best.pop("spent", {}))
         scores = best.pop("last", {})
+        cut_samples(samples := texts / "samples.jsonl", first if best else -1)
         if not best:
-            record = require_finite(0, self.evaluate())
-            best = {"pass_at_1": record["eval_pass_at_1"]}
+            record = require_finite(0, self.evaluate(samples, 0))
+            best = {name.removeprefix("eval_"): x for name, x in record.items() if "pass_at" in name}
         started, bar = time.perf_counter() - seconds_before, cli.progress("training", cfg.steps, "step", first)
         boards = (cfg.tensorboard, cfg.wandb) if jax.process_index() == 0 else (False, None)
         log = MetricsLog(texts, -1 if record else first, *boards)
@@ -194,7 +200,8 @@ class Trainer:
                 if is_due or is_stopping:
                     norm = float(optax.tree.norm(nnx.state(self.policy.model)))
                     require_finite(step, {"parameter_norm": norm})  # no checkpoint of a broken update
-                    scores, is_best = require_finite(step, self.evaluate()), False
+                    scores = require_finite(step, self.evaluate(samples if is_due else None, step))
+                    is_best = False
                     if is_due:  # a run that was not stopped has no other evaluation
                         record |= scores
                         is_best = scores["eval_pass_at_1"] > best.get("eval_pass_at_1", -1)
@@ -305,8 +312,9 @@ class Trainer:
         batch = shard_batch(layout.batch, self.cfg.batch.rows, axis=1)
         return layout.gather(np.asarray(written_logps(self.reference, batch, layout.used)))
 
-    def evaluate(self) -> dict[str, float]:
-        """Diagnoses held-out problems with fixed draws; adds pass@1 and the KL from the first policy."""
+    def evaluate(self, samples: Path | None, step: int) -> dict[str, float]:
+        """Diagnoses held-out problems with fixed draws; adds pass@k and the KL from the first policy. The roll-outs are
+        appended to the file `samples`."""
         start, key = time.perf_counter(), jax.random.fold_in(self.key, 0)
         rollouts = roll_out(self.policy, self.problems.held_out, self.cfg.eval.n, key)
         step_reward_NT, outcome_N, scores, _ = self.rewards(rollouts)
@@ -314,7 +322,12 @@ class Trainer:
         ratio_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
         reward, divergence = (step_reward_NT.sum(1) + outcome_N).mean(), kl(ratio_NL[mask_NL], "k3").mean()
         numbers = self.diagnose(rollouts, scores) | {"reward": reward, "kl": divergence}
-        numbers["pass_at_1"] = numbers.pop("right")
+        at_n = np.asarray(rerank.pass_at_n(scores.right_N.reshape(-1, self.cfg.eval.n))).mean(0)  # in groups of n
+        numbers |= {"pass_at_1": numbers.pop("right")} | {
+            f"pass_at_{k}": at_n[k - 1] for k in self.cfg.eval.k if 1 < k <= len(at_n)
+        }
+        if samples:
+            write_samples(samples, step, as_rows(rollouts, step_reward_NT, outcome_N, scores), self.cfg.eval.n)
         self.spent["evaluate"] += time.perf_counter() - start
         return {f"eval_{name}": float(x) for name, x in numbers.items()}
 

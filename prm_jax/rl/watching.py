@@ -1,0 +1,51 @@
+"""What a reader sees of a run: held-out samples with their step rewards, in samples.jsonl and on the screen."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from prm_jax.data.units import probability
+from prm_jax.launch.files import replaced
+from prm_jax.rl.rewards import RolloutScores
+from prm_jax.rl.rollouts import Rollout
+
+SHOWN = 2  # samples on the screen, of the first problems: the same ones at each evaluation
+
+
+def as_rows(rollouts: Sequence[Rollout], step_reward_NT, outcome_N, scores: RolloutScores) -> list[dict]:
+    """The roll-outs as rows of samples.jsonl. A step's reward is the weighted sum of its sources, `p_good` the PRM's
+    probability (also of one that is only watched), a verdict the exact checker's."""
+    rows = []
+    for i, r in enumerate(rollouts):
+        rewards = step_reward_NT[i, : len(r.steps)].round(4).tolist()
+        row = {"problem": r.problem, "steps": r.steps, "step_rewards": rewards, "outcome_reward": float(outcome_N[i])}
+        row |= {"right": bool(scores.right_N[i]), "finished": r.finished}
+        row |= {"p_good": probability(scores.prm[i]).round(4).tolist()} if scores.prm else {}
+        rows.append(row | ({"verdicts": list(scores.verdicts[i])} if scores.verdicts else {}))
+    return rows
+
+
+def cut_samples(path: Path, step: int):
+    """Leaves the samples of evaluations up to `step`, from which a run resumes."""
+    kept = []
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        try:
+            is_later = json.loads(line)["step"] > step
+        except ValueError:  # half of a line, which a kill has left: only the last one can be
+            break
+        kept += [] if is_later else [line]
+    with replaced(path) as temporary:
+        temporary.write_text("".join(kept))
+
+
+def write_samples(path: Path, step: int, rows: list[dict], n: int):
+    """Appends an evaluation's samples, n a problem, and shows the first ones of SHOWN problems."""
+    with path.open("a") as file:
+        file.writelines(json.dumps({"step": step} | row) + "\n" for row in rows)
+    for row in rows[: SHOWN * n : n]:
+        beside = row.get("p_good", row["step_rewards"])
+        steps = [f"{text} ({x:.2f})" for text, x in zip(row["steps"], beside, strict=True)]
+        text = " ".join(" ".join([row["problem"], *steps]).split())[:200]
+        tqdm.write(f"sample      {text}  {'right' if row['right'] else 'wrong' if row['finished'] else 'cut'}")
