@@ -193,7 +193,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     summary |= {**final, "parameters": n_all, "trained_parameters": n_trained, "counts": counts, **drawn}
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
-    lm = f"python -m prm_jax.sampling checkpoint={run} problems=FILE"
+    lm = f"python -m prm_jax.sampling checkpoint={run} input=FILE"
     print(f"next        {lm if cfg.objective == 'lm' else f'python evaluate.py checkpoint={run}'}")
 
 

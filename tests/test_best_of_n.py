@@ -528,7 +528,7 @@ RIGHT = {  # of 259 problems, by min, last, prod, mean with ties=first: the data
 
 def test_the_reference_counts_of_all_scorers_in_one_run(monkeypatch, tmp_path):
     path = real_data("bon_strictprmbench/gsm8k_qwen2.5-7b-instruct_n32.jsonl.gz")
-    result, out = task(monkeypatch, tmp_path, f"pool={path}", "ties=first", "vote_draws=2")
+    result, out = task(monkeypatch, tmp_path, f"input={path}", "ties=first", "vote_draws=2")
     count = lambda share: pytest.approx(share * 259, abs=1e-3)
     assert result["n_problems"] == 259 and result["mean"] * 8288 == pytest.approx(7682)
     assert count(result["majority"]["32"]) == 245 and count(result["oracle"]["32"]) == 253
@@ -555,7 +555,7 @@ def test_a_checker_grades_again_and_groups_the_votes(monkeypatch, tmp_path):
     steps = lambda text, correct: Candidate((text,), None, correct, step_scores={"a": (0.5,)})
     found = [steps(r"so \boxed{0.5}", None), steps(r"so \boxed{1/2}", None), steps(r"\boxed{2}", None)]
     write_pool(tmp_path / "pool.jsonl", [Problem("p", "x", "1/2", tuple(found))])
-    result, _ = task(monkeypatch, tmp_path, "pool=pool.jsonl", "checker=number")
+    result, _ = task(monkeypatch, tmp_path, "input=pool.jsonl", "checker=number")
     assert result["mean"] == pytest.approx(2 / 3) and result["majority"]["3"] == pytest.approx(1)
     assert result["grading"]["same"] == 2 and result["grading"]["checker"] == "number"
 

@@ -84,7 +84,7 @@ def test_best_of_n_by_an_ensemble(monkeypatch, tmp_path):
     candidates = tuple(Candidate(steps, steps[-1][-1], correct=steps is RIGHT) for steps in (RIGHT, WRONG))
     write_pool(tmp_path / "pool.jsonl", [Problem("0", PROBLEM, "0", candidates, task="chain")])
     names = ["mean:[checker-0.1-3,checker-0.2-3]", "disagreement:[checker-0.1-3,checker-0.2-3]"]
-    given = ["task=best_of_n", "pool=pool.jsonl", f"checkpoint={json.dumps(names)}", "hydra.run.dir=a"]
+    given = ["task=best_of_n", "input=pool.jsonl", f"checkpoint={json.dumps(names)}", "hydra.run.dir=a"]
     printed(evaluate.main, monkeypatch, *given, cwd=tmp_path)
     verifiers = json.loads((tmp_path / "a/results.json").read_text())["verifiers"]
     assert {name: x["verifier"] for name, x in verifiers.items()} == dict(zip(("mean", "disagreement"), names))

@@ -124,9 +124,9 @@ def test_the_exact_checker_and_noise_are_scorers_like_any_other(monkeypatch, tmp
         for i in range(4)
     ]
     (tmp_path / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    args = ("task=best_of_n", "pool=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
+    args = ("task=best_of_n", "input=pool.jsonl", "checkpoint=[checker,random]", "hydra.run.dir=out")
     monkeypatch.chdir(tmp_path)
-    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (rl: questions.checker"
+    why = "error: pool.jsonl: task: found 'none', expected one of chain, countdown in all rows, or checker=NAME (evaluate.py"
     assert call(evaluate.main, monkeypatch, "evaluate.py", *args).startswith(why)  # whose checker is not guessed
     printed(evaluate.main, monkeypatch, *args, "data=chain", cwd=tmp_path)
     results = json.loads((tmp_path / "out/results.json").read_text())
@@ -180,7 +180,7 @@ def test_figures_are_redrawn_from_the_results_file_as_read(task, monkeypatch, tm
     }
     for name, x in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(x) + "\n")
-    steps, pool = ("data=processbench", "data.path=bench.jsonl"), ("pool=pool.jsonl",)
+    steps, pool = ("data=processbench", "data.path=bench.jsonl"), ("input=pool.jsonl",)
     args = {
         "steps": steps,
         "best_of_n": pool,

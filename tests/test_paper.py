@@ -239,29 +239,31 @@ def test_a_real_figure_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
 def test_a_figure_of_data_that_is_not_shipped(tiny, tmp_path, monkeypatch, capsys):
     """Without the file: one line that says where it is looked for; of all figures it is the one that is skipped, with that line."""
     conf, stage = tmp_path / "conf", "evaluate.py task=best_of_n seed=0"
-    write_figure(conf, stages={"stored": stage}, data={"pool": "set/pool.jsonl"})
+    write_figure(conf, stages={"stored": stage}, data={"input": "set/pool.jsonl"})
     write_figure(conf / "other", stages={"drawn": stage})
     (conf / "other/tiny.yaml").rename(conf / "other.yaml")
     monkeypatch.setenv("PRM_JAX_DATA", "data")
     absent = (
-        "pool: data/set/pool.jsonl: no such file; expected pool=FILE, or in PRM_JAX_DATA a folder with set/pool.jsonl"
+        "input: data/set/pool.jsonl: no such file; expected input=FILE, or in PRM_JAX_DATA a folder with set/pool.jsonl"
     )
     assert call(figures.main, monkeypatch, "figures", "name=tiny") == f"error: {absent}"
-    assert call(figures.main, monkeypatch, "figures", "name=tiny", "pool=x").startswith("error: pool: x: no such file")
+    assert call(figures.main, monkeypatch, "figures", "name=tiny", "input=x").startswith(
+        "error: input: x: no such file"
+    )
     figures.run(["name=all"])
     assert f"skipped     tiny: {absent}\n" in capsys.readouterr().out and set(made(tiny)) == {"drawn"}
     (tmp_path / "data/set").mkdir(parents=True)
     (tmp_path / "data/set/pool.jsonl").write_text("")
     figures.run(["name=tiny"])
-    assert "pool=data/set/pool.jsonl" in told(made(tiny)["stored"])
+    assert "input=data/set/pool.jsonl" in told(made(tiny)["stored"])
     (tmp_path / "mine.jsonl").write_text("")
-    figures.run(["name=tiny", "pool=mine.jsonl"])
-    assert sorted("pool=mine.jsonl" in told(folder) for folder in tiny.glob("stored-*")) == [False, True]
+    figures.run(["name=tiny", "input=mine.jsonl"])
+    assert sorted("input=mine.jsonl" in told(folder) for folder in tiny.glob("stored-*")) == [False, True]
     (tmp_path / "mine.jsonl").write_text("other rows")  # the numbers of the old ones were drawn again
-    figures.run(["name=tiny", "pool=mine.jsonl", "explain=true"])
+    figures.run(["name=tiny", "input=mine.jsonl", "explain=true"])
     out = capsys.readouterr().out
     assert "to make     stored" in out and re.search(
-        r"against stored-\w+: pool \(content\): \['\w+\.\.\. -> \['\w+", out
+        r"against stored-\w+: input \(content\): \['\w+\.\.\. -> \['\w+", out
     )
 
 

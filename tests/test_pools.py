@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from prm_jax import InputError
 from prm_jax.data.pools import Candidate, Problem, read_pool, scores_in_unit, with_scores, write_pool
+from prm_jax.data.sources import load
 from prm_jax.evals.pool_arrays import log_scores, pool_arrays
 
 DATA = Path(os.environ.get("PRM_JAX_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -209,3 +210,31 @@ def test_real_pools(tmp_path, name, problems, steps, longest, correct, oracle, q
     few = [dataclasses.replace(pool[0], candidates=pool[0].candidates[:3])]
     write_pool(tmp_path / "few.jsonl", few)
     assert read_pool(tmp_path / "few.jsonl") == few
+
+
+def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
+    """Its completions have steps between blank lines; its verifiers score each piece, some of them blank ones too."""
+    path = tmp_path / "sal.jsonl"
+    completions = ["a\n\nb\n\nThe answer is 7.\n\n", "c", "d\n\ne"]
+    row = {"problem": "2+5", "answer": "7", "unique_id": "t/1", "completions": completions}
+    path.write_text(json.dumps(row | {"scores": [[0.9, 0.8, 0.7, 0.1], [0.3], [0.5]]}) + "\n")
+    (problem,) = read_pool(path)
+    assert (problem.id, problem.problem, problem.answer) == ("t/1", "2+5", "7")
+    assert [(c.steps, c.answer, c.correct) for c in problem.candidates] == [
+        (("a", "b", "The answer is 7."), "7", None), (("c",), None, None), (("d", "e"), None, None),
+    ]  # fmt: skip
+    assert [c.step_scores for c in problem.candidates] == [{"prm": (0.9, 0.8, 0.7)}, {"prm": (0.3,)}, {}]
+    solutions, _ = load(path, "native")
+    assert [(s.id, s.steps) for s in solutions] == [(f"t/1/{n}", c.steps) for n, c in enumerate(problem.candidates)]
+    with pytest.raises(InputError, match=r"sal.jsonl line 1: labels: found null, .* a pool has none"):
+        load(path, "native", labels_required=True)
+
+
+def test_rows_of_problem_and_steps_are_native(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"problem": "p", "steps": ["a", "b"], "labels": [1, 0]}\n')
+    ((solution,), _) = load(path, "native", labels_required=True)
+    assert (solution.problem, solution.steps, solution.labels) == ("p", ("a", "b"), (1.0, 0.0))
+    path.write_text('{"problem": "p", "completions": ["a", "b"], "labels": [1, 0]}\n')  # whose steps, nobody says
+    with pytest.raises(InputError, match="prompt: missing, expected text; found problem, completions, labels"):
+        load(path, "native")

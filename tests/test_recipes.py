@@ -168,7 +168,7 @@ def pool(tmp_path):
 
 def test_sampling_grades_by_a_function(mine, monkeypatch, tmp_path):
     (tmp_path / "q.jsonl").write_text(json.dumps({"problem": PROBLEM, "answer": "so\n#### 6"}) + "\n")
-    asked = ["problems=q.jsonl", "n=8", "sampling.max_tokens=60", "batch_rows=16", f"checker={mine}:whole"]
+    asked = ["input=q.jsonl", "n=8", "sampling.max_tokens=60", "batch_rows=16", f"checker={mine}:whole"]
     out = printed(sampling.main, monkeypatch, *asked, "hydra.run.dir=a", cwd=tmp_path)
     (problem,) = read_pool(tmp_path / "a/pool.jsonl", as_written=True)
     right = [c.correct for c in problem.candidates]
@@ -201,7 +201,7 @@ def test_relabelling_takes_a_functions_labels(mine, pool, monkeypatch, tmp_path)
 def test_best_of_n_grades_by_a_function(mine, pool, monkeypatch, tmp_path):
     import evaluate
 
-    given = ["task=best_of_n", f"pool={pool}", "checkpoint=equations", f"checker={mine}:whole", "hydra.run.dir=a"]
+    given = ["task=best_of_n", f"input={pool}", "checkpoint=equations", f"checker={mine}:whole", "hydra.run.dir=a"]
     out = printed(evaluate.main, monkeypatch, *given, cwd=tmp_path)
     assert f"graded      {mine}:whole: 1 of 2 right" in out
     results = json.loads((tmp_path / "a/results.json").read_text())
@@ -215,7 +215,7 @@ def test_rl_rewards_what_a_function_calls_right(mine, tmp_path):
     problems, none = of_files(cfg, open_grader(cfg.checker), 5), np.zeros(0)
     rollouts = [Rollout(PROBLEM, 0, steps, True, none, none, none, none) for steps in (RIGHT, WRONG)]
     assert [problems.is_right(r) for r in rollouts] == [True, False] and problems.task is None
-    with pytest.raises(InputError, match=r"^questions.file: got None, expected problems that questions.checker=x.py:f"):
+    with pytest.raises(InputError, match=r"^input: got None, expected problems that checker=x.py:f"):
         QuestionsConfig(None, None, "x.py:f")
 
 

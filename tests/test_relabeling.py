@@ -152,7 +152,7 @@ def test_a_file_that_names_no_task_needs_one_key(monkeypatch, tmp_path):
 
     monkeypatch.chdir(tmp_path)
     names = ", ".join(tasks.TASKS)
-    expected = f"expected one of {names} in all rows, or checker=NAME (rl: questions.checker, evaluate.py: data)"
+    expected = f"expected one of {names} in all rows, or checker=NAME (evaluate.py: data)"
     assert ask([row]) == f"error: {path}: task: found 'none', {expected}"
     assert ask([row, row | {"task": "chain"}]) == f"error: {path}: task: found 'chain, none', {expected}"
     assert ask([row | {"task": "sums"}]) == f"error: {path}: task: found 'sums', {expected}"

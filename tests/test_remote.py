@@ -130,7 +130,7 @@ def test_a_pool_from_a_server_that_dies_goes_on_and_is_the_undisturbed_one(real,
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps({"problem": f"{n} +5 *3 max2 mod7?"}) + "\n" for n in range(6)))
     # Two problems are drawn at a time.
-    asked = [*real.asked, f"problems={problems}", "n=2", "batch_rows=1", "sampling.max_tokens=60"]
+    asked = [*real.asked, f"input={problems}", "n=2", "batch_rows=1", "sampling.max_tokens=60"]
     out = printed(sampling.main, monkeypatch, *asked, f"hydra.run.dir={tmp_path}/a", cwd=tmp_path)
     whole = (tmp_path / "a" / "pool.jsonl").read_bytes()
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
@@ -481,7 +481,7 @@ def test_model_and_key(stub, monkeypatch):
 def test_where_there_is_no_server_or_no_client_one_line_says_so(monkeypatch, tmp_path):
     problems = tmp_path / "problems.jsonl"
     problems.write_text('{"problem": "4?"}\n')
-    asked = ["checkpoint=http://localhost:9", f"problems={problems}", f"hydra.run.dir={tmp_path}/a"]
+    asked = ["checkpoint=http://localhost:9", f"input={problems}", f"hydra.run.dir={tmp_path}/a"]
     said = call(sampling.main, monkeypatch, "sampling", *asked)
     assert said.startswith("error: http://localhost:9: no server of the completions protocol: Connection error. (")
     monkeypatch.setitem(sys.modules, "openai", None)

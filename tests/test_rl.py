@@ -318,10 +318,10 @@ def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
             ["reward.prm_checkpoint=embedded", "online.every=1"],
             "online.labels: got 'steps', expected outcome, as an implicit PRM learns",
         ),
-        (["questions.file=x.jsonl"], "questions.held_out: got None, expected a file beside questions.file"),
+        (["input=x.jsonl"], "questions.held_out: got None, expected a file beside input"),
         (
-            ["questions.critic=lab_critic", "questions.file=x", "questions.held_out=y"],
-            "questions.file: got 'x', expected null: a critic learns from data",
+            ["questions.critic=lab_critic", "input=x", "questions.held_out=y"],
+            "input: got 'x', expected null: a critic learns from data",
         ),
         (["advantage=gae"], "advantage: got 'gae', expected grpo"),
         (["data=prm800k", "data.path=x"], "data: got 'prm800k', expected an embedded task"),
@@ -533,7 +533,7 @@ def test_an_implicit_verifier_begins_as_the_policy_and_learns_from_outcomes(monk
 def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tmp_path):
     """The problems come from files here."""
     train, held_out = write_problems(tmp_path)
-    files = [f"questions.file={train}", f"questions.held_out={held_out}", "questions.checker=chain"]
+    files = [f"input={train}", f"questions.held_out={held_out}", "checker=chain"]
     good, given = rl.update, []
 
     def broken_later(model, *rest):

@@ -261,7 +261,7 @@ def folder(policy, tmp_path_factory):
 
 def arguments(folder, questions, to, *more):
     law = ["n=3", "sampling.max_tokens=20", "batch_rows=6", "seed=1"]
-    return [f"checkpoint={folder}", f"problems={questions}", f"hydra.run.dir={to}", *law, *more]
+    return [f"checkpoint={folder}", f"input={questions}", f"hydra.run.dir={to}", *law, *more]
 
 
 def test_the_command_writes_a_graded_pool_and_says_how(monkeypatch, tmp_path, folder, questions):
@@ -298,7 +298,7 @@ def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp
     file.write_text(
         "".join(json.dumps({"problem": p}) + "\n" for p in ("4 +5 *3 max2 -2 mod7?", "1 max2 min3 max4 +1 mod7?"))
     )
-    asked = (f"problems={file}", "n=8", "checker=chain", "sampling.max_tokens=60", "batch_rows=16", "hydra.run.dir=a")
+    asked = (f"input={file}", "n=8", "checker=chain", "sampling.max_tokens=60", "batch_rows=16", "hydra.run.dir=a")
     out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
     pool = list(iter_pool(tmp_path / "a" / "pool.jsonl"))
     assert [p.answer for p in pool] == ["4", "5"] and "of 16 right by the task's checker" in out
@@ -311,9 +311,10 @@ def test_problems_of_an_embedded_task_are_graded_by_its_checker(monkeypatch, tmp
 
 
 def test_the_rate_that_is_printed_is_the_mean_of_the_pool(monkeypatch, tmp_path):
-    """12 tokens: of 8 samples 7 are cut, 4 of them right behind a right last line; only one that ended is right."""
+    """12 tokens: of 8 samples 7 are cut, 4 of them right behind a right last line; only one that ended is right.
+    The checker is that of the task which the row names."""
     (tmp_path / "q.jsonl").write_text(json.dumps({"problem": "4 +5 *3 mod7?", "task": "chain"}) + "\n")
-    asked = "problems=q.jsonl", "n=8", "checker=task", "sampling.max_tokens=12", "batch_rows=64", "hydra.run.dir=a"
+    asked = "input=q.jsonl", "n=8", "sampling.max_tokens=12", "batch_rows=64", "hydra.run.dir=a"
     out = printed(sampling.main, monkeypatch, *asked, cwd=tmp_path)
     own = [c for p in iter_pool(tmp_path / "a/pool.jsonl") for c in p.candidates]
     assert [sum(c.finished for c in own), sum(bool(c.correct) for c in own)] == [1, 5]

@@ -4,14 +4,16 @@ Dimension key: T steps.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.data.grading import read_gold
+from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.rows import field, field_error, optional, read_rows, require, row_place, texts, write_rows
+from prm_jax.data.solutions import Solution
 from prm_jax.data.units import UNITS
 
 # Names of a row's id, problem and gold answer, and of a candidate's answer and step scores.
@@ -91,8 +93,28 @@ def iter_pool(path, names: Sequence[str] | None = None, as_written=False) -> Ite
         yield problem
 
 
+def is_pool(row: dict) -> bool:
+    """Whether a file's row is one of a pool: it has candidates, or is as search-and-learn writes it."""
+    return "candidates" in row or ({"problem", "completions"} <= row.keys() and "labels" not in row)
+
+
+def as_native(row: dict) -> dict:
+    """A row of search-and-learn's output (problem, completions: texts whose steps stand between blank lines, scores: of
+    each a number a step) as a pool's; scores that are not one a step are left out."""
+    candidates, scores = [], optional(row, "scores", list) or []
+    for text, score_T in itertools.zip_longest(texts(row, "completions"), scores, fillvalue=()):
+        pieces = text.split("\n\n")
+        steps = [piece for piece in pieces if piece.strip()]
+        if len(score_T) == len(pieces):  # some of its verifiers score blank pieces too
+            score_T = [score for score, piece in zip(score_T, pieces, strict=True) if piece.strip()]
+        stored = {"step_scores": {"prm": score_T}} if len(score_T) == len(steps) else {}
+        candidates.append({"steps": steps or [""], "answer": extract(text), **stored})
+    return row | {"id": str(row.get("unique_id", row["problem"])), "candidates": candidates}
+
+
 def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
+    row = row if "candidates" in row or not is_pool(row) else as_native(row)
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
@@ -113,6 +135,12 @@ def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False) 
     gold = gold if as_written else read_gold(gold)
     tokens = optional(row, "policy_tokens", int)
     return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task, tokens)
+
+
+def solutions_of(p: Problem) -> list[Solution]:
+    """A problem's candidates as solutions without labels."""
+    rows = enumerate(p.candidates)
+    return [Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task) for n, c in rows]
 
 
 def write_pool(path, problems: Iterable[Problem]):

@@ -13,6 +13,7 @@ from pathlib import Path
 from prm_jax import InputError
 from prm_jax.data.equations import verdict
 from prm_jax.data.grading import extract
+from prm_jax.data.pools import is_pool, problem_of, solutions_of
 from prm_jax.data.rows import field, load_hub, optional, read_rows, require, row_place, texts
 from prm_jax.data.solutions import Solution, first_error, is_probability, packed_solutions, relabel_after_error
 from prm_jax.data.steps import SPLITS, split_steps
@@ -31,8 +32,13 @@ OPTIONS = {
 
 
 def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: bool) -> list[Solution]:
-    """TRL's prompt, completions, labels (null masks; `labels_required` or optional); optional ratings, outcome, answer,
-    id, task. TRL's PRM800K script writes rows without a step; its training script drops them, as we do from the hub."""
+    """TRL's prompt, completions, labels (null masks; `labels_required` or optional), or problem and steps in place of the
+    first two; optional ratings, outcome, answer, id, task. A pool's row is the solutions of its candidates. TRL's PRM800K
+    script writes rows without a step; its training script drops them, as we do from the hub."""
+    if is_pool(row):
+        require(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling makes them")
+        return solutions_of(problem_of(row))
+    row = {"prompt": row["problem"], "completions": row["steps"]} | row if {"problem", "steps"} <= row.keys() else row
     if from_hub and row.get("completions") == []:
         counts["rows_without_steps_dropped"] += 1
         return []

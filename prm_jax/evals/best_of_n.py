@@ -31,7 +31,7 @@ class FreshPool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(pool_metrics.Rules):
-    pool: str | None
+    input: str | None
     scores: str | list | None
     scores_name: str | None
     checker: Annotated[str, checker_of(grading.RULES)] | None
@@ -39,12 +39,12 @@ class Config(pool_metrics.Rules):
 
     @property
     def needs_checkpoint(self) -> bool:
-        return self.pool is None
+        return self.input is None
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    exact_labels, source = None, cfg.pool
-    if cfg.pool is None:
+    exact_labels, source = None, cfg.input
+    if cfg.input is None:
         problems, exact_labels, data_cfg = fresh_pool(setup, cfg)
         by_policy = data_cfg.samples == "policy"
         author = f"policy {data_cfg.policy}" if by_policy else "noisy solver"
@@ -53,9 +53,9 @@ def run(setup: Setup, cfg: Config) -> dict:
         if model and (is_embedded or model != "embedded_orm"):  # which knows the embedded policy's samples alone
             setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
     elif setup.checkpoints or cfg.checker:
-        problems = pools.read_pool(cfg.pool, as_written=is_own(cfg.checker))
+        problems = pools.read_pool(cfg.input, as_written=is_own(cfg.checker))
     else:
-        problems = pools.iter_pool(cfg.pool)  # a pool of any size is read problem by problem, none kept
+        problems = pools.iter_pool(cfg.input)  # a pool of any size is read problem by problem, none kept
     grading_counts, groups = {"checker": "as stored; answers are equal as texts"}, None
     if is_own(cfg.checker):
         problems, grading_counts = grade_own(problems, cfg.checker)
@@ -98,7 +98,7 @@ def fresh_pool(setup: Setup, cfg: Config):
     """(fresh solutions of unseen problems of the first run's task, the exact labels of their steps, the data)."""
     data_cfg, _ = data_of(setup, next(iter(setup.runs), setup.checkpoints[0]))
     if not isinstance(data_cfg, TaskData):
-        raise InputError(f"pool: the data {data_cfg.name} cannot draw candidates; name a pool, pool=FILE")
+        raise InputError(f"input: the data {data_cfg.name} cannot draw candidates; name a pool, input=FILE")
     seed = setup.cfg.seed + 1  # 0 draws the test split of the step metrics
     pool = tasks.sample_pool(data_cfg, cfg.fresh.problems, cfg.fresh.candidates, "test", seed, policy_pool)
     problems = [dataclasses.replace(p, id=f"{data_cfg.name}/{seed}/{i}") for i, p in enumerate(pool)]

@@ -70,7 +70,7 @@ def check_data(cfg: DictConfig):
 
 def check_inputs(path: Path, cfg: DictConfig) -> tuple[str, ...]:
     """Writes hashes of the files that an evaluation reads, returns the files; InputError if it began with others."""
-    names = [cfg.get(key) for key in ("input", "pool", "questions", "scores_file")] + [cfg.data.get("path")]
+    names = [cfg.get(key) for key in ("input", "scores_file")] + [cfg.data.get("path")]
     files = [str(x) for name in names for x in (name if OmegaConf.is_list(name) else [name]) if x is not None]
     hashes = {file: file_fingerprint(file) for file in files if Path(file).is_file()}
     before = run_folder.read_json(path) if path.exists() else hashes

@@ -15,8 +15,8 @@ class Config(best_of_n.Config, steps.Config):
 
 def run(setup: Setup, cfg: Config) -> dict:
     results = steps.run(setup, cfg)
-    if cfg.pool is None and any(run["data"]["name"] not in TASKS for run in results["runs"]):
-        print("pool        none: one can be drawn only for an embedded task; pool=FILE names one")
+    if cfg.input is None and any(run["data"]["name"] not in TASKS for run in results["runs"]):
+        print("pool        none: one can be drawn only for an embedded task; input=FILE names one")
         return results
     return results | best_of_n.run(setup, cfg)
 

@@ -30,7 +30,7 @@ class Config:
 def run(setup: Setup, cfg: Config) -> dict:
     """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to draw."""
     scorer = one_scorer(setup, "score")
-    is_pool = "candidates" in next(iter(rows.read_rows(cfg.input)), (0, {}))[1]
+    is_pool = pools.is_pool(next(iter(rows.read_rows(cfg.input)), (0, {}))[1])
     solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, "native")[0]]
 
     def source():  # read anew each time: a pool may be larger than memory

@@ -29,7 +29,7 @@ from prm_jax.generate.sampling import Policy, Sampling, draw_pool, open_policy
 from prm_jax.generate.search_state import SearchState
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, NotNegative, Rule, expect, one_of
-from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, is_own, open_grader
+from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, choose_checker, is_own, open_grader
 
 COST_TOLERANCE = 0.1  # searches are compared if their costs differ by at most this share
 METHODS = Rule(lambda x: x and {*x} <= search.METHODS.keys(), f"a list of {', '.join(search.METHODS)}")
@@ -41,12 +41,12 @@ class Config(search.Options):
     methods: Annotated[list, METHODS]
     budgets: Annotated[list, BUDGETS]
     problems: Count
-    questions: str | None
+    input: str | None
     policy: str | None
     policy_format: Format
     samples: Count
     difficulties: Count
-    checker: Annotated[str, checker_of(CHECKERS)]
+    checker: Annotated[str, checker_of(CHECKERS)] | None
     aggregator: Annotated[str, one_of(rerank.AGGREGATORS)] | None
     choice: Annotated[str, one_of(CHOICES)]
     policy_weight: NotNegative
@@ -71,7 +71,8 @@ class SearchInputs:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    verifiers = []
+    files, verifiers = [cfg.input] if cfg.input else [], []
+    cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, files) if files else cfg.checker or "task")
     for k, name in enumerate(setup.checkpoints):
         inputs = open_inputs(setup, cfg, name)
         with contextlib.closing(inputs.grader):
@@ -81,23 +82,23 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 def open_inputs(setup: Setup, cfg: Config, name: str) -> SearchInputs:
     data_cfg = None
-    if cfg.questions is None:
+    if cfg.input is None:
         data_cfg, _ = data_of(setup, name if is_run(name) else next(iter(setup.runs), name))
         if not isinstance(data_cfg, TaskData):
             why = f"the data {data_cfg.name} has no problems to draw"
-            raise InputError(f"questions: {why}; name a file, questions=FILE")
+            raise InputError(f"input: {why}; name a file, input=FILE")
         name, checkers = data_cfg.name, ("task", data_cfg.name, *grading.RULES)
         expect(cfg.checker in checkers, "checker", cfg.checker, f"{', '.join(checkers)} for problems of {name}")
         grader = open_grader(cfg.checker if cfg.checker in grading.RULES else name)
         texts = tasks.make_problems(tasks.TASKS[name], data_cfg.task, cfg.problems, "test", setup.cfg.seed + 1)
         questions = [Question(str(i), text) for i, text in enumerate(texts)]
     else:
-        expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of questions=FILE")
-        questions = list(itertools.islice(read_questions(cfg.questions, is_own(cfg.checker)), cfg.problems))
-        expect(questions, "questions", cfg.questions, "a file with problems")
+        expect(cfg.policy, "policy", cfg.policy, "the policy that searches the problems of input=FILE")
+        questions = list(itertools.islice(read_questions(cfg.input, is_own(cfg.checker)), cfg.problems))
+        expect(questions, "input", cfg.input, "a file with problems")
         if cfg.checker in grading.RULES and (lacking := next((q for q in questions if q.answer is None), None)):
-            raise InputError(f"{cfg.questions}: problem {lacking.id}: has no right answer to check by")
-        grader = open_grader(cfg.checker, [cfg.questions])
+            raise InputError(f"{cfg.input}: problem {lacking.id}: has no right answer to check by")
+        grader = open_grader(cfg.checker, [cfg.input])
     sampling, path = cfg.sampling, cfg.policy
     if path is None:
         sampling, path = Sampling(data_cfg.temperature, None, 1.0, data_cfg.max_tokens), data_cfg.policy

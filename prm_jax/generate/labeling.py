@@ -26,7 +26,7 @@ import numpy as np
 from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.grading import RULES, extract
-from prm_jax.data.pools import Candidate, Problem, read_pool
+from prm_jax.data.pools import Candidate, Problem, is_pool, read_pool, solutions_of
 from prm_jax.data.rows import append_rows, field, field_error, read_rows, require_same, write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.steps import steps_of
@@ -36,7 +36,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share, expect, one_of, parse
 from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.protocols import Prefix
-from prm_jax.tasks.checkers import is_own, open_grader
+from prm_jax.tasks.checkers import choose_checker, is_own, open_grader
 
 
 def ratio(mc: Sequence[MC], cfg: "Labels") -> list[float | None]:
@@ -291,16 +291,14 @@ class LabelingConfig(Labels, PolicyConfig):  # conf/labeling.yaml says what each
 def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str | None]]:
     """(solutions, {problem: right answer}) of a pool, or of native rows without answers, for an exact checker."""
     by_answer, is_task = checker in RULES, checker not in RULES and not is_own(checker)
-    if "candidates" in next(iter(read_rows(path)))[1]:
+    if is_pool(next(iter(read_rows(path)))[1]):
         pool = read_pool(path, as_written=is_own(checker))
-        solutions, golds = [], {p.problem: p.answer for p in pool}
+        golds = {p.problem: p.answer for p in pool}
         for p in pool:
             if by_answer and p.answer is None or not is_task and p.answer != golds[p.problem]:
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
-            for n, c in enumerate(p.candidates):
-                solutions.append(Solution(p.problem, c.steps, None, None, c.outcome, c.answer, f"{p.id}/{n}", p.task))
-        return solutions, golds
+        return [solution for p in pool for solution in solutions_of(p)], golds
     expect(not by_answer, "checker", checker, "task for native rows, which have no right answers; a pool has them")
     solutions, counts = sources.load(path, "native")
     cli.print_counts(counts)
@@ -312,6 +310,7 @@ def main(cfg):
     """Label the steps of solutions by a policy's completions of their prefixes."""
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, LabelingConfig)
+    cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
     solutions, golds = read_input(cfg.input, cfg.checker)
     grader = open_grader(cfg.checker, [cfg.input])
     if grader.task:

@@ -23,7 +23,7 @@ from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data import sources
 from prm_jax.data.equations import verdict
-from prm_jax.data.pools import read_pool, scores_in_unit
+from prm_jax.data.pools import is_pool, read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
 from prm_jax.data.solutions import Solution, native_row, relabel_after_error
 from prm_jax.data.splits import LabelKind
@@ -133,7 +133,7 @@ def read(cfg: RelabelingConfig) -> tuple[list[Solution], list | None]:
         raise field_error(f"{cfg.input}: {solutions[0].id}: outcome", None, expected)
     if cfg.by != "scores":
         return solutions, None
-    if "candidates" not in next(iter(read_rows(cfg.input)))[1]:
+    if not is_pool(next(iter(read_rows(cfg.input)))[1]):
         raise InputError(f"{cfg.input}: by=scores reads the step scores of a pool, and this file has no candidates")
     scores, unit = scores_in_unit(read_pool(cfg.input, [cfg.scores]), cfg.scores, cfg.scores_unit)
     return solutions, [as_probability(score_T, unit) for score_T in scores]

@@ -1,6 +1,6 @@
 """Samples continuations from a language model, to the end of a step or of the text, and pools of graded solutions.
 
-python -m prm_jax.sampling checkpoint=POLICY problems=FILE n=64    writes pool.jsonl (data/pools.py) and about.json
+python -m prm_jax.sampling checkpoint=POLICY input=FILE n=64    writes pool.jsonl (data/pools.py) and about.json
 
 Sample j of prefix i draws the token at position t with fold_in(fold_in(fold_in(key, i), j), t), so it depends on
 neither the batch nor the devices, up to rounding: other shapes may sum a logit in another order, and a draw within
@@ -41,7 +41,7 @@ from prm_jax.launch.hosts import described_file, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, make_mesh, path_names, replicate, row_shards, shard_batch
 from prm_jax.model import ALWAYS, PRM, choose_dtype, for_decoding, make_cache
 from prm_jax.protocols import Continuation, Prefix
-from prm_jax.tasks.checkers import CHECKERS, checker_of, is_own, open_grader
+from prm_jax.tasks.checkers import CHECKERS, checker_of, choose_checker, is_own, open_grader
 
 SHORTEST = 16  # prompts are padded to this many tokens, longer ones to a power of two, so that a few shapes serve all
 # Tokens after which the loop first stops to double its cache: attention reads all of it, and a step is seldom long.
@@ -343,7 +343,7 @@ class PolicyConfig(CommandConfig):
     """The keys of commands that sample from a policy and check answers; conf/sampling.yaml says what each means."""
 
     checkpoint: str
-    checker: Annotated[str, checker_of(CHECKERS)]
+    checker: Annotated[str, checker_of(CHECKERS)] | None
     sampling: Sampling
     server: Server = AS_USUAL
     seed: Seed
@@ -363,7 +363,7 @@ def policy_at_work(cfg: PolicyConfig):
 class SamplingConfig(PolicyConfig):
     """conf/sampling.yaml says what each key means."""
 
-    problems: str
+    input: str
     n: Count
 
 
@@ -372,9 +372,10 @@ def main(cfg):
     """Draw a graded pool: n solutions of every problem of a file, by a language model."""
     folder, raw_cfg, resumes = start_command(cfg)
     folder, cfg = writable_folder(folder), parse(raw_cfg, SamplingConfig)
-    read = functools.partial(read_questions, cfg.problems, is_own(cfg.checker))
+    cfg = dataclasses.replace(cfg, checker=choose_checker(cfg.checker, [cfg.input]))
+    read = functools.partial(read_questions, cfg.input, is_own(cfg.checker))
     total = sum(1 for _ in read())  # reads every row once, before anything is drawn
-    path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.problems])
+    path, grader = folder / "pool.jsonl", open_grader(cfg.checker, [cfg.input])
     claim = run_folder.locked_run_folder(folder, raw_cfg, resumes)
     with claim, contextlib.closing(grader), policy_at_work(cfg) as policy:
         counts = draw_pool(path, policy, read(), cfg.n, cfg.seed, grader.grade, total)

@@ -31,6 +31,13 @@ from prm_jax.launch.run_folder import begin_job
 USER_ERRORS = (InputError, OSError, MemoryError)
 # (folder, lock) of the sweep that this process runs; not in the callback, which launchers pickle.
 active_sweeps: list[tuple[Path, TextIO | None]] = []
+# {a key of ours: what other libraries and earlier versions call it}
+SYNONYMS = {
+    "optimizer.lr": "lr learning_rate", "steps": "epochs num_epochs num_train_epochs max_steps", "optimizer.warmup": "warmup_ratio",
+    "batch.rows": "batch_size per_device_train_batch_size", "batch.accumulate": "gradient_accumulation_steps",
+    "init": "model_name model_name_or_path", "batch.tokens": "max_length max_seq_length", "data.hub": "dataset dataset_name",
+    "input": "pool problems questions questions.file file", "data=jsonl data.path": "input problems questions file train_file", "checkpoint": "policy verifier",
+}  # fmt: skip
 
 
 class SweepFolder(Callback):
@@ -155,13 +162,20 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
             key, cfg = mistyped[1], hydra.compose(config_name, chosen)
         keys = [name for name, _ in flatten(cfg) if name != key]
         names = {k.split(".")[-1]: k for k in keys}
-        close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
+        close = [
+            ours for ours, theirs in SYNONYMS.items() if key in theirs.split() and ours.split("=")[0] in {*keys, *cfg}
+        ]
+        close = close or difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
         close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1, cutoff=0.75)]
         hint = f"did you mean {close[0]}?" if close else "--help lists every key"
+        tasks = [path.stem for path in CONF.glob("task/*.yaml") if re.search(rf"(?m)^{key}s?:", path.read_text())]
+        if config_name == "evaluate" and tasks and not close:
+            hint = f"it is a key of task={tasks[0]}"
         return f"error: {key}: no such key in the configuration; {hint}"
     options = r"Available options in '[^']+': (.*?)(?: Config search path|$)"
     if unknown := re.match(rf".*Could not find '([\w/]+)/([^'/]+)'.*?{options}", text):
-        return f"error: {unknown[1]}: got {unknown[2]!r}, expected {', '.join(unknown[3].split())}"
+        names = sorted(unknown[3].split(), key=lambda x: -difflib.SequenceMatcher(None, unknown[2], x).ratio())
+        return f"error: {unknown[1]}: got {unknown[2]!r}, expected {', '.join(names)}"
     if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
         text += f" ({cause})"
     return f"error: {text}"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from prm_jax import InputError
 
@@ -26,12 +26,18 @@ def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     try:
         is_config = OmegaConf.is_config(node)
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if is_config else node
-    except OmegaConfBaseException as error:  # a `???` without a value, or a broken interpolation
+    except MissingMandatoryValue as error:
+        raise InputError(f"{error.full_key}: missing; give {error.full_key}=VALUE (--help)") from None
+    except OmegaConfBaseException as error:  # a broken interpolation
         raise InputError(f"{error.full_key or key}: {str(error).splitlines()[0]}") from error
-    expect(isinstance(values, dict), key, values, f"a section of {cls.__name__} keys")
+    hints = typing.get_type_hints(cls, include_extras=True)
+    if not isinstance(values, dict):
+        rules = ((name, rule) for name, hint in hints.items() for _, rules in _kinds(hint) for rule in rules)
+        names = [name for name, rule in rules if isinstance(rule, one_of) and rule.allows(values)]
+        hint = f"; did you mean {key}.{names[0]}={values}?" if names else ""
+        expect(False, key, values, f"a section of {cls.__name__} keys{hint}")
     values = {name: value for name, value in values.items() if name not in elsewhere}
     values = getattr(cls, "from_keys", dict)(values)
-    hints = typing.get_type_hints(cls, include_extras=True)
     dot = f"{key}." if key else ""
     for unknown in sorted(values.keys() - hints.keys(), key=str):
         close = difflib.get_close_matches(str(unknown), hints.keys(), n=1)

@@ -46,7 +46,7 @@ from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores
 from prm_jax.rl.rollouts import Layout, Rollout, arrays, lay_out, padded, roll_out
 from prm_jax.rl.update import UpdateConfig, kl, loss_inputs, token_weights, update, written_logps
 from prm_jax.rl.watching import as_rows, cut_samples, write_samples
-from prm_jax.tasks.checkers import open_grader
+from prm_jax.tasks.checkers import choose_checker, open_grader
 from prm_jax.training import OptimizerConfig, make_optimizer
 
 PARTS = ("roll_out", "reward", "update")  # of a step
@@ -68,6 +68,8 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says what each key means
+    input: str | None = None
+    checker: str | None = None
     policy: str
     seed: Seed
     steps: Count
@@ -115,13 +117,13 @@ def main(cfg):
     cfg = parse(raw_cfg, RLConfig, elsewhere=("data",))
     require_packages(cfg.tensorboard, cfg.wandb)
     mesh, texts, questions = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run), cfg.questions
-    files = [questions.file, questions.held_out] if questions.file else []
-    grader = open_grader(questions.checker or "number", files) if files else None
+    files = [questions.input, questions.held_out] if questions.input else []
+    grader = open_grader(choose_checker(questions.checker, files), files) if files else None
     claim = run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*")
     with contextlib.closing(grader) if grader else contextlib.nullcontext(), claim, jax.set_mesh(mesh):
         if questions.critic:
             problems = of_critic(data_cfg, questions.critic, cfg.eval.problems, cfg.seed)
-        elif questions.file:
+        elif questions.input:
             problems = of_files(questions, grader, cfg.eval.problems)
         else:
             problems = of_task(data_cfg, cfg.eval.problems, cfg.seed, questions.apart)
@@ -139,7 +141,7 @@ def main(cfg):
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
     checked = tasks.name_of(problems.task) if problems.task else grader and grader.checker
-    following = f"python -m prm_jax.sampling checkpoint={run} problems=FILE checker={checked}"
+    following = f"python -m prm_jax.sampling checkpoint={run} input=FILE checker={checked}"
     if questions.critic:
         following = f"python evaluate.py task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"
     print(f"next        {following}")

@@ -26,19 +26,19 @@ DISTINCT = 4096  # problems of an embedded task to learn from; then they come ag
 
 @dataclasses.dataclass(frozen=True)
 class QuestionsConfig:  # conf/rl.yaml says what each key means
-    file: str | None
+    input: str | None
     held_out: str | None
     checker: Annotated[str, checker_of(CHECKERS)] | None
     critic: str | None = None
     apart: str | None = None
 
     def __post_init__(self):
-        both = (self.file is None) == (self.held_out is None)
-        expect(both, "questions.held_out", self.held_out, "a file beside questions.file, and only beside it")
-        expect(not self.critic or not self.file, "questions.file", self.file, "null: a critic learns from data")
-        is_task = not self.critic and not self.file
-        is_idle = is_own(self.checker) and not self.file
-        expect(not is_idle, "questions.file", None, f"problems that questions.checker={self.checker} checks")
+        both = (self.input is None) == (self.held_out is None)
+        expect(both, "questions.held_out", self.held_out, "a file beside input, and only beside it")
+        expect(not self.critic or not self.input, "input", self.input, "null: a critic learns from data")
+        is_task = not self.critic and not self.input
+        is_idle = is_own(self.checker) and not self.input
+        expect(not is_idle, "input", None, f"problems that checker={self.checker} checks")
         expect(is_task or not self.apart, "questions.apart", self.apart, "null: it is for an embedded task's problems")
 
 
@@ -76,7 +76,7 @@ def of_task(data: TaskData, n_held_out: int, seed: int, apart: str | None = None
 def of_files(cfg: QuestionsConfig, grader: Grader, n_held_out: int) -> Problems:
     """All problems of one file, the first of the other; InputError without an answer, in both, or with two answers."""
     answers, splits, by_answer = {}, [], grader.checker in RULES
-    for path in (cfg.file, cfg.held_out):
+    for path in (cfg.input, cfg.held_out):
         splits.append(problems := {})
         for q in read_questions(path, is_own(grader.checker)):
             expect(not by_answer or q.answer is not None, f"{path}: answer of {q.id}", None, "the right answer")

@@ -4,6 +4,7 @@ python -m prm_jax.serve.compare checkpoint=X url=U input=FILE sends our token id
 docs/vllm.md says what vLLM needs for each released format.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -18,7 +19,7 @@ from prm_jax import InputError
 from prm_jax.checkpoints.card import step_tag
 from prm_jax.checkpoints.folders import locate
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.data import pools, rows, sources
+from prm_jax.data import sources
 from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.units import probability
 from prm_jax.evals.common import ScoreBatch
@@ -48,10 +49,7 @@ class CompareConfig:
 
 def read_solutions(path: str, most: int) -> list[tuple[str, str, tuple[str, ...]]]:
     """The first (id, problem, steps) rows of a file of solutions or a pool."""
-    if "candidates" in next(iter(rows.read_rows(path)))[1]:
-        solutions = pools.candidate_rows(pools.iter_pool(path))
-    else:
-        solutions = ((s.id, s.problem, s.steps) for s in sources.load(path, "native")[0])
+    solutions = ((s.id, s.problem, s.steps) for *_, s in sources.load_placed(path, "native", collections.Counter()))
     return [(str(i), problem, tuple(steps)) for i, problem, steps in itertools.islice(solutions, most)]
 
 

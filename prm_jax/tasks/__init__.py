@@ -128,7 +128,7 @@ def of_files(paths: Sequence[str], checker: str | None = None) -> ModuleType:
     if checker in TASKS:
         named = named - {"none"} | {checker}
     place, names = f"{', '.join(map(str, paths))}: " * bool(paths), ", ".join(sorted(named)) or "none"
-    expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME (rl: questions.checker, evaluate.py: data)"
+    expected = f"one of {', '.join(TASKS)} in all rows, or checker=NAME (evaluate.py: data)"
     require(len(named) == 1 and named <= TASKS.keys(), f"{place}task", names, expected)
     return TASKS[named.pop()]
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from prm_jax import tasks
 from prm_jax.data.grading import RULES, Checker, extract, grader, is_blank
 from prm_jax.data.pools import Problem
+from prm_jax.data.rows import read_rows
 from prm_jax.launch.config import expect, one_of
 from prm_jax.launch.own import read_function
 
@@ -65,6 +66,12 @@ class Grader(NamedTuple):
     grade: Callable[[Problem], Problem]  # the problem with its candidates' answers, and whether they are right
     task: ModuleType | None = None  # the embedded task whose exact checker it is
     close: Callable = lambda: None
+
+
+def choose_checker(checker: str | None, files: Sequence[str]) -> str:
+    """The key `checker`; if it is null that of the kind of problem: task where the files' rows name one, else number."""
+    names_task = any(row.get("task") in tasks.TASKS for file in files if not checker for _, row in read_rows(file))
+    return checker or ("task" if names_task else "number")
 
 
 def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
