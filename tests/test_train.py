@@ -421,9 +421,12 @@ def test_exit_code_and_streams_of_an_error(tmp_path):
 
 @pytest.mark.slow
 def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--help"])
-    train.main()
-    text = capsys.readouterr().out
+    def shown(*names):
+        monkeypatch.setattr(sys, "argv", ["train.py", "--help", *names])
+        train.main()
+        return capsys.readouterr().out
+
+    text = shown("data=chain", "model", "format=plain") + (top := shown())
     with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
         keys = [key for key, _ in config.flatten(hydra.compose("train"))]
     for key in keys:
@@ -431,7 +434,21 @@ def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
             rf"[{{,] *\"?{re.escape(key.split('.')[-1])}\"?:", text
         )
         assert line, key
-    assert "data=prm800k" in text and "# peak learning rate" in text
+    contents = top[: top.index("Keys of the command")]
+    assert len(contents.splitlines()) < 20 and re.search(
+        r"^data +what to train on \(default: chain\): agent", contents, re.M
+    )
+    assert "# peak learning rate" in top and "chain of arithmetic" not in top
+    section = shown("optimizer")
+    assert section.startswith("optimizer:") and "mu_dtype" in section and "lora:" not in section
+    assert shown("data=jsonl").startswith("# ----- data=jsonl -----\n# Native rows") and "prm800k" in shown("data")
+    assert shown("nix") == "--help nix: no such group or section\n"
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = call(train.main, monkeypatch, "train.py", "data=jsonl", "data.path=nope.jsonl")
+    assert error == "error: nope.jsonl: no such file" and [*tmp_path.glob("runs/*/*")] == []
 
 
 def test_every_experiment_file_composes():

@@ -1,6 +1,7 @@
 """Starts commands: help, configuration by Hydra, one-line errors, progress bars."""
 
 import argparse
+import contextlib
 import difflib
 import fcntl
 import functools
@@ -10,6 +11,7 @@ import re
 import shlex
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
@@ -83,13 +85,16 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 # SystemExit would end a sweep; an exception lets Hydra start the next job.
                 if is_sweep or full_error or not isinstance(error, USER_ERRORS):
                     raise
+                if not any(word.startswith("hydra.run.dir=") for word in hydra_cfg.overrides.hydra):
+                    with contextlib.suppress(OSError):  # the folder is not empty
+                        os.rmdir(hydra_cfg.runtime.output_dir)
                 sys.exit(one_line(error))
 
         @functools.wraps(main)
         def start():
             if {"--help", "-h"} & set(sys.argv[1:]):
                 try:
-                    print_help(config_name, main.__doc__)
+                    print_help(config_name, main.__doc__, [word for word in sys.argv[1:] if not word.startswith("-")])
                     sys.stdout.flush()
                 except BrokenPipeError:  # `--help | head`
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -189,15 +194,28 @@ def command_name(config_name: str) -> str:
     return f"-m prm_jax {module}" if module in ("train", "evaluate") else f"-m prm_jax.{module}"
 
 
-def print_help(config_name: str, doc: str):
-    """Prints the configuration files with their comments, which Hydra's own help drops."""
-    print(f"{doc.strip()}\n\nUsage: python {command_name(config_name)} [key=value ...] [-m key=value1,value2 ...]\n")
-    top = (CONF / f"{config_name}.yaml").read_text()
-    print(top.strip())
-    for group, default in re.findall(r"^  - /?(\w+): (\w+)", top, flags=re.MULTILINE):
-        for path in sorted((CONF / group).glob("*.yaml"), key=lambda p: (p.stem != default, p.stem)):
-            chosen = " (default)" if path.stem == default else ""
-            print(f"\n# ----- {group}={path.stem}{chosen} -----\n{path.read_text().strip()}")
+def print_help(config_name: str, doc: str, names: list[str]):
+    """Prints the configuration file with its comments, which Hydra's own help drops, below a list of its groups of files;
+    or of `names` alone: a group (data), a file of it (data=jsonl), a section (optimizer)."""
+    top = (CONF / f"{config_name}.yaml").read_text().strip()
+    for name in names:
+        group, _, stem = name.partition("=")
+        section = re.search(rf"(?ms)^{re.escape(group)}:.*?(?=^\S|\Z)", top)
+        for path in sorted(CONF.glob(f"{group}/{stem or '*'}.yaml")):
+            print(f"# ----- {group}={path.stem} -----\n{path.read_text().strip()}\n")
+        if section or not (CONF / group).is_dir():
+            print(section[0].strip() if section else f"--help {name}: no such group or section")
+    if names:
+        return
+    command = command_name(config_name)
+    print(f"{doc.strip()}\n\nUsage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
+    groups = re.findall(r"^  - /?(\w+): (\w+)(?: +# (.*))?", top, flags=re.MULTILINE)
+    if groups:
+        print(f"Groups of files, group=name chooses one; python {command} --help GROUP shows its keys:")
+    for group, default, about in groups:
+        stems = ", ".join(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+        print(textwrap.fill(f"{group:<12}{about or ''} (default: {default}): {stems}", 120, subsequent_indent=" " * 12))
+    print(f"\nKeys of the command; --help SECTION shows one:\n\n{top}")
 
 
 def use_compilation_cache():
