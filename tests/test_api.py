@@ -68,7 +68,7 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
         (lambda v: prm_jax.train(optimizer={"lrr": 3}), "optimizer.lrr: no such key .* did you mean optimizer.lr"),
         (lambda v: prm_jax.train(data="chian"), "data: got 'chian', expected .*chain"),
         (lambda v: prm_jax.train(seed={1}), r"seed: got \{1\}, expected a text, a number"),
-        (lambda v: prm_jax.evaluate(task="stps"), "task: got 'stps', expected best_of_n"),
+        (lambda v: prm_jax.evaluate(task="stps"), "task: got 'stps', expected steps"),
     ],
 )
 def test_bad_input_raises_one_line(verifier, ask, message, tmp_path, monkeypatch):

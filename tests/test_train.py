@@ -436,7 +436,7 @@ def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
         assert line, key
     contents = top[: top.index("Keys of the command")]
     assert len(contents.splitlines()) < 20 and re.search(
-        r"^data +what to train on \(default: chain\): agent", contents, re.M
+        r"^data +what to train on \(default: chain\): agent", contents, re.MULTILINE
     )
     assert "# peak learning rate" in top and "chain of arithmetic" not in top
     section = shown("optimizer")
