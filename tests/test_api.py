@@ -150,7 +150,9 @@ def test_an_interrupt_saves_and_raises_and_resume_returns_the_same_folder(tmp_pa
 
 
 def test_the_example_of_the_readme_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(run = prm_jax.train.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(run = prm_jax.train.*?)```", (ROOT / "docs/commands.md").read_text(), flags=re.DOTALL
+    )
     composed = []
 
     def run_command(name, overrides, keys):

@@ -3,13 +3,14 @@
 import ast
 import re
 
+import hydra
 import pytest
 from conftest import ROOT
 
 from prm_jax.launch.config import CONF
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
-README = PAGES["README.md"]
+README, HOUSE = PAGES["README.md"], PAGES["docs/house.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -28,8 +29,34 @@ def test_choices_that_are_named_exist(page):
     assert [x for x in figures if x != "all" and not (CONF / "figure" / f"{x}.yaml").exists()] == []
 
 
+def test_the_front_page_is_one_that_one_reads():
+    words = len(re.sub(r"```.*?```", "", README, flags=re.DOTALL).split())
+    assert words <= 1_300 and len(README.splitlines()) <= 130
+    assert [page for page in PAGES if page != "README.md" and page not in README] == []  # each has a link
+
+
+COMMAND = re.compile(
+    r"(?:python (?:-m prm_jax\.)?)(train|evaluate|sampling|labeling|relabeling|rl|export|serve|serve\.compare|bench)(?:\.py)? ([^`|\n#]+)"
+)
+CONFIGS = {"serve.compare": "compare"}
+COMMANDS = sorted(
+    {(name, words.split(" && ")[0].strip()) for text in PAGES.values() for name, words in COMMAND.findall(text)}
+)
+
+
+@pytest.mark.parametrize("name, words", COMMANDS)
+def test_commands_of_the_pages_compose(name, words):
+    """Each key of a command is one of its configuration, each group's choice a file."""
+    overrides = [x.strip("'") for x in re.findall(r"'[^']*'|\S+", words) if "=" in x and not x.startswith("-")]
+    overrides = [x for x in overrides if not x.startswith(("hydra.", "hydra/"))]
+    if words.startswith("-m "):
+        overrides = [x.split(",")[0] for x in overrides]  # the first job
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        hydra.compose(CONFIGS.get(name, name), overrides)
+
+
 def test_change_x_open_y_names_files_and_their_tables():
-    rows = re.findall(r"^\| [^|]+ \| `(prm_jax/[^`]+)` \| an entry of `(\w+)`", README, flags=re.MULTILINE)
+    rows = re.findall(r"^\| [^|]+ \| `(prm_jax/[^`]+)` \| an entry of `(\w+)`", HOUSE, flags=re.MULTILINE)
     assert len(rows) == 6
     for file, name in rows:
         body = ast.parse((ROOT / file).read_text()).body
@@ -39,11 +66,10 @@ def test_change_x_open_y_names_files_and_their_tables():
 
 
 def test_every_file_of_the_house_is_on_its_plan():
-    plan = README[README.index("## Where to find what") :]
     flat = [path.name for path in ROOT.glob("prm_jax/*.py") if path.name != "__init__.py"]
     folders = [path.name for path in ROOT.glob("prm_jax/*/") if path.name != "__pycache__"]
-    assert [x for x in flat if x not in plan] == []
-    assert [x for x in folders if f"{x}/" not in plan] == []
+    assert [x for x in flat if x not in HOUSE] == []
+    assert [x for x in folders if f"{x}/" not in HOUSE] == []
 
 
 def test_the_python_example_runs(capsys):

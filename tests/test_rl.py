@@ -254,9 +254,9 @@ def make_rewards(policy, **changes):
     return Rewards(dataclasses.replace(REWARD, **changes), policy, right, tasks.chain)
 
 
-def test_the_readmes_own_reward_is_one(policy, rollouts, tmp_path):
-    readme = (ROOT / "README.md").read_text()
-    (tmp_path / "mine.py").write_text(re.search(r"```python\n(# mine.py.*?)```", readme, flags=re.DOTALL)[1])
+def test_the_own_reward_of_the_docs_is_one(policy, rollouts, tmp_path):
+    page = (ROOT / "docs/commands.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search(r"```python\n(# mine.py.*?)```", page, flags=re.DOTALL)[1])
     assert len((tmp_path / "mine.py").read_text().splitlines()) <= 10
     given = [with_steps(rollouts[0], "3+2=5", "3+2=5", "5*4=6"), with_steps(rollouts[0], "3+2=5")]
     step_reward_NT, *_ = make_rewards(policy, own=0.5, own_function=f"{tmp_path}/mine.py:no_repeats")(given)
