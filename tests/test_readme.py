@@ -2,6 +2,9 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 
 import hydra
 import pytest
@@ -76,3 +79,32 @@ def test_the_python_example_runs(capsys):
     exec(re.search(r"```python\n(import prm_jax\n.*?)```", README, flags=re.DOTALL)[1], {})  # noqa: S102 (our own page)
     scores, ranking = capsys.readouterr().out.splitlines()
     assert len(re.findall(r"\d\.\d+", scores)) == 2 and ranking == "[1, 0]"  # the right solution first
+
+
+def test_the_edits_of_hack_md_apply_and_work(tmp_path):
+    """Each diff is applied to a copy of the package, by its lines alone; one process then uses what they add."""
+    shutil.copytree(ROOT / "prm_jax", tmp_path / "prm_jax", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    edits = re.findall(r"```diff\n--- (\S+)\n(.*?)```", PAGES["docs/hack.md"], flags=re.DOTALL)
+    for name, lines in edits:
+        before, after = ("".join(x[1:] for x in lines.splitlines(True) if x[0] in kinds) for kinds in (" -", " +"))
+        code = (tmp_path / name).read_text()
+        assert code.count(before) == 1, f"{name}: {before}"
+        (tmp_path / name).write_text(code.replace(before, after))
+    uses = """
+import jax.numpy as jnp, numpy as np
+from prm_jax import heads, losses, model, rerank
+from prm_jax.generate import search
+from prm_jax.rl import advantages
+loss_BT = losses.STEP_LOSSES["smoothed"].f(jnp.zeros((1, 2)), {"label": jnp.array([[1.0, jnp.nan]])}, type("C", (), {"pos_weight": 1.0}))
+assert np.allclose(loss_BT, np.log(2))
+assert heads.good_logit(jnp.array([[[1.0, 3.0, 2.0]]]), "two_faults").tolist() == [[-1.0]]
+score_PN = rerank.aggregate(jnp.log(jnp.array([[[0.5, 0.2, 0.9]]])), jnp.ones((1, 1, 3), bool), "lowest_two", unit="logp")
+assert np.allclose(score_PN, np.log(0.1))
+assert "far" in search.METHODS and model.gated(jnp.array([2.0]), jnp.array([3.0]), "relu2").tolist() == [12.0]
+mask_NL = np.ones((2, 3), bool)
+a_NL = advantages.ESTIMATORS["rloo_mean"].f(np.array([[1.0, 0], [0, 0]]), np.zeros(2), np.zeros((2, 3), int), mask_NL, np.zeros(2, int))
+assert a_NL[:, 0].tolist() == [0.5, -0.5]
+"""
+    done = subprocess.run([sys.executable, "-c", uses], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
