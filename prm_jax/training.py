@@ -1,6 +1,7 @@
 """The optimiser, the jitted train step and the jitted evaluation step.
 
-Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C head outputs, V vocabulary.
+Dimension key: A accumulated micro-batches, B rows, L tokens, T step ends, C head outputs, V vocabulary,
+S data sources.
 """
 
 import dataclasses
@@ -173,6 +174,29 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     n_tokens = (batch["visible_until"] < batch["ids"].shape[-1]).sum()
     counts = {"n_steps": (batch["weight"] > 0).sum(), "n_tokens": n_tokens}
     return model, opt, {**metrics, "grad_norm": optax.tree.norm(grads), **counts}
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def source_weights_step(model: PRM, logit_S, batches, trusted, cfg: LossConfig, lr: float, weights_lr: float):
+    """One step of learned weights of S data sources, softmax(logit_S), on two levels (DreamPRM, Cao et al. 2025, arXiv
+    2505.20241): the model goes down the gradient of the weighted loss of one batch a source, batches [S, B, ...]; the
+    weights go down that of the loss of trusted rows, [B, ...], through the model's step, by a step of length
+    weights_lr. Returns (model, logit_S, loss of the trusted rows after the model's step)."""
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def mean_loss(params, batch):
+        return combine(loss_terms(nnx.merge(graph, params, rest), batch, cfg), batch, cfg)[0]
+
+    grads_S = jax.lax.map(lambda batch: jax.grad(mean_loss)(params, batch), batches)
+
+    def trusted_loss(logit_S):
+        step = jax.tree.map(lambda grad_S: lr * jnp.tensordot(jax.nn.softmax(logit_S), grad_S, 1), grads_S)
+        stepped = jax.tree.map(jnp.subtract, params, step)
+        return mean_loss(stepped, trusted), stepped
+
+    (loss, stepped), slope_S = jax.value_and_grad(trusted_loss, has_aux=True)(logit_S)
+    logit_S -= weights_lr * slope_S / jnp.maximum(jnp.linalg.norm(slope_S), 1e-30)
+    return nnx.merge(graph, stepped, rest), logit_S, loss
 
 
 @jax.jit

@@ -22,9 +22,12 @@ from prm_jax.training import (
     TRAINABLE,
     LossConfig,
     OptimizerConfig,
+    combine,
     eval_step,
+    loss_terms,
     make_optimizer,
     make_schedule,
+    source_weights_step,
     step_losses,
     train_step,
     with_reference,
@@ -382,3 +385,25 @@ def test_no_implicit_transfers_in_the_train_step(tiny_model, rng):
     model, opt, _ = train_step(tiny_model, opt, batch, cfg, key)
     with jax.transfer_guard("disallow"):
         train_step(model, opt, batch, cfg, key)
+
+
+def test_weights_of_sources_go_down_the_trusted_loss_through_the_models_step(rng, tiny_model):
+    """Their step against finite differences of the trusted loss after the model's step, whose weights sum to 1."""
+    cfg, lr = LossConfig("prm", "bce", 1.0, 0.0), 0.5
+    of_labels = lambda labels: batch_of([[example(rng, 8, [3, 7], labels)]], 8, 2)
+    sources = [of_labels(labels) for labels in ([1, 0], [0, 1], [1, 1])]
+    batches = {name: jnp.stack([batch[name] for batch in sources]) for name in sources[0]}
+    trusted, logit_S = sources[0], jnp.array([0.3, -0.2, 0.1])
+    step = lambda logit_S, size: source_weights_step(tiny_model, logit_S, batches, trusted, cfg, lr, size)
+    _, moved_S, loss = step(logit_S, 1.0)
+    shifts = 0.02 * np.eye(3, dtype=np.float32)
+    slope_S = np.array([float(step(logit_S + x, 1.0)[2] - step(logit_S - x, 1.0)[2]) for x in shifts]) / 0.04
+    np.testing.assert_allclose(np.asarray(logit_S - moved_S), slope_S / np.linalg.norm(slope_S), atol=0.02)
+    assert float(loss) > 0
+    model, sure_S = step(jnp.array([99.0, 0.0, 0.0]), 0.0)[:2]
+    alone = nnx.jit(nnx.grad(lambda model: combine(loss_terms(model, trusted, cfg), trusted, cfg)[0]))(tiny_model)
+    for old, new, grad in zip(
+        *map(jax.tree.leaves, (nnx.state(tiny_model, nnx.Param), nnx.state(model, nnx.Param), alone)), strict=True
+    ):
+        np.testing.assert_allclose(new, old - lr * grad, rtol=1e-5, atol=1e-6)
+    assert sure_S.tolist() == [99.0, 0.0, 0.0]
