@@ -139,3 +139,12 @@ def paired_differences(a_PX, b_PX, seed: int = 0) -> list[dict]:
         row = {"difference": float(column_P.mean()), "interval": [float(low), float(high)], "p": p, "p_method": method}
         rows.append(row | {"n_differ": int(np.count_nonzero(column_P))})
     return rows
+
+
+def holm(p_m) -> np.ndarray:
+    """p values of m tests, corrected for their number (Holm 1979): the i-th smallest, from 0, times m - i, at most 1, and
+    no smaller than the one before."""
+    p_m = np.asarray(p_m, np.float64)
+    order = np.argsort(p_m, kind="stable")
+    corrected_m = np.maximum.accumulate(p_m[order] * np.arange(len(p_m), 0, -1))
+    return np.minimum(corrected_m, 1.0)[np.argsort(order)]

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 import evaluate
 from prm_jax import InputError
 from prm_jax.data import sources
+from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals import steps
@@ -20,7 +21,9 @@ from prm_jax.evals.common import new_name
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
+from prm_jax.rl.problems import QuestionsConfig, of_files
 from prm_jax.tasks import chain
+from prm_jax.tasks.checkers import open_grader
 
 PROBLEM = "4 +5 max3 mod7?"
 DRAWN = "steps", "best_of_n", "report", "score", "processbench", "prmbench", "witness", "search"
@@ -246,6 +249,14 @@ def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path
     train = load_splits(cfg, 3).splits["train"]
     written, _ = sources.load(tmp_path / "a/solutions.jsonl", "native")
     assert train == written and {s.task for s in written} == {"chain"}
+    problems = [(q.problem, q.answer) for q in read_questions(tmp_path / "a/problems.jsonl")]
+    assert (
+        problems == [(p, chain.gold_answer(p)) for p in dict.fromkeys(s.problem for s in train)] and len(problems) == 3
+    )
+    printed(evaluate.main, monkeypatch, "task=solutions", *given, "split=test", "hydra.run.dir=held", cwd=tmp_path)
+    files = [str(tmp_path / folder / "problems.jsonl") for folder in ("a", "held")]
+    read = of_files(QuestionsConfig(*files, checker="task"), open_grader("task", files), 5)
+    assert read.train == [p for p, _ in problems] and len(read.held_out) == 1 and read.task is chain
     printed(evaluate.main, monkeypatch, "task=solutions", *given, "data.label_kind=value",
             "data.after_first_error=keep", "hydra.run.dir=b", cwd=tmp_path)  # fmt: skip
     values = [json.loads(line) for line in (tmp_path / "b/solutions.jsonl").read_text().splitlines()]

@@ -17,6 +17,8 @@ NAMES = pipeline.names()
 class Made:
     """A stage that is done, with results made up."""
 
+    needs, config = (), {}
+
     def __init__(self, line, results, **sweep):
         self.line, self.sweep, self._results = line, sweep, results
         self.name = pipeline.label(line, sweep)
@@ -255,17 +257,21 @@ def made_up_critics():
     return {"critic": critics, "few": few, "full": full, "prm": prm} | evaluated
 
 
-def made_up_rl(tmp_path):
+def made_up_rl(tmp_path, gains=(("checker", 0.2), ("PRM, min form", 0.2))):
     names = "pass_at_1", "sound", "reward", "steps_a_solution", "restated", "kl", "entropy"
     row, scores = (
         {"policy_tokens": 10_000, "total_policy_tokens": 30_000},
         dict.fromkeys([f"eval_{name}" for name in names], 0.5),
     )
-    models = [Made("policy", {}, reward=kind, seed=s) for kind in ("checker", "PRM, min form") for s in SEEDS]
+    prm = Made("prm", {"counts": {"policy_tokens": 15_000}})
+    models = [Made("policy", {"gain": gain + s / 100}, reward=kind, seed=s) for kind, gain in gains for s in SEEDS]
     for model in models:
+        model.needs = (prm,)
+        model.config = {"reward.prm_checkpoint": f"{prm.name}-{prm.digest}"} if "PRM" in model.name else {}
         model.folder = tmp_path / model.folder
         model.folder.mkdir(parents=True)
-        last = row | {"step": 3} | {name: x + 0.2 for name, x in scores.items()}
+        by = model.results()["gain"] if len(gains) > 2 else 0.2
+        last = row | {"step": 3} | {name: x + by for name, x in scores.items()}
         rows = [{"step": 0} | scores, last]  # log_every=3
         (model.folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in rows))
     return {"policy": models}
@@ -281,6 +287,18 @@ def test_rl_says_what_is_gained_for_how_many_tokens(tmp_path):
     assert about["says"][0].endswith("0.15 more right after 23 [23, 23] thousand policy tokens")
     rows = [r for r in csv.DictReader(table.open()) if r["series"] == "checker" and r["panel"] == "right (gold)"]
     assert [float(r["x"]) for r in rows] == [0, 30]
+    assert about["says"][1].endswith("; the PRM's samples cost 15 thousand") and len(about["says"]) == 2
+
+
+def test_rl_compares_arms_by_seed_and_counts_what_the_verifier_cost(tmp_path):
+    gains = ("checker (RLOO)", 0.2), ("PRM + checker (PURE)", 0.3), ("checker (GRPO)", 0.2)
+    paper.draw(gallery.drawing("rl"), "x", made_up_rl(tmp_path, gains), {}, tmp_path / "figure")
+    says = json.loads((tmp_path / "figure" / "figure.json").read_text())["says"][3:]
+    # At equal tokens half of the run is left to the PRM's policy, after 15 of 30 thousand: .15 to .16 of .3 to .32.
+    tests = "+0.100 [+0.100, +0.100], p 0.250", "-0.055 [-0.067, -0.043], p 0.250, by Holm 0.500"
+    names = "PRM + checker (PURE) - checker (RLOO)", "PRM + checker (PURE) - checker (RLOO) at equal tokens"
+    assert says[0] == f"primary: {names[0]}: {tests[0]}" and says[1] == f"secondary: {names[1]}: {tests[1]}"
+    assert says[2] == "secondary: checker (GRPO) - checker (RLOO): +0.000 [+0.000, +0.000], p 1.000, by Holm 1.000"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -26,6 +26,7 @@ from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import open_policy
 from prm_jax.launch.own import read_function
 from prm_jax.rl import __main__ as rl
+from prm_jax.rl import advantages
 from prm_jax.rl.online import Online, OnlineConfig
 from prm_jax.rl.problems import QuestionsConfig, of_files, of_task
 from prm_jax.rl.rewards import RewardConfig, Rewards, RolloutScores, as_arrays, as_scored, score
@@ -40,6 +41,7 @@ from prm_jax.rl.update import (
     update,
     written_logps,
 )
+from prm_jax.rl.watching import cut_samples
 from prm_jax.tasks.checkers import open_grader
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
@@ -424,6 +426,7 @@ SMALL = [
     "n=4",
     "eval.problems=8",
     "eval.n=2",
+    "eval.k=[1,2,4]",
     "eval.every=2",
     "batch.rows=8",
     "batch_rows=32",
@@ -497,6 +500,18 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     evaluations = [row["eval_pass_at_1"] for row in lines(whole)[2::2]]
     for summary in told:  # the last evaluation is quoted, the best beside it
         assert summary["eval_pass_at_1"] == evaluations[-1] and summary["best_pass_at_1"] == max(evaluations)
+        assert summary["eval_pass_at_2"] == lines(whole)[4]["eval_pass_at_2"] >= evaluations[-1]
+        assert summary["pass_at_2"] == lines(whole)[0]["eval_pass_at_2"] and "pass_at_4" not in summary
+        assert summary["verifier_tokens"] == {"embedded_orm": 905_797}
+    samples = [(folder / "samples.jsonl").read_text() for folder in (cut_run, whole)]
+    rows = [json.loads(line) for line in samples[1].splitlines()]
+    assert samples[0] == samples[1] and [row["step"] for row in rows] == [0] * 16 + [2] * 16 + [4] * 16
+    assert np.mean([row["right"] for row in rows[32:]]) == pytest.approx(evaluations[-1])
+    for row in rows:
+        assert len(row["steps"]) == len(row["step_rewards"]) == len(row["p_good"]) == len(row["verdicts"])
+        assert row["outcome_reward"] == row["right"] <= row["finished"]
+        np.testing.assert_allclose(row["step_rewards"], [p - 0.5 for p in row["p_good"]], atol=1e-4)  # .5 (2 p - 1)
+    assert all((folder / "figures" / "learning.png").stat().st_size > 5_000 for folder in (cut_run, whole))
     watched = {
         "prm_step_auroc",
         "right",
@@ -513,6 +528,27 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_opens_as_a_policy(whole, monkeypa
     assert both[0].objective == "lm"
     for a, b in zip(*(jax.tree.leaves(nnx.state(x.model)) for x in both), strict=True):
         assert (np.asarray(a) == np.asarray(b)).all()
+
+
+def test_samples_after_a_checkpoint_and_half_a_line_are_left_out(tmp_path):
+    path, rows = tmp_path / "samples.jsonl", ['{"step": 0}\n', '{"step": 2}\n', '{"step": 4}\n', '{"step": 4, "pr']
+    path.write_text("".join(rows))
+    cut_samples(path, 4)
+    assert path.read_text() == "".join(rows[:3])
+    cut_samples(path, 2)
+    assert path.read_text() == "".join(rows[:2])
+    cut_samples(path, -1)
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["rloo_steps", "rloo_sources", "pure"])
+def test_without_step_rewards_these_estimators_are_rloo(name):
+    """So the checker alone is the partner of a PRM beside the checker under any of them."""
+    rng, group_N = np.random.default_rng(0), np.repeat([0, 1], 4)
+    outcome_N, mask_NL = rng.integers(2, size=8) * 1.0, np.arange(6) < rng.integers(3, 7, (8, 1))
+    step_NL = np.minimum(np.arange(6) // 2, 2) * np.ones((8, 1), int)
+    f = lambda name: advantages.ESTIMATORS[name].f(np.zeros((8, 3)), outcome_N, step_NL, mask_NL, group_N)
+    assert (f(name) == f("rloo")).all() and f("rloo").any()
 
 
 def test_an_estimator_that_sums_step_rewards_says_so_once(monkeypatch, tmp_path):

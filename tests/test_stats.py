@@ -145,3 +145,8 @@ def test_problems_are_numbers_whatever_their_texts_weigh():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 5e6
+
+
+def test_holm_corrects_the_smallest_by_all_and_keeps_the_order():
+    assert stats.holm([0.04, 0.01, 0.03, 0.2]).tolist() == [0.09, 0.04, 0.09, 0.2]
+    assert stats.holm([0.6, 0.7]).tolist() == [1, 1] and stats.holm([]).tolist() == []

@@ -25,7 +25,8 @@ class Config:
 
 
 def run(setup: Setup, cfg: Config) -> dict:
-    """Writes solutions.jsonl, each row with its label_kind, where the data has labels."""
+    """Writes solutions.jsonl, each row with its label_kind, where the data has labels; problems.jsonl of an embedded task,
+    each problem once with its answer."""
     if setup.data.name == "of_run":
         raise InputError("data: name the data set whose solutions are wanted, such as data=chain")
     data_cfg = data_config(setup.data)
@@ -35,6 +36,9 @@ def run(setup: Setup, cfg: Config) -> dict:
     cli.print_counts(data.counts)
     rows, path, kind = data.splits[cfg.split], setup.folder / "solutions.jsonl", data_cfg.label_kind
     write_rows(path, (native_row(s) | {"label_kind": kind} for s in rows))
+    if known := {s.problem: s.task for s in rows if s.task in tasks.TASKS}:  # questions of an embedded task
+        problems = [{"problem": p, "answer": tasks.TASKS[t].gold_answer(p), "task": t} for p, t in known.items()]
+        write_rows(setup.folder / "problems.jsonl", problems)
     if cfg.critiques:
         write_rows(setup.folder / "critiques.jsonl", (row for s in rows for row in critiques(s, cfg.critiques)))
     labels = [label for s in rows for label in s.labels or ()]

@@ -24,11 +24,13 @@ from flax import nnx
 from tqdm import tqdm
 
 from prm_jax import rerank, tasks
+from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
+from prm_jax.figures.learning import learning_figure
 from prm_jax.generate.policies import Sampling, SamplingStats
 from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
@@ -132,7 +134,10 @@ def main(cfg):
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)
         final = trainer.fit(run, texts)
         kind = {"finished": True, "objective": "lm", "label_kind": "unknown", "seed": cfg.seed}
-        run_folder.write_json(texts / "summary.json", {**kind, **final, **run_folder.made_by(run)})
+        verifiers = filter(None, (cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint))
+        cost = {name: training_tokens(name) for name in verifiers}  # None where nothing says it
+        summary = {**kind, **final, "verifier_tokens": cost, **run_folder.made_by(run)}
+        run_folder.write_json(texts / "summary.json", summary)
     score = "agreement" if questions.critic else "pass@1"
     best = "(the best of these evaluations {best_pass_at_1:.3f}, at step {best_step})".format(**final)
     print("finished    {} {pass_at_1:.3f} before, {eval_pass_at_1:.3f} now {}".format(score, best, **final))
@@ -140,6 +145,8 @@ def main(cfg):
         print(f"            pass@{k} {final[f'pass_at_{k}']:.3f} before, {final[f'eval_pass_at_{k}']:.3f} now")
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
+    if jax.process_index() == 0:
+        print(f"figures     {learning_figure(run, sum(filter(None, cost.values())), summary)}")
     checked = tasks.name_of(problems.task) if problems.task else grader and grader.checker
     following = f"python -m prm_jax.sampling checkpoint={run} input=FILE checker={checked}"
     if questions.critic:
@@ -325,9 +332,8 @@ class Trainer:
         reward, divergence = (step_reward_NT.sum(1) + outcome_N).mean(), kl(ratio_NL[mask_NL], "k3").mean()
         numbers = self.diagnose(rollouts, scores) | {"reward": reward, "kl": divergence}
         at_n = np.asarray(rerank.pass_at_n(scores.right_N.reshape(-1, self.cfg.eval.n))).mean(0)  # in groups of n
-        numbers |= {"pass_at_1": numbers.pop("right")} | {
-            f"pass_at_{k}": at_n[k - 1] for k in self.cfg.eval.k if 1 < k <= len(at_n)
-        }
+        numbers["pass_at_1"] = numbers.pop("right")
+        numbers |= {f"pass_at_{k}": at_n[k - 1] for k in self.cfg.eval.k if 1 < k <= len(at_n)}
         if samples:
             write_samples(samples, step, as_rows(rollouts, step_reward_NT, outcome_N, scores), self.cfg.eval.n)
         self.spent["evaluate"] += time.perf_counter() - start

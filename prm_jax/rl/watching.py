@@ -1,5 +1,6 @@
 """What a reader sees of a run: held-out samples with their step rewards, in samples.jsonl and on the screen."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,13 +30,9 @@ def as_rows(rollouts: Sequence[Rollout], step_reward_NT, outcome_N, scores: Roll
 
 def cut_samples(path: Path, step: int):
     """Leaves the samples of evaluations up to `step`, from which a run resumes."""
-    kept = []
-    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-        try:
-            is_later = json.loads(line)["step"] > step
-        except ValueError:  # half of a line, which a kill has left: only the last one can be
-            break
-        kept += [] if is_later else [line]
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else ()
+    # A kill leaves half a line, the last one.
+    kept = itertools.takewhile(lambda line: line.endswith("\n") and json.loads(line)["step"] <= step, lines)
     with replaced(path) as temporary:
         temporary.write_text("".join(kept))
 
