@@ -12,6 +12,7 @@ import jax
 from omegaconf import OmegaConf
 
 from prm_jax.evals.common import EvaluateConfig, Setup, check_data, check_inputs, checkpoints, trained, write_report
+from prm_jax.evals.sentences import sentences
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import parse
 from prm_jax.launch.hosts import start_command, writable_folder
@@ -50,6 +51,7 @@ def main(cfg):
     paths = task.figures(results, folder / "figures") if jax.process_index() == 0 and hasattr(task, "figures") else ()
     if paths:
         print(f"figures     {folder / 'figures'}: {', '.join(path.name for path in paths)}")
+    print("".join(f"{line}\n" for line in sentences(results)), end="")
 
 
 if __name__ == "__main__":

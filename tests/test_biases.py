@@ -61,4 +61,7 @@ def test_every_report_says_them(monkeypatch, tmp_path):
         assert 0 < shares["bad_steps_in_right_answers"] < shares["good_steps_in_wrong_answers"] < 1
     assert results["score_length_r"] == results["runs"][0]["length_correlation"]["r"]
     assert -1 < results["length_correlation"]["random"]["r"] < 0  # random scores: a product falls with every step
-    assert out.count("bias checks ") == 4 and "given problem and correctness (ECE of steps): random -0." in out
+    report = (tmp_path / "out/report.txt").read_text()
+    assert "bias checks" not in out and out.splitlines()[-1].startswith("blind       It chooses a wrong answer to ")
+    assert [line.split()[0] for line in out.splitlines()[-3:]] == ["solved", "against", "blind"]
+    assert report.count("bias checks ") == 4 and "given problem and correctness (ECE of steps): random -0." in report

@@ -18,6 +18,7 @@ from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.evals import steps
 from prm_jax.evals.common import new_name
+from prm_jax.evals.sentences import sentences
 from prm_jax.figures.steps import file_name
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, parse
@@ -273,3 +274,30 @@ def test_labels_of_another_kind_than_the_verifier_learned_are_said(capsys):
     assert "9 labelled steps (value labels)" in out
     steps.show(numbers | {"runs": [run | {"label_kind": "value"}]})
     assert "learned" not in capsys.readouterr().out
+
+
+def test_three_plain_sentences():
+    """Literally, of a pool and of steps; null is nan."""
+    test = {"a": "prm.min.best_of_n", "b": "majority", "n": 4, "difference": 0.25, "interval": [0.1, 0.4]}
+    pool = {"oracle": {"4": 0.9}, "n_candidates": 4, "n_problems": 20, "mean": 0.3, "majority": {"4": 0.5}}
+    pool |= {"headline": {"prm": "min"}, "verifiers": {}, "scorers": {"prm": {"min": {"best_of_n": {"4": 0.75}}}}}
+    assert sentences(pool | {"differences": [test | {"n": 2}, test]}) == [
+        (
+            "solved      By the min of its step scores prm chooses a right answer to 75.0% of 20 problems from 4 samples each, where one "
+            "sample has 30.0%."
+        ),
+        "against     The majority vote has 50.0% (+25.0 points for the choice, 95 % interval +10.0 to +40.0); a perfect choice 90.0%.",
+        "blind       It chooses a wrong answer to 15.0% of the problems though a right one is there.",
+    ]
+    run = {"objective": "prm", "verifier": "X", "step_auroc": 0.9, "n_steps": 7, "first_error_accuracy_error": 0.75}
+    kinds = {"a": {"n": 10, "missed": 0.1}, "b": {"n": 10, "missed": 0.5}, "c": {"n": 1, "missed": 1.0}}
+    steps = {"threshold": 0.5, "runs": [run]}
+    solved = "solved      X's scores tell right steps from wrong ones with an AUROC of 0.900 (7 steps)."
+    blind = "blind       It does not find the first wrong step of 25.0% of the solutions that have one."
+    assert sentences(steps) == [solved, blind]
+    run |= {"errors": {"kinds": kinds}, "baselines": {"length": 0.5, "position": 0.6}}
+    assert sentences(steps)[1:] == [
+        "against     The best AUROC of what was never taught to verify is 0.600 (position).",
+        "blind       It takes 33.3% of the first wrong steps for right, most of them of the kind b (50% of 10).",
+    ]
+    assert sentences({"threshold": 0.5, "drawn": []}) == sentences({"verifiers": []}) == []

@@ -163,7 +163,7 @@ def test_the_default_path_end_to_end(cache, monkeypatch, tmp_path):
     # What is read first fits a screen; every table stands in the report, whose first lines are the screen's.
     report = (tmp_path / "runs/e/report.txt").read_text()
     assert len(out.splitlines()) <= 40 and "every table as text: report.txt" in out and "figures/errors.png" not in out
-    shown, further = report.split("exact       AUROC")
+    shown, further = report.split("counts      ")
     assert shown in out and all(
         x in further for x in ("missed most often", "majority@8", "agreement", "differences at")
     )

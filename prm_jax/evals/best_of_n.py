@@ -149,16 +149,16 @@ def show(results: dict):
         setting = "".join(f", {key}={value}" for key, value in group["setting"].items())
         common.show_spread(f"{len(group['scorers'])} of {group['scorers'][0]}{setting}", group["spread"])
     show_selections(results, N)
+
+
+def detail(results: dict):
+    """Prints what report.txt alone has: rules that need no scorer, selection with the policy's log p, aggregators,
+    bias checks, winners with a wrong step, paired differences."""
     if "step_shares" in results:
         biases.show_shares(results["step_shares"])
     ece = {scorer: x["steps"]["ece"] for scorer, x in results["calibration"].items()}
     correlations = {scorer: x | {"ece": ece[scorer]} for scorer, x in results["length_correlation"].items()}
     biases.show_length(correlations, "problem and correctness")
-
-
-def detail(results: dict):
-    """Prints what report.txt alone has: rules that need no scorer, selection with the policy's log p, aggregators,
-    winners with a wrong step, paired differences."""
     N = str(results["n_candidates"])
     print(f"at n = {N:<5} mean of the candidates {results['mean']:.4f}")
     for name in ("majority", "oracle"):

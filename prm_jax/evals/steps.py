@@ -24,6 +24,7 @@ from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer, score_into
 from prm_jax.stats import problem_numbers, ratio_interval
 
+SAMPLED = ("policy_tokens", "lucky_share_of_right_answers")  # counts of an embedded task's samples: in report.txt
 HARDLY_LEARNED = 0.03  # of step AUROC above the policy's own likelihood: default runs that fail end below, others above
 
 
@@ -49,7 +50,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         data = load_evaluation(data_cfg, seed, policy_pool, named=is_named)
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
         counts = data.counts | {"test_problems_the_run_was_trained_on": common.trained_on(name, data, test)}
-        cli.print_counts(counts)
+        cli.print_counts(counts, totals=("rows", "solutions", "steps", "labels", *SAMPLED))
         if not any(y is not None for s in test for y in s.labels):
             raise InputError("data: the test split has no labelled solution")
         rows = ((s.id, s.problem, s.steps) for s in test)
@@ -245,6 +246,12 @@ def show(results: dict):
         print(f"note        the verifier learned {first['label_kind']} labels and is measured on {kind} labels")
     for group in results.get("groups", [results]):
         show_group(group, kind, of_steps=first["objective"] != "orm")
+
+
+def detail(results: dict):
+    """Prints what only report.txt has: counts, bias checks, exact meanings of labels, and the errors that are missed."""
+    first, n = results["runs"][0], len(results["runs"])
+    cli.print_counts(first["counts"])
     of_first = " of the first run" * (n > 1)
     if "bad_steps_in_right_answers" in first:
         biases.show_shares(first)
@@ -254,11 +261,6 @@ def show(results: dict):
     if ways := first.get("recalibrated"):
         eces = ", ".join(f"{way} {x['ece']:.4f}" for way, x in ways.items())
         print(f"ECE         after scaling the log-odds{of_first}: {eces}")
-
-
-def detail(results: dict):
-    """Prints what only report.txt has: exact meanings of labels, and the errors that are missed."""
-    first, n = results["runs"][0], len(results["runs"])
     if "value_depth" in first:
         value = f"value (at most {first['auroc_value_ceiling']:.3f})"
         print(f"exact       AUROC against correctness, against {value}; score - value by steps done")
