@@ -363,6 +363,15 @@ def test_hydra_1_4_is_told_the_one_class_that_a_configuration_names(monkeypatch)
     assert told == {"execution_whitelist": OmegaConf.load(ROOT / "conf/runs.yaml").hydra.callbacks.sweep._target_}
 
 
+def test_a_caption_has_no_absolute_path():
+    figure = style.plt.figure()
+    text = "runs/a/b, /home/x/runs/train/a, prm: /tmp/e; http://h:80/v1/x, 1/2, by_policy:/a/b/c"
+    style.caption(figure, text, {"versions": {"commit": "c"}})
+    shown = " ".join(figure.texts[0].get_text().split())
+    assert shown == "runs/a/b, train/a, prm: tmp/e; http://h:80/v1/x, 1/2, by_policy:/a/b/c. Commit c."
+    style.plt.close(figure)
+
+
 def test_numbers_by_dotted_key():
     values = {"a": {"b": [1, {"c": None}]}, "d": True, "e": "x"}
     assert number(values, "a.b.0") == 1 and np.isnan(number(values, "a.b.1.c")) and number(values, "d") == 1

@@ -1,6 +1,8 @@
 """train.py and evaluate.py as a user runs them: end to end, killed and resumed, and given bad input."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
@@ -28,6 +30,7 @@ from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import data_config, load_splits
+from prm_jax.data.units import probability
 from prm_jax.launch import config, run_folder
 from prm_jax.launch.run_log import MetricsLog
 from prm_jax.training import OptimizerConfig, make_schedule
@@ -140,6 +143,13 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished, monkeypatch)
         "# my-prm", "step head scalar", "AutoModelForTokenClassification", f"Step tag: token id {tag}", "class 0 is `good`",
     ):  # fmt: skip
         assert text in card, text
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("problem, steps = ", "_ = ")
+    assert len(code.splitlines()) == 11
+    monkeypatch.chdir(cwd / "out")
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(code, {"problem": rows[0][0], "steps": rows[0][1]})  # noqa: S102 (as a reader would)
+    numbers = [float(x) for x in re.findall(r"\d\.\d+", shown.getvalue())]
+    np.testing.assert_allclose(numbers, probability(theirs.scorer(1, 128).score(rows)[0]), atol=1e-4)
 
 
 def test_run_folder_and_its_evaluation(finished, monkeypatch):

@@ -6,8 +6,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from prm_jax.checkpoints.hf_config import CLASSES, HEADLESS
+from prm_jax.data.formats import Format
 from prm_jax.heads import HEADS
 from prm_jax.launch import run_folder
+from prm_jax.launch.config import parse
 from prm_jax.model import ModelConfig
 
 MEANING = {
@@ -16,6 +18,28 @@ MEANING = {
     "advantage": "by how much the step changes the completer's chance of the right answer: (1 + A) / 2, A in [-1, 1]",
     "unknown": "what its data say",
 }
+CODE = """import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForTokenClassification.from_pretrained("{name}").eval()
+encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+ids, ends = {begin}encode(problem), []
+for step in steps:  # each by itself, then the separator, at whose last token the step's score is read
+    ids += encode(step) + encode({separator!r})
+    ends.append(len(ids) - 1)
+print({good})  # P(the step is good) of each step"""
+OURS = 'import prm_jax\nprint(prm_jax.load("{name}").score(problem, steps))'
+
+
+def code(name: str, cfg: ModelConfig, fmt: Format) -> str:
+    """Python that scores the steps of a solution: by transformers where it has the class and the format is plain."""
+    is_plain = fmt.tokenized == "apart" and fmt.prefix == "{problem}" and not (fmt.strip or fmt.number)
+    begin = "[tokenizer.bos_token_id] * (tokenizer.bos_token_id is not None) + " if fmt.bos else ""
+    logits = "model(torch.tensor([ids])).logits[0, ends]"
+    good = f"{logits}[:, 0].sigmoid()" if cfg.head == "scalar" else f"1 - {logits}.softmax(-1)[:, 0]"
+    template = OURS if HEADS[cfg.head].hidden or cfg.family in HEADLESS or not is_plain else CODE
+    text = template.format(name=name, begin=begin, separator=fmt.separator, good=good)
+    return f'```python\nproblem, steps = "3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]\n{text}\n```'
 
 
 def step_tag(fmt, tokenizer) -> int | None:
@@ -65,7 +89,11 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
         what = f"A process reward model (objective {config.objective}, step head {cfg.head})"
         meaning = f"\nMeaning of a label: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).\n"
     sections = {
-        **({} if is_lm else {"Use elsewhere": serving(cfg, tag)}),
+        **(
+            {}
+            if is_lm
+            else {"Use": code(name, cfg, parse(config.format, Format, "format")), "Use elsewhere": serving(cfg, tag)}
+        ),
         "Format of its input": as_block(config.format),
         "Data": as_block(config.data),
         "Metrics": "Of the run, on its validation split where the name begins with eval; "

@@ -5,6 +5,7 @@ Figures take numbers from results.json, fresh or as read back, where nan is null
 
 import dataclasses
 import io
+import re
 import textwrap
 from pathlib import Path
 
@@ -114,7 +115,8 @@ def size_axis(axes, sizes, label: str):
 
 
 def caption(figure, text: str, results: dict):
-    """Writes below the figure what it was made from; the commit last."""
+    """Writes below the figure what it was made from, of absolute paths the last two parts; the commit last."""
+    text = re.sub(r"(?<![\w.:/-])/(?:[^\s/,;]+/)*(?=[^\s/,;]+/[^\s/,;]+)", "", text)
     text = textwrap.fill(f"{text}. {commit(results)}", int(17 * figure.get_figwidth()))  # characters of this size
     figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
 
