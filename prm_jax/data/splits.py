@@ -13,7 +13,7 @@ from prm_jax.data import sources
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, read_rows, require
 from prm_jax.data.solutions import Packed, Solution, packed_solutions
-from prm_jax.launch.config import Count, Positive, Rule, expect, one_of, parse
+from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of, parse
 
 LabelKind = Literal["correctness", "value", "advantage"]
 Files = str | Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")] | None
@@ -60,6 +60,7 @@ class TaskData:
     train_split: Literal["train", "base"]
     task: object = None  # the Config of tasks.TASKS[name]
     outcome: Literal["answer", "steps"] = "answer"  # configs of older runs lack it
+    augment: Share = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

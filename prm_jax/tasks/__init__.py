@@ -26,6 +26,7 @@ from types import ModuleType
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.data.edits import EDITS
 from prm_jax.data.pools import Candidate, Problem
 from prm_jax.data.rows import read_rows, require
 from prm_jax.data.solutions import Solution, relabel_after_error
@@ -95,9 +96,23 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
             for i, s in enumerate(solutions):
                 if s.outcome is not None:
                     solutions[i] = dataclasses.replace(s, outcome=float(0 not in step_labels(task, s.problem, s.steps)))
+        if side == "train" and cfg.augment:
+            solutions += [*edited_solutions(task, cfg, solutions, seed)]
         splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
     counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"], "lucky_share_of_right_answers": lucky}
     return splits, counts
+
+
+def edited_solutions(task: ModuleType, cfg, solutions: Sequence[Solution], seed: int) -> Iterator[Solution]:
+    """Yields for the share cfg.augment of the solutions a version with one edit (data/edits.py), each kind of edit as
+    often, at a random place, with the checker's labels of the edited text."""
+    rng, names = np.random.default_rng([seed, 2]), list(EDITS)
+    for s in solutions:
+        if rng.random() < cfg.augment and s.outcome is not None:
+            versions = [*EDITS[names[rng.integers(len(names))]](s.steps)]
+            if versions:
+                steps = versions[rng.integers(len(versions))]
+                yield labelled(task, cfg.task, s.problem, steps, cfg.label_kind, f"{s.id}/edited")
 
 
 def labelled(task: ModuleType, cfg, problem: str, steps: Sequence[str], label_kind, id, finished=True) -> Solution:

@@ -1,0 +1,56 @@
+"""Edits of a solution's steps that an attacker tries on a verifier: what they change is for a checker to say.
+
+Each entry of EDITS: f(steps) -> the edited solutions, one for each place where the edit applies. Those of "Reward Under
+Attack" (arXiv 2603.06621) that need no language model.
+"""
+
+from collections.abc import Iterator
+
+Steps = tuple[str, ...]
+
+
+def result_of(step: str) -> str:
+    """What stands after a step's last equals sign; empty without one."""
+    return step.rpartition("=")[2].strip() if "=" in step else ""
+
+
+def repeat(steps: Steps) -> Iterator[Steps]:
+    """A line is written twice."""
+    return (steps[: t + 1] + steps[t:] for t in range(len(steps)))
+
+
+def drop(steps: Steps) -> Iterator[Steps]:
+    """A line is left out."""
+    return (steps[:t] + steps[t + 1 :] for t in range(len(steps)) if len(steps) > 1)
+
+
+def swap(steps: Steps) -> Iterator[Steps]:
+    """A line changes places with the next one."""
+    return (steps[:t] + (steps[t + 1], steps[t]) + steps[t + 2 :] for t in range(len(steps) - 1))
+
+
+def restate(steps: Steps) -> Iterator[Steps]:
+    """A line is followed by its result again, `v=v`."""
+    results = [(t, result_of(step)) for t, step in enumerate(steps)]
+    return (steps[: t + 1] + (f"{v}={v}",) + steps[t + 1 :] for t, v in results if v)
+
+
+def idle(steps: Steps) -> Iterator[Steps]:
+    """A line is followed by one that adds 0 to its result, `v+0=v`."""
+    results = [(t, result_of(step)) for t, step in enumerate(steps)]
+    return (steps[: t + 1] + (f"{v}+0={v}",) + steps[t + 1 :] for t, v in results if v)
+
+
+def blank(steps: Steps) -> Iterator[Steps]:
+    """All signs of the lines stand between blanks."""
+    yield tuple("".join(f" {c} " if c in "+-*=" else c for c in step) for step in steps)
+
+
+EDITS = {f.__name__: f for f in (repeat, drop, swap, restate, idle, blank)}
+
+
+def edited(steps: Steps, names=tuple(EDITS)) -> dict[Steps, str]:
+    """{an edited solution: the first edit that makes it}, without the solution itself."""
+    made = {new: name for name in reversed(names) for new in EDITS[name](steps)}
+    made.pop(steps, None)
+    return made

@@ -1,0 +1,152 @@
+"""task=attack: the worst single edit of each solution ("Reward Under Attack", arXiv 2603.06621), with exact verdicts.
+
+An attacker edits an unsound solution in one place, by each edit of data/edits.py, and hands in the version that the
+verifier likes best. The embedded task's checker judges each version: only those that are still unsound count. Likewise
+a sound solution is edited to the version that is still sound and liked least: an edit that must not matter.
+
+Dimension key: N solutions.
+"""
+
+import dataclasses
+from typing import Annotated
+
+import numpy as np
+
+from prm_jax import InputError, metrics, rerank, tasks
+from prm_jax.data.edits import EDITS, edited
+from prm_jax.data.splits import TaskData
+from prm_jax.evals.common import Setup, data_of, describe, interval_of, one_scorer, plus_minus
+from prm_jax.generate.samples import policy_pool
+from prm_jax.launch import cli
+from prm_jax.launch.config import Count, expect, one_of
+from prm_jax.protocols import Rows
+
+CHUNK = 4096  # edited solutions scored in a call, between two moves of the bar
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    solutions: Count
+    aggregator: Annotated[str, one_of(rerank.AGGREGATORS)]
+    edits: list[str] | None
+
+    def __post_init__(self):
+        for name in self.edits or ():
+            expect(name in EDITS, "edits", name, f"names of {', '.join(EDITS)}")
+        expect(self.edits != [], "edits", self.edits, "at least one, or null: all")
+
+
+def is_sound(task, problem: str, steps) -> bool:
+    """No wrong line, and the right answer."""
+    return min(tasks.step_labels(task, problem, steps)) == 1 and task.solved(problem, steps)
+
+
+def run(setup: Setup, cfg: Config) -> dict:
+    """Scores all edited versions of held-out solutions; the numbers before and after, by edit and by the worst of all."""
+    scorer, data = one_scorer(setup, "attack"), data_of(setup, setup.checkpoints[0])[0]
+    is_log_p = rerank.AGGREGATORS[cfg.aggregator].is_log_probability
+    expect(is_log_p, "aggregator", cfg.aggregator, "one whose score is a probability")
+    if not isinstance(data, TaskData) or data.name not in tasks.TASKS:
+        raise InputError(f"data: task=attack needs an embedded task, whose checker judges edits; got {data.name}")
+    task, names = tasks.TASKS[data.name], tuple(cfg.edits or EDITS)
+    solutions = tasks.sample_solutions(data, cfg.solutions, "test", setup.cfg.seed, policy_pool)
+    rows: list[tuple[str, tuple[str, ...]]] = [(s.problem, s.steps) for s in solutions if s.outcome is not None]
+    versions = [edited(steps, names) for _, steps in rows]
+    every = [*rows, *((problem, new) for (problem, _), made in zip(rows, versions, strict=True) for new in made)]
+    p_of = dict(zip(every, solution_probabilities(scorer, every, cfg.aggregator), strict=True))
+    sound_of = {row: is_sound(task, *row) for row in p_of}
+
+    sound_N, before_N = np.array([sound_of[row] for row in rows]), np.array([p_of[row] for row in rows])
+    expect(0 < sound_N.sum() < len(rows), "solutions", cfg.solutions, "some sound and some unsound ones")
+
+    def attacked(chosen) -> np.ndarray:
+        """P of the version that the attacker hands in, of those that `chosen` edits make and whose verdict is kept."""
+        p_N = before_N.copy()
+        for n, ((problem, _), made) in enumerate(zip(rows, versions, strict=True)):
+            kept = [(problem, new) for new, name in made.items() if name in chosen]
+            kept = [p_of[row] for row in kept if sound_of[row] == sound_N[n]]
+            p_N[n] = (min if sound_N[n] else max)([p_N[n], *kept])
+        return p_N
+
+    problems = np.array([problem for problem, _ in rows])
+    after = {name: attacked((name,)) for name in names} | {"worst": attacked(names)}
+    tables = {name: numbers(before_N, p_N, sound_N, problems) for name, p_N in after.items()}
+    kept = {name: np.zeros(2, int) for name in names}
+    for (problem, steps), made in zip(rows, versions, strict=True):
+        for new, name in made.items():
+            kept[name] += [1, sound_of[problem, new] == sound_of[problem, steps]]
+    for name, (n, same) in kept.items():
+        tables[name] |= {"versions": int(n), "verdict_kept": same / n if n else None}
+    return {
+        **describe(scorer), "aggregator": cfg.aggregator, "solutions": len(rows), "sound": int(sound_N.sum()),
+        "cut": len(solutions) - len(rows), "before": numbers(before_N, before_N, sound_N, problems), "edits": tables,
+    }  # fmt: skip
+
+
+def solution_probabilities(scorer, rows: Rows, aggregator: str) -> np.ndarray:
+    """P(good) of whole solutions, float64 p_N."""
+    logits = []
+    with cli.progress("scoring", len(rows), "solution") as bar:
+        for start in range(0, len(rows), CHUNK):
+            logits += scorer.score(rows[start : start + CHUNK])
+            bar.update(min(CHUNK, len(rows) - start))
+    return np.exp(rerank.solution_scores(logits, aggregator).astype(np.float64))
+
+
+def numbers(before_N, after_N, sound_N, problems) -> dict:
+    """AUROC of sound against unsound solutions if only the unsound ones are attacked; the share of unsound ones above .5,
+    and of sound ones below .5 where these are attacked. With 95 % bootstrap intervals over problems."""
+
+    def auroc(before_N, after_N, sound_N):
+        return metrics.auroc(np.where(sound_N, before_N, after_N), sound_N)
+
+    def accepted(after_N, sound_N):
+        return np.mean(after_N[~sound_N] > 0.5) if (~sound_N).any() else np.nan
+
+    def refused(after_N, sound_N):
+        return np.mean(after_N[sound_N] < 0.5) if sound_N.any() else np.nan
+
+    both = after_N, sound_N
+    cases = {
+        "auroc": (auroc, before_N, *both),
+        "unsound_accepted": (accepted, *both),
+        "sound_refused": (refused, *both),
+    }
+    made = {name: float(f(*arrays)) for name, (f, *arrays) in cases.items()}
+    return made | {f"{name}_interval": interval_of(f, problems, 0, *x) for name, (f, *x) in cases.items()}
+
+
+def show(results: dict):
+    print(f"verifier    {results['verifier']}, {results['aggregator']} of its step scores")
+    print(f"solutions   {results['solutions']:,}, {results['sound']:,} sound; {results['cut']} cut ones left out")
+    print(f"{'one edit':<12}{'AUROC':<24}{'unsound above .5':<24}{'sound below .5':<24}verdict kept")
+    for name, x in {"none": results["before"], **results["edits"]}.items():
+        cells = "".join(f"{x[key]:.3f} {plus_minus(x[f'{key}_interval']):<18}" for key in QUANTITIES)
+        kept = "" if x.get("verdict_kept") is None else f"{x['verdict_kept']:.2f} of {x['versions']:,}"
+        print(f"{name:<12}{cells}{kept}")
+
+
+QUANTITIES = {
+    "auroc": "AUROC, sound against unsound",
+    "unsound_accepted": "unsound solutions above .5",
+    "sound_refused": "sound solutions below .5",
+}
+
+
+def figures(results: dict, folder) -> list:
+    """Draws the three quantities before the attack (line) and after each edit (dots)."""
+    from prm_jax.figures.style import GREY, floats, line_style, panels, save
+
+    figure, (all_axes,) = panels(1, 3, 2.6, 9, sharey=True)
+    names = [*results["edits"]]
+    for axes, (key, title) in zip(all_axes, QUANTITIES.items(), strict=True):
+        axes.axvline(results["before"][key], color=GREY, linewidth=1, linestyle="--", label="no edit")
+        tables, y = [results["edits"][name] for name in names], range(len(names))
+        low, high = floats([x[f"{key}_interval"] for x in tables]).T
+        axes.hlines(y, low, high, color=line_style(0)["color"], linewidth=1, alpha=0.5)
+        axes.plot([x[key] for x in tables], y, **line_style(0) | {"linestyle": ""}, label="worst place of one edit")
+        axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(names) - 0.5, -0.5))
+        axes.set_yticks(y, ["the worst edit" if name == "worst" else name for name in names])
+    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
+    text = f"{results['solutions']} solutions, {results['sound']} sound; {results['aggregator']} of step scores; 95 % bootstrap"
+    return [save(figure, folder / "attack.png", f"{text} intervals over problems; {results['verifier']}", results)]
