@@ -27,7 +27,7 @@ from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_split
 from prm_jax.data.units import probability
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Seed, expect, parse
+from prm_jax.launch.config import Count, Seed, expect, parse, script
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite, require_packages
@@ -194,7 +194,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} input=FILE"
-    print(f"next        {lm if cfg.objective == 'lm' else f'python evaluate.py checkpoint={run}'}")
+    print(f"next        {lm if cfg.objective == 'lm' else script('evaluate') + f' checkpoint={run}'}")
 
 
 def draw_samples(*args):
@@ -265,7 +265,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, valid
                 checkpoints.save(step, model, opt, best | {"seconds": reader.seconds}, is_best)
             if stopping:
                 name = signal.Signals(reader.stop).name
-                print(f"stopped     by {name} after step {step}; continue with: python train.py resume={run}")
+                print(f"stopped     by {name} after step {step}; continue with: {script('train')} resume={run}")
                 sys.exit(128 + reader.stop)
     return best | {"steps": cfg.steps, "seconds": reader.seconds}
 

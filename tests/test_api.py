@@ -227,5 +227,7 @@ def test_an_installed_copy_works_in_any_folder(tmp_path):
     )
     out = f"False {site}/prm_jax/__init__.py\n[1, 0]\nstps: no such key in the configuration; did you mean steps?\n"
     assert (done := python("-c", code)).stdout == out, done.stderr
+    last = python("-m", "prm_jax", "evaluate", "task=steps").stderr.splitlines()[-1]
+    assert last.endswith("; run `python -m prm_jax train` first, or name one"), last  # there is no train.py to run
     listed = python("-m", "prm_jax").stdout
     assert re.findall(r"^  (\S+)  +\S", listed, flags=re.MULTILINE) == list(__main__.COMMANDS)

@@ -24,6 +24,16 @@ def test_links_and_pictures_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_headings_that_links_name_exist(page):
+    """#anchor of this page or of another one: a heading in lower case, its marks left out, with hyphens for blanks."""
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", PAGES[page]):
+        path = (ROOT / page).parent.joinpath(target).resolve() if target else ROOT / page
+        prose = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        headings = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
+        assert anchor in [re.sub(r"[^\w -]", "", x).lower().replace(" ", "-") for x in headings], f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_choices_that_are_named_exist(page):
     """data=NAME and the like, each a file of conf/; NAME, FILE and other words in capitals stand for the reader's own."""
     found = re.findall(r"(?<![.\w])(data|task|format|experiment)=([a-z]\w*)", PAGES[page])

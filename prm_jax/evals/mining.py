@@ -20,7 +20,7 @@ from prm_jax.data.solutions import Solution, first_error, native_row
 from prm_jax.data.splits import TaskData
 from prm_jax.evals.common import Setup, data_of, describe, one_scorer
 from prm_jax.generate.samples import policy_pool
-from prm_jax.launch.config import Count, Share, expect, one_of
+from prm_jax.launch.config import Count, Share, expect, one_of, script
 from prm_jax.scoring import score_into
 
 
@@ -104,4 +104,4 @@ def show(results: dict):
         shares = f"{x['wrong_answers']:.3f} with a wrong answer, {x['unsound']:.3f} with {bad}"
         print(f"{name:<12}{x['solutions']:,} solutions, {x['steps']:,} steps to label, {shares}\n{'':<12}{files[name]}")
     keys = f"data.path={files['mined']} data.validation_path={files['validation']} data.label_kind={kind}"
-    print(f"next        python train.py data=jsonl {keys}" + " data.after_first_error=mask" * is_exact)
+    print(f"next        {script('train')} data=jsonl {keys}" + " data.after_first_error=mask" * is_exact)

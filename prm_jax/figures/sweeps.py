@@ -16,7 +16,7 @@ from prm_jax import InputError
 from prm_jax.figures.style import NO_LINE, OUTSIDE, caption, line_style, plain
 from prm_jax.figures.sweep_table import Config, is_number, make_table, order
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import parse
+from prm_jax.launch.config import parse, script
 
 INTERVALS = {"t": "95 % t interval of the mean", "range": "lowest to highest"}
 
@@ -41,7 +41,7 @@ def show_sweep(folder: Path):
     write(table, folder)
     again = f"python -m prm_jax.figures.sweeps runs={folder}"
     if {"prm", "orm"} & set(table["objectives"]):
-        evaluate = f"python evaluate.py task=steps checkpoint={folder} hydra.run.dir={folder}/steps"
+        evaluate = f"{script('evaluate')} task=steps checkpoint={folder} hydra.run.dir={folder}/steps"
         print(f"next        {evaluate} && {again} y=step_auroc")
     print(f"            {again} x=step    (learning curves)")
 

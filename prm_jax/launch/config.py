@@ -19,6 +19,11 @@ ROOT = PACKAGE / "root" if (PACKAGE / "root").is_dir() else PACKAGE.parent
 CONF = ROOT / "conf"
 
 
+def script(name: str) -> str:
+    """How train.py or evaluate.py is started: by `name`, train or evaluate, where a wheel is installed and no clone there."""
+    return f"python {name}.py" if ROOT == PACKAGE.parent else f"python -m prm_jax {name}"
+
+
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
     """A `cls` from a config node or dict; InputError where a key is unknown, wrongly typed, or missing without default.
     Nested dataclasses are parsed in turn. An int is accepted for a float; nothing else is converted. Sections named in

@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from prm_jax import InputError, __version__
-from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten
+from prm_jax.launch.config import CONF, PACKAGE, ROOT, expect, flatten, script
 from prm_jax.launch.files import read_json, read_yaml, sha256, write_json, write_yaml  # noqa: F401
 
 CLOCK = 60  # seconds that a file server's clock may be ahead of ours
@@ -112,7 +112,7 @@ def newest_run() -> Path:
     summaries = sorted(Path("runs").glob("**/summary.json"), key=lambda path: path.stat().st_mtime)
     finished = [path.parent for path in summaries if read_json(path).get("objective") not in (None, "lm")]
     if not finished:
-        hint = "run `python train.py` first, or name one"
+        hint = f"run `{script('train')}` first, or name one"
         raise InputError(f"checkpoint: no finished run under {Path('runs').resolve()}; {hint}")
     if (finished[-1] / "summary.json").stat().st_mtime > time.time() + CLOCK:
         print(f"note        {finished[-1]} is dated in the future: taken for the newest, name another with checkpoint=")

@@ -34,7 +34,7 @@ from prm_jax.figures.learning import learning_figure
 from prm_jax.generate.policies import Sampling, SamplingStats
 from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse
+from prm_jax.launch.config import Count, Natural, Seed, Share, expect, parse, script
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import check_divides, make_mesh, make_sharded, shard_batch
 from prm_jax.launch.run_log import MetricsLog, StopSignal, require_finite, require_packages
@@ -150,7 +150,7 @@ def main(cfg):
     checked = tasks.name_of(problems.task) if problems.task else grader and grader.checker
     following = f"python -m prm_jax.sampling checkpoint={run} input=FILE checker={checked}"
     if questions.critic:
-        following = f"python evaluate.py task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"
+        following = f"{script('evaluate')} task=steps data={data_cfg.name} checkpoint={run} format={questions.critic}"
     print(f"next        {following}")
 
 
