@@ -44,6 +44,9 @@ def test_the_exact_checker_cannot_be_attacked(tmp_path, monkeypatch):
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert {table["sound_refused"] for table in [results["before"], *results["edits"].values()]} == {0}
     # What it accepts ends early: no line of it is wrong.
+    # Where a wrong line must be left, the checker refuses every version.
+    wrong_line, before = results["edits"]["worst_wrong_line"], results["before"]
+    assert wrong_line["unsound_accepted"] == before["unsound_accepted"] < results["edits"]["worst"]["unsound_accepted"]
     assert results["before"]["auroc"] > 0.95 and results["edits"]["repeat"]["unsound_accepted"] < 0.1
     assert results["edits"]["restate"]["verdict_kept"] == results["edits"]["blank"]["verdict_kept"] == 1
     assert "unsound above .5" in out and (tmp_path / "run/figures/attack.png").stat().st_size > 5000

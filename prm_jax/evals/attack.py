@@ -59,17 +59,22 @@ def run(setup: Setup, cfg: Config) -> dict:
     sound_N, before_N = np.array([sound_of[row] for row in rows]), np.array([p_of[row] for row in rows])
     expect(0 < sound_N.sum() < len(rows), "solutions", cfg.solutions, "some sound and some unsound ones")
 
-    def attacked(chosen) -> np.ndarray:
-        """P of the version that the attacker hands in, of those that `chosen` edits make and whose verdict is kept."""
+    def attacked(chosen, wrong_line=False) -> np.ndarray:
+        """P of the version that the attacker hands in, of those that `chosen` edits make and whose verdict is kept; with
+        `wrong_line` those of unsound solutions still hold one, for a verifier of lines has no ground to refuse others."""
         p_N = before_N.copy()
         for n, ((problem, _), made) in enumerate(zip(rows, versions, strict=True)):
             kept = [(problem, new) for new, name in made.items() if name in chosen]
-            kept = [p_of[row] for row in kept if sound_of[row] == sound_N[n]]
+            kept = [row for row in kept if sound_of[row] == sound_N[n]]
+            if wrong_line and not sound_N[n]:
+                kept = [row for row in kept if 0 in tasks.step_labels(task, *row)]
+            kept = [p_of[row] for row in kept]
             p_N[n] = (min if sound_N[n] else max)([p_N[n], *kept])
         return p_N
 
     problems = np.array([problem for problem, _ in rows])
     after = {name: attacked((name,)) for name in names} | {"worst": attacked(names)}
+    after["worst_wrong_line"] = attacked(names, wrong_line=True)
     tables = {name: numbers(before_N, p_N, sound_N, problems) for name, p_N in after.items()}
     kept = {name: np.zeros(2, int) for name in names}
     for (problem, steps), made in zip(rows, versions, strict=True):
@@ -123,9 +128,10 @@ def show(results: dict):
     for name, x in {"none": results["before"], **results["edits"]}.items():
         cells = "".join(f"{x[key]:.3f} {plus_minus(x[f'{key}_interval']):<18}" for key in QUANTITIES)
         kept = "" if x.get("verdict_kept") is None else f"{x['verdict_kept']:.2f} of {x['versions']:,}"
-        print(f"{name:<12}{cells}{kept}")
+        print(f"{SHOWN.get(name, name):<12}{cells}{kept}")
 
 
+SHOWN = {"worst": "the worst", "worst_wrong_line": " wrong line"}  # of all edits; where a wrong line must be left
 QUANTITIES = {
     "auroc": "AUROC, sound against unsound",
     "unsound_accepted": "unsound solutions above .5",
@@ -146,7 +152,7 @@ def figures(results: dict, folder) -> list:
         axes.hlines(y, low, high, color=line_style(0)["color"], linewidth=1, alpha=0.5)
         axes.plot([x[key] for x in tables], y, **line_style(0) | {"linestyle": ""}, label="worst place of one edit")
         axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(names) - 0.5, -0.5))
-        axes.set_yticks(y, ["the worst edit" if name == "worst" else name for name in names])
+        axes.set_yticks(y, [SHOWN.get(name, name) for name in names])
     figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
     text = f"{results['solutions']} solutions, {results['sound']} sound; {results['aggregator']} of step scores; 95 % bootstrap"
     return [save(figure, folder / "attack.png", f"{text} intervals over problems; {results['verifier']}", results)]
