@@ -39,6 +39,10 @@ CODE = "Let us count.\nWe run\n```python\nx = 1\n\nprint(x)\n```\nand get 1.\n~~
         ("sentence", "7 eggs\nEach day 2\nand so on", ["7 eggs", "Each day 2\nand so on"]),
         ("sentence", '"Is it?" he asks. "No." **Bold.** End', ['"Is it?" he asks.', '"No."', "**Bold.**", "End"]),
         ("sentence", "```\nA. B\n```\nC", ["```\nA. B\n```", "C"]),
+        ("think", "Hi <think>a\n\nb</think>\nSo 3.", ["Hi", "<think>a\n\nb</think>", "So 3."]),
+        ("think", "<think>never closed", ["<think>never closed"]),
+        ("cue", "So 3. Wait, no.\nBut 4\nButter. I wait.", ["So 3.", "Wait, no.", "But 4\nButter. I wait."]),
+        ("words", "a " * 201, [" ".join("a" * 100), " ".join("a" * 100), "a"]),
     ],
 )  # fmt: skip
 def test_split_literally(how, text, steps):
@@ -49,7 +53,7 @@ def same_up_to_space(text, steps):
     return re.sub(r"\s", "", "".join(steps)) == re.sub(r"\s", "", text)
 
 
-PIECES = ["a", "B c", "1", ".", "3.5", ". ", "\n", " ", "\n\n", "$", "$$", r"\[", r"\]", "```", "`", "1. ", "Step 2:", r"\begin{a}", r"\end{a}", "é", "\x1c", "!", "**"]  # fmt: skip
+PIECES = ["a", "B c", "1", ".", "3.5", ". ", "\n", " ", "\n\n", "$", "$$", r"\[", r"\]", "```", "`", "1. ", "Step 2:", r"\begin{a}", r"\end{a}", "é", "\x1c", "!", "**", "Wait", "But ", "<think>", "</think>", "a " * 60]  # fmt: skip
 
 
 @given(text=st.lists(st.sampled_from(PIECES) | st.text(max_size=3)).map("".join), how=st.sampled_from(list(SPLITS)))
@@ -57,6 +61,8 @@ def test_nothing_is_lost(text, how):
     steps = split_steps(text, how)
     assert same_up_to_space(text, steps)
     assert all(step == step.strip() and step for step in steps)
+    if how in ("line", "blank", "think", "cue", "words"):
+        assert all(split_steps(step, how) == [step] for step in steps)
 
 
 def test_nothing_is_lost_of_real_texts(best_of_32):

@@ -1,4 +1,4 @@
-r"""Splits the text of a solution into steps: by line, blank line, sentence, numbered step, or around code.
+r"""Splits the text of a solution into steps: by line, blank line, sentence, numbered step, around code, thought or words.
 
 Only white space at a cut is dropped, so the steps, joined, are the text up to white space. All ways take linear time.
 """
@@ -20,6 +20,7 @@ FORMULA = re.compile(
     r"|\$(?=\S)[^$\n]*(?<=\S)\$(?!\d)"  # Pandoc's rule, which tells $x$ from $3 and $4
 )
 ENDS = re.compile(r"[.!?]+(?:[\"'”’)\]*]|\$\$?|\\[\])]){0,3}(?=\s)|\n\s*")
+CUES = ("Wait", "Alternatively", "But", "Hmm", "However", "Actually", "Let me check", "On second thought", "Hold on")
 SPACES = re.compile(r"\s*")
 NO_START = re.compile(r"[a-z]|[=+/^<>&|,;:]|[*-]\s|\\\[|\$\$|\\begin")  # continues the sentence before
 NO_END = re.compile(
@@ -87,12 +88,26 @@ def around_code(text: str) -> Iterator[int]:
         start += len(line)
 
 
+def at_cues(text: str, cues: Sequence[str] = CUES) -> Iterator[int]:
+    """Cuts before a sentence or line that begins with one of these words, where a trace turns around."""
+    words = "|".join(map(re.escape, cues))
+    return cut_before(re.compile(rf"(?:(?<=[.!?])\s+|^[^\S\n]*)(?=(?:{words})\b)", re.MULTILINE))(text)
+
+
+def every_words(text: str, n: int = 100) -> Iterator[int]:
+    """Cuts before every `n`-th word: a budget of words, since no tokenizer is at hand."""
+    return (match.start() for match in itertools.islice(re.finditer(r"\S+", text), 0, None, n))
+
+
 SPLITS = {
     "line": cut_before(re.compile("\n")),
     "blank": cut_before(re.compile(r"\n[^\S\n]*\n\s*")),
     "sentence": at_sentences,
     "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
     "code": around_code,
+    "think": cut_before(re.compile(r"<think>|(?<=</think>)")),  # what precedes a block, the block, what follows
+    "cue": at_cues,
+    "words": every_words,
 }
 
 
