@@ -833,10 +833,25 @@ def test_the_page_shows_steps_and_marks_the_weakest(chromium, address, scorer):
     chromium.get(address)
     until(lambda: "embedded_orm: orm" in find("about").text)
     steps = ("4+5=3", "<img src=x onerror=alert(1)>", "3*3=2")
-    find("problem").send_keys(PROBLEM)
-    find("steps").send_keys("\n\n".join(steps))
-    find("send").click()
+    find("send").click()  # the example: it is ranked, in the order of its aggregated scores
     until(lambda: find("result").is_displayed())
+    example = [find(f"solution-{n}").get_attribute("value").split("\n") for n in (1, 2, 3)]
+    scored = scorer.score([(find("problem").get_attribute("value"), tuple(solution)) for solution in example])
+    order = np.argsort([-logit_T.min() for logit_T in scored], kind="stable") + 1
+    titles = [x.text for x in find("scored").find_elements("css selector", "h2")]
+    assert titles == [f"{place}. Solution {n}" for place, n in enumerate(order, 1)]
+    assert find("says").text == f"Solution {order[0]} ranks first of 3."
+
+    for name, text in (
+        ("problem", PROBLEM),
+        ("solution-1", "\n\n".join(steps)),
+        ("solution-2", ""),
+        ("solution-3", ""),
+    ):
+        find(name).clear()
+        find(name).send_keys(text)
+    find("send").click()
+    until(lambda: len(find("scored").find_elements("css selector", "article")) == 1)
     logit_T = scorer.score([(PROBLEM, steps)])[0]
     items = find("scored").find_elements("css selector", "li")
     values = [float(item.find_element("css selector", "data").get_attribute("value")) for item in items]
@@ -844,23 +859,29 @@ def test_the_page_shows_steps_and_marks_the_weakest(chromium, address, scorer):
     assert [item.find_element("css selector", ".step").text for item in items] == list(steps)
     weakest = int(logit_T.argmin())
     assert ["weakest" in item.text for item in items] == [t == weakest for t in range(3)]
-    assert find("says").text.startswith(f"Step {weakest + 1} of 3 is the weakest; min: log score ")
+    assert "1. Solution 1\nmin: log score -" in find("scored").text
     assert find("unit").text == "Beside a step: the probability that the answer will be right, read there."
     shades = [item.value_of_css_property("border-left-color") for item in items]
     assert ["(0, 114, 178" in shade for shade in shades] == [p >= 0.5 for p in values]
 
-    find("steps").clear()
-    find("steps").send_keys("a\n" * 513)
+    find("solution-1").clear()
+    find("solution-1").send_keys("a\n" * 513)
+    find("more").click()
     find("send").click()
     until(lambda: find("error").text)
-    assert find("error").text == "steps: got '513 entries', expected at most 512" and not find("result").is_displayed()
+    assert (
+        find("error").text == "candidates[0]: got '513 entries', expected at most 512"
+        and not find("result").is_displayed()
+    )
     chromium.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 320, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     )
     assert chromium.execute_script("return document.documentElement.scrollWidth") <= 320
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     named = [x.accessible_name for x in chromium.find_elements("css selector", "button, select, input, textarea")]
-    assert named == ["Problem", "Solution", "A step is", "Aggregate", "Token, if asked for", "Score"]
+    solutions = [f"Solution {n}" for n in (1, 2, 3, 4)]
+    buttons = ["Score and rank", "Another solution"]
+    assert named == ["Problem", *solutions, "A step is", "Aggregate", "Token, if asked for", *buttons]
     assert [row for row in chromium.get_log("browser") if "413" not in row["message"]] == []
     messages = [json.loads(row["message"])["message"] for row in chromium.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
