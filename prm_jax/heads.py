@@ -41,6 +41,8 @@ HEADS = {
     "mlp_scalar": Head(("good",), lambda z_BTC: z_BTC[..., 0], hidden=True),  # Qwen2.5-Math-RM
     # Neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
     "ternary": Head(("bad", "neutral", "good"), ternary_log_odds, rates=True),
+    # Log-odds of the .05, .5 and .95 quantile of a step's value (loss.step=pinball); the median is the score.
+    "quantile": Head(("q05", "q50", "q95"), lambda z_BTC: z_BTC[..., 1]),
 }
 
 

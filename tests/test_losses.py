@@ -113,6 +113,8 @@ def steps_batch(label_BT, solution_BT, problem_BT=None, depth_BT=None):
 
 def step_loss(name, z_BT, batch, **keys):
     cfg = LossConfig("prm", name, **{"pos_weight": 1.0, "lm_weight": 0.0, **keys})
+    if C := STEP_LOSSES[name].outputs:
+        batch = batch | {"logits": jnp.stack([jnp.asarray(z_BT, jnp.float32)] * C, -1)}
     return jax.jit(STEP_LOSSES[name].f, static_argnums=2)(jnp.asarray(z_BT, jnp.float32), batch, cfg)
 
 
@@ -178,6 +180,16 @@ def test_pqm_equals_the_published_loss_solution_by_solution(rng):
     # By hand: good z = 0, then bad z = 0 with zeta = log 2: (1 + 1 + 2) / 1 and (1 + 2) / 1.
     by_hand = step_loss("pqm", [[0.0, 0.0]], steps_batch([[1, 0]], [[0, 0]]), zeta=math.log(2))
     np.testing.assert_allclose(by_hand, [[math.log(4), math.log(3)]], rtol=1e-6)
+
+
+def test_pinball_by_hand_and_least_at_the_quantiles():
+    """Three values 0, .25, .5 against y = 1 are .05 + .5 * .75 + .95 * .5; labels of 0 to 100 have quantiles 5, 50, 95."""
+    cfg = LossConfig("prm", "pinball", 1.0, 0.0)
+    f = lambda v_C, y: STEP_LOSSES["pinball"].f(None, {"label": y, "logits": jnp.log(v_C / (1 - v_C))}, cfg)
+    assert float(f(jnp.array([[[0.0, 0.25, 0.5]]]), jnp.ones((1, 1)))[0, 0]) == pytest.approx(0.9, rel=1e-5)
+    v_V = jnp.linspace(0, 1, 101)
+    total_V = jnp.stack([f(jnp.full((1, 101, 3), v).at[..., 1:].set(0.5), v_V[None]).sum() for v in v_V[:12]])
+    assert int(total_V.argmin()) == 5
 
 
 @pytest.mark.parametrize("name", STEP_LOSSES)
@@ -264,7 +276,8 @@ def test_accumulation_equals_one_large_batch(objective, lm_weight):
 
 @pytest.mark.parametrize("name", STEP_LOSSES)
 def test_every_step_loss_learns_a_batch(name, rng):
-    model = PRM(TINY, rngs=nnx.Rngs(0))
+    head = "quantile" if STEP_LOSSES[name].outputs else TINY.head
+    model = PRM(dataclasses.replace(TINY, head=head), rngs=nnx.Rngs(0))
     rows = [[example(rng, 10, [4, 7, 9], y) for y in ([1, 1, 0], [1, 0, nan])] for _ in range(4)]
     for e in itertools.chain(*rows):
         e.ids_L[:2] = 1, 2  # one problem
