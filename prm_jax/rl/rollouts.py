@@ -34,22 +34,26 @@ def roll_out(policy: Policy, problems: Sequence[str], n: int, key) -> list[Rollo
     """n responses to each problem, problem by problem; `Policy.extend` says how they are drawn."""
     prefixes = [(problem, ()) for problem in problems]
     prompts, responses = policy.prefix_ids(prefixes), policy.extend(prefixes, n, "end", key)
-    rollouts = []
+    rollouts, texts = [], {}
     for group, (problem, prompt_L, samples) in enumerate(zip(problems, prompts, responses, strict=True)):
         for sample in samples:
-            steps, step_L = split_steps(policy, sample.ids_L)
+            steps, step_L = split_steps(policy, sample.ids_L, texts)
             finished = sample.finish_reason == "eos" and bool(steps[0].strip())
             rollouts.append(Rollout(problem, group, steps, finished, prompt_L, sample.ids_L, sample.logp_L, step_L))
     return rollouts
 
 
-def split_steps(policy: Policy, ids_L: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """(steps, step_L), the step of each token (`step_of_tokens`)."""
+def split_steps(policy: Policy, ids_L: np.ndarray, texts: dict | None = None) -> tuple[tuple[str, ...], np.ndarray]:
+    """(steps, step_L), the step of each token (`step_of_tokens`). `texts` is filled with the text of each step's ids, since
+    the same steps come again and again."""
     fmt, step_L = policy.format, np.array(step_of_tokens(policy.format, [policy.token_texts[i] for i in ids_L]), int)
-    steps, is_text_L = [], ~np.isin(ids_L, policy.eos_ids)
+    steps, texts, is_text_L = [], {} if texts is None else texts, np.ones(len(ids_L), bool)
+    is_text_L[-1] = ids_L[-1] not in policy.eos_ids
     for t in range(step_L.max(initial=0) + 1):
-        text = policy.tokenizer.decode(ids_L[is_text_L & (step_L == t)], clean_up_tokenization_spaces=False)
-        steps.append(fmt.separator.join(steps_of(fmt, text)))
+        if (key := (ids := ids_L[is_text_L & (step_L == t)]).tobytes()) not in texts:
+            text = policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+            texts[key] = fmt.separator.join(steps_of(fmt, text))
+        steps.append(texts[key])
     return tuple(filter(None, steps)) or ("",), step_L
 
 
