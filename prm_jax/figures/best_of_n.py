@@ -66,9 +66,10 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
     has_trace = all("trace" in table for scorer_tables in tables.values() for table in scorer_tables)
     shown = {"weighted_vote": many and "majority" in first, "trace": has_trace}
     titles = {rule: title for rule, title in TITLES.items() if shown.get(rule, True)}
-    figure, (all_axes,) = panels(1, len(titles), 4.1, 3.2 * len(titles), sharey=True)
+    rows, columns = (2, 2) if len(titles) == 3 else (1, len(titles))  # three in a row are not legible on a phone
+    figure, axes_RC = panels(rows, columns, 4.1 if rows == 1 else 5.9, sharey=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
-    panel, handles = dict(zip(titles, all_axes, strict=True)), {}
+    panel, handles = dict(zip(titles, axes_RC.ravel(), strict=False)), {}
 
     def curve(column, rule, series, tables, style, place):
         """Draws a rule in the panel `column`; its interval is a band, or at place 1, 2, ... beside the curves."""
@@ -111,7 +112,12 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
         mean = axes.axhline(np.mean(levels), color=GREY, linewidth=0.8, alpha=0.6, label="mean of the candidates")
         size_axis(axes, sizes, "n, solutions a problem")
         axes.set_title(titles[rule][1], fontsize=9)
-    figure.legend(handles=[*handles.values(), mean], loc="outside upper center", ncols=2, fontsize=8)
+    handles = [*handles.values(), mean]
+    if rows == 2:
+        axes_RC[1, 1].axis("off")
+        axes_RC[1, 1].legend(handles=handles, loc="center", fontsize=8)
+    else:
+        figure.legend(handles=handles, loc="outside upper center", ncols=2, fontsize=8)
     return drawn
 
 
