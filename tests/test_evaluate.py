@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import hydra
@@ -301,3 +302,17 @@ def test_three_plain_sentences():
         "blind       It takes 33.3% of the first wrong steps for right, most of them of the kind b (50% of 10).",
     ]
     assert sentences({"threshold": 0.5, "drawn": []}) == sentences({"verifiers": []}) == []
+
+
+def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("raw.jsonl").write_text(json.dumps({"problem": "2+3?", "response": "2+3=5\n\n5+1=7"}) + "\n")
+    Path("steps.jsonl").write_text(json.dumps({"problem": "2+3?", "steps": ["2+3=5"]}) + "\n")
+    score = ("evaluate.py", "task=score", "checkpoint=equations", "figures=0", "hydra.run.dir=run")
+    printed(evaluate.main, monkeypatch, *score[1:], "input=raw.jsonl", "split_by=blank", cwd=tmp_path)
+    (row,) = map(json.loads, Path("run/scores.jsonl").read_text().splitlines())
+    assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
+    refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=a", "input=raw.jsonl")
+    assert "split_by: got None, expected how to split the responses of raw.jsonl" in refused
+    refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=b", "input=steps.jsonl", "split_by=line")
+    assert "split_by: got 'line', expected null: steps.jsonl has steps" in refused

@@ -21,6 +21,7 @@ class Config:
     input: str | None
     figures: Natural | list
     scores_name: str | None
+    split_by: str | None
     threshold: Share
 
     def __post_init__(self):
@@ -30,8 +31,13 @@ class Config:
 def run(setup: Setup, cfg: Config) -> dict:
     """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to draw."""
     scorer = one_scorer(setup, "score")
-    is_pool = pools.is_pool(next(iter(rows.read_rows(cfg.input)), (0, {}))[1])
-    solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, "native")[0]]
+    _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
+    is_pool, is_split = pools.is_pool(first), bool({"steps", "completions"} & first.keys())
+    is_raw = not is_split and bool({"response", "solution", "text"} & first.keys())
+    expect(cfg.split_by or is_pool or not is_raw, "split_by", None, f"how to split the responses of {cfg.input}")
+    expect(not (cfg.split_by and (is_pool or is_split)), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
+    how = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
+    solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, **how)[0]]
 
     def source():  # read anew each time: a pool may be larger than memory
         return pools.candidate_rows(pools.iter_pool(cfg.input)) if is_pool else solutions
