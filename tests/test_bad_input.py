@@ -208,7 +208,7 @@ LINES = [
     ("train loss.step=hinge", r"loss.step: got 'hinge', expected"),
     ("train loss.pos_weight=0", r"loss.pos_weight: got 0"),
     ("train loss.gamma=-1", r"loss.gamma: got -1"),
-    ("train model.head=two", r"model.head: got 'two', expected scalar, binary, mlp, mlp_scalar or ternary"),
+    ("train model.head=two", r"model.head: got 'two', expected scalar, binary, mlp, mlp_scalar, ternary or quantile"),
     ("train model.dim=128", r"model.dim: got 128, but embedded has \d+; init=random"),
     ("train model.layers=0 init=random", r"model.layers: got 0, expected at least 1"),
     ("train model.dtype=float8", r"dtype: got 'float8', expected auto, float32 or bfloat16"),
