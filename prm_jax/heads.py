@@ -18,6 +18,7 @@ class Head:
     log_odds: Callable  # logit_BTC -> logit_BT, the log-odds that the step is good
     hidden: bool = False
     rates: bool = False  # its classes are the human ratings -1, 0, +1
+    loss: str | None = None  # the step loss that alone trains all of its outputs, and fits no other head
 
     @property
     def outputs(self) -> int:
@@ -42,7 +43,7 @@ HEADS = {
     # Neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
     "ternary": Head(("bad", "neutral", "good"), ternary_log_odds, rates=True),
     # Log-odds of the .05, .5 and .95 quantile of a step's value (loss.step=pinball); the median is the score.
-    "quantile": Head(("q05", "q50", "q95"), lambda z_BTC: z_BTC[..., 1]),
+    "quantile": Head(("q05", "q50", "q95"), lambda z_BTC: z_BTC[..., 1], loss="pinball"),
 }
 
 

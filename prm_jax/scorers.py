@@ -113,10 +113,10 @@ class EnsembleScorer:
     def __init__(self, name: str, combine: str, members: Sequence):
         self.name, self.combine, self.members = name, combine, members
         for key in ("unit", "label_kind", "objective"):
-            said = {member.name: getattr(member, key) for member in members}
-            if len(set(said.values())) > 1:
-                told = ", ".join(f"{x} of {member}" for member, x in said.items())
-                raise InputError(f"checkpoint: {combine}: got the {key} {told}, expected one for all members")
+            values = {member.name: getattr(member, key) for member in members}
+            if len(set(values.values())) > 1:
+                listed = ", ".join(f"{x} of {member}" for member, x in values.items())
+                raise InputError(f"checkpoint: {combine}: got the {key} {listed}, expected one for all members")
             setattr(self, key, getattr(members[0], key))
         if combine == "disagreement":
             self.label_kind = "unknown"

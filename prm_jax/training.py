@@ -123,6 +123,8 @@ def step_losses(logit_BTC, batch, head: str, cfg: LossConfig):
     loss, logit_BT, C = STEP_LOSSES[cfg.step], HEADS[head].log_odds(logit_BTC), logit_BTC.shape[-1]
     if loss.outputs not in (None, C):
         raise InputError(f"loss.step: got {cfg.step!r}, which needs {loss.outputs} outputs; model.head={head} has {C}")
+    if HEADS[head].loss != (cfg.step if cfg.step in {x.loss for x in HEADS.values()} else None):
+        raise InputError(f"loss.step: got {cfg.step!r} with model.head={head}; pinball and quantile go together alone")
     declared = {name: x for name, x in batch.items() if loss.together or name not in ACROSS_SOLUTIONS}
     declared |= {"logits": logit_BTC} if loss.outputs else {}
     try:

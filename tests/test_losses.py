@@ -379,6 +379,14 @@ def test_a_step_loss_that_the_head_has_no_output_for_is_refused(read, monkeypatc
     assert np.isfinite(eval_step(binary, batch, losses)["step"])
 
 
+@pytest.mark.parametrize("head, step", [("quantile", "bce"), ("ternary", "pinball")])
+def test_quantiles_are_learned_by_their_loss_and_no_other_head_by_it(head, step, rng):
+    """Else outer quantiles stay untrained, and three ratings become quantiles, without a word."""
+    model = PRM(dataclasses.replace(TINY, head=head), rngs=nnx.Rngs(0))
+    with pytest.raises(InputError, match=f"loss.step: got '{step}' with model.head={head}"):
+        eval_step(model, batch_of([[example(rng, 9, [3, 6], [1, 0])]], 16, 2), LossConfig("prm", step, 1.0, 0.0))
+
+
 def test_a_loss_that_compares_solutions_has_to_say_so(monkeypatch, tiny_model, rng):
     """Else it would train on rows that have few solutions of a problem, without a word."""
     listwise = lambda z_BT, batch, cfg: z_BT * (batch["problem"] == 0)

@@ -29,16 +29,20 @@ def swap(steps: Steps) -> Iterator[Steps]:
     return (steps[:t] + (steps[t + 1], steps[t]) + steps[t + 2 :] for t in range(len(steps) - 1))
 
 
+def after_a_result(steps: Steps, line: str) -> Iterator[Steps]:
+    """A line with a result v is followed by `line`, in which {v} stands for it."""
+    results = [(t, result_of(step)) for t, step in enumerate(steps)]
+    return (steps[: t + 1] + (line.format(v=v),) + steps[t + 1 :] for t, v in results if v)
+
+
 def restate(steps: Steps) -> Iterator[Steps]:
     """A line is followed by its result again, `v=v`."""
-    results = [(t, result_of(step)) for t, step in enumerate(steps)]
-    return (steps[: t + 1] + (f"{v}={v}",) + steps[t + 1 :] for t, v in results if v)
+    return after_a_result(steps, "{v}={v}")
 
 
 def idle(steps: Steps) -> Iterator[Steps]:
     """A line is followed by one that adds 0 to its result, `v+0=v`."""
-    results = [(t, result_of(step)) for t, step in enumerate(steps)]
-    return (steps[: t + 1] + (f"{v}+0={v}",) + steps[t + 1 :] for t, v in results if v)
+    return after_a_result(steps, "{v}+0={v}")
 
 
 def blank(steps: Steps) -> Iterator[Steps]:

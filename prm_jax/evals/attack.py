@@ -17,11 +17,8 @@ from prm_jax.data.edits import EDITS, edited
 from prm_jax.data.splits import TaskData
 from prm_jax.evals.common import Setup, data_of, describe, interval_of, one_scorer, plus_minus
 from prm_jax.generate.samples import policy_pool
-from prm_jax.launch import cli
 from prm_jax.launch.config import Count, expect, one_of
-from prm_jax.protocols import Rows
-
-CHUNK = 4096  # edited solutions scored in a call, between two moves of the bar
+from prm_jax.scoring import score_into
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Config:
 
 
 def is_sound(task, problem: str, steps) -> bool:
-    """No wrong line, and the right answer."""
+    """Whether a solution has no wrong line, and the right answer."""
     return min(tasks.step_labels(task, problem, steps)) == 1 and task.solved(problem, steps)
 
 
@@ -46,14 +43,20 @@ def run(setup: Setup, cfg: Config) -> dict:
     scorer, data = one_scorer(setup, "attack"), data_of(setup, setup.checkpoints[0])[0]
     is_log_p = rerank.AGGREGATORS[cfg.aggregator].is_log_probability
     expect(is_log_p, "aggregator", cfg.aggregator, "one whose score is a probability")
-    if not isinstance(data, TaskData) or data.name not in tasks.TASKS:
+    if not isinstance(data, TaskData):
         raise InputError(f"data: task=attack needs an embedded task, whose checker judges edits; got {data.name}")
     task, names = tasks.TASKS[data.name], tuple(cfg.edits or EDITS)
     solutions = tasks.sample_solutions(data, cfg.solutions, "test", setup.cfg.seed, policy_pool)
-    rows: list[tuple[str, tuple[str, ...]]] = [(s.problem, s.steps) for s in solutions if s.outcome is not None]
+    rows = [(s.problem, s.steps) for s in solutions if s.outcome is not None]
     versions = [edited(steps, names) for _, steps in rows]
     every = [*rows, *((problem, new) for (problem, _), made in zip(rows, versions, strict=True) for new in made)]
-    p_of = dict(zip(every, solution_probabilities(scorer, every, cfg.aggregator), strict=True))
+    every = list(dict.fromkeys(every))
+    scores = score_into(
+        setup.folder / "scores.jsonl", scorer, ((str(i), *row) for i, row in enumerate(every)), len(every)
+    )
+    p_of = dict(
+        zip(every, np.exp(rerank.solution_scores(list(scores), cfg.aggregator).astype(np.float64)), strict=True)
+    )
     sound_of = {row: is_sound(task, *row) for row in p_of}
 
     sound_N, before_N = np.array([sound_of[row] for row in rows]), np.array([p_of[row] for row in rows])
@@ -86,16 +89,6 @@ def run(setup: Setup, cfg: Config) -> dict:
         **describe(scorer), "aggregator": cfg.aggregator, "solutions": len(rows), "sound": int(sound_N.sum()),
         "cut": len(solutions) - len(rows), "before": numbers(before_N, before_N, sound_N, problems), "edits": tables,
     }  # fmt: skip
-
-
-def solution_probabilities(scorer, rows: Rows, aggregator: str) -> np.ndarray:
-    """P(good) of whole solutions, float64 p_N."""
-    logits = []
-    with cli.progress("scoring", len(rows), "solution") as bar:
-        for start in range(0, len(rows), CHUNK):
-            logits += scorer.score(rows[start : start + CHUNK])
-            bar.update(min(CHUNK, len(rows) - start))
-    return np.exp(rerank.solution_scores(logits, aggregator).astype(np.float64))
 
 
 def numbers(before_N, after_N, sound_N, problems) -> dict:

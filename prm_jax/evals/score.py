@@ -36,8 +36,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     is_raw = not is_split and bool({"response", "solution", "text"} & first.keys())
     expect(cfg.split_by or is_pool or not is_raw, "split_by", None, f"how to split the responses of {cfg.input}")
     expect(not (cfg.split_by and (is_pool or is_split)), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
-    how = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
-    solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, **how)[0]]
+    reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
+    solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, **reading)[0]]
 
     def source():  # read anew each time: a pool may be larger than memory
         return pools.candidate_rows(pools.iter_pool(cfg.input)) if is_pool else solutions

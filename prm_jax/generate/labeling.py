@@ -295,7 +295,7 @@ def read_input(path: str, checker: str) -> tuple[list[Solution], dict[str, str |
         pool = read_pool(path, as_written=is_own(checker))
         golds = {p.problem: p.answer for p in pool}
         for p in pool:
-            if by_answer and p.answer is None or not is_task and p.answer != golds[p.problem]:
+            if (by_answer and p.answer is None) or (not is_task and p.answer != golds[p.problem]):
                 expected = "the one right answer of its text, which completions are checked against"
                 raise InputError(f"{path}: problem {p.id}: {field_error('answer', p.answer, expected)}")
         return [solution for p in pool for solution in solutions_of(p)], golds

@@ -173,7 +173,9 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
         close = close or difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
         close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1, cutoff=0.75)]
         hint = f"did you mean {close[0]}?" if close else "--help lists every key"
-        tasks = [path.stem for path in CONF.glob("task/*.yaml") if re.search(rf"(?m)^{key}s?:", path.read_text())]
+        tasks = [
+            path.stem for path in CONF.glob("task/*.yaml") if re.search(rf"(?m)^{re.escape(key)}s?:", path.read_text())
+        ]
         if config_name == "evaluate" and tasks and not close:
             hint = f"it is a key of task={tasks[0]}"
         return f"error: {key}: no such key in the configuration; {hint}"
@@ -201,9 +203,12 @@ def print_help(config_name: str, doc: str, names: list[str]):
     for name in names:
         group, _, stem = name.partition("=")
         section = re.search(rf"(?ms)^{re.escape(group)}:.*?(?=^\S|\Z)", top)
-        for path in sorted(CONF.glob(f"{group}/{stem or '*'}.yaml")):
+        is_group = re.fullmatch(r"\w+", group) and (CONF / group).is_dir()
+        for path in sorted((CONF / group).glob("*.yaml")) if is_group else ():
+            if stem not in ("", path.stem):
+                continue
             print(f"# ----- {group}={path.stem} -----\n{path.read_text().strip()}\n")
-        if section or not (CONF / group).is_dir():
+        if section or not is_group:
             print(section[0].strip() if section else f"--help {name}: no such group or section")
     if names:
         return

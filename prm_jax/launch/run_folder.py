@@ -89,8 +89,8 @@ def begin_job(cfg: DictConfig) -> bool:
         for overrides in (overrides_of(folder), hydra_cfg.overrides.task)
     )
     if old != new:
-        was, asked = (" ".join(sorted(words)) or "no other override" for words in (old - new, new - old))
-        why = f"holds the job with {was}, expected {asked}; give another sweep another folder"
+        was, now = (" ".join(sorted(words)) or "no other override" for words in (old - new, new - old))
+        why = f"holds the job with {was}, expected {now}; give another sweep another folder"
         raise InputError(f"hydra.sweep.dir: {folder}: {why}")
     if is_finished(folder):
         print(f"job {hydra_cfg.job.num}: done before: {folder}")
@@ -189,22 +189,22 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     except InputError as error:
         raise InputError(f"resume: {error}") from None
     old, new, overrides = dict(flatten(stored)), dict(flatten(cfg)), overridden_keys()
-    is_job = "resume" not in overrides  # of a sweep: begin_job has compared its overrides
-    if "experiment" in overrides and not is_job:
+    if "resume" not in overrides:  # a job of a sweep: begin_job has compared the overrides that change a result
+        overrides = [key for key in overrides if key.split(".")[0] in KEYS_WITHOUT_EFFECT + DEVICES]
+    if "experiment" in overrides:
         raise InputError("resume: uses the run's own configuration, expected no experiment= beside it")
     differing = sorted(key for key in new.keys() | old.keys() if new.get(key) != old.get(key))
     changed = [key for key in differing if any(key == name or key.startswith(f"{name}.") for name in overrides)]
-    if "steps" in changed and "lengthened" in cfg and not is_job:  # training alone has the key
+    if "steps" in changed and "lengthened" in cfg:  # training alone has the key
         more = f"more than the {old['steps']} that the run has: a resumed run can only be made longer"
         expect(type(new["steps"]) is int and new["steps"] > old["steps"], "steps", new["steps"], more)
         changed.remove("steps")
         OmegaConf.update(stored, "lengthened", [*old.get("lengthened", ()), old["steps"]])
         OmegaConf.update(stored, "steps", new["steps"])
-    refused = [key for key in changed if key.split(".")[0] not in KEYS_WITHOUT_EFFECT + DEVICES]
-    if refused and not is_job:
+    if refused := [key for key in changed if key.split(".")[0] not in KEYS_WITHOUT_EFFECT + DEVICES]:
         listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
         raise InputError(f"resume: {listed}: would change the result; start a new run instead")
-    for key in set(changed) - set(refused):
+    for key in changed:
         OmegaConf.update(stored, key, new[key])
     stored.resume = cfg.resume
     return run, stored

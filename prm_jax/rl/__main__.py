@@ -30,7 +30,6 @@ from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.packing import fits_window
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
-from prm_jax.figures.learning import learning_figure
 from prm_jax.generate.policies import Sampling, SamplingStats
 from prm_jax.generate.sampling import CommandConfig, open_policy
 from prm_jax.launch import cli, run_folder
@@ -146,6 +145,8 @@ def main(cfg):
     times = "{share_roll_out:.0%} roll-outs ({tokens_per_second:,.0f} tokens a second), {share_reward:.0%} rewards, "
     print(("time        " + times + "{share_update:.0%} updates").format(**final))
     if jax.process_index() == 0:
+        from prm_jax.figures.learning import learning_figure  # imports matplotlib
+
         print(f"figures     {learning_figure(run, sum(filter(None, cost.values())), summary)}")
     checked = tasks.name_of(problems.task) if problems.task else grader and grader.checker
     following = f"python -m prm_jax.sampling checkpoint={run} input=FILE checker={checked}"
@@ -331,9 +332,9 @@ class Trainer:
         ratio_NL = padded([r.logp_L for r in rollouts]) - self.reference_logps(rollouts, len(rollouts))
         reward, divergence = (step_reward_NT.sum(1) + outcome_N).mean(), kl(ratio_NL[mask_NL], "k3").mean()
         numbers = self.diagnose(rollouts, scores) | {"reward": reward, "kl": divergence}
-        at_n = np.asarray(rerank.pass_at_n(scores.right_N.reshape(-1, self.cfg.eval.n))).mean(0)  # in groups of n
+        pass_at_n = np.asarray(rerank.pass_at_n(scores.right_N.reshape(-1, self.cfg.eval.n))).mean(0)  # in groups of n
         numbers["pass_at_1"] = numbers.pop("right")
-        numbers |= {f"pass_at_{k}": at_n[k - 1] for k in self.cfg.eval.k if 1 < k <= len(at_n)}
+        numbers |= {f"pass_at_{k}": pass_at_n[k - 1] for k in self.cfg.eval.k if 1 < k <= len(pass_at_n)}
         if samples:
             write_samples(samples, step, as_rows(rollouts, step_reward_NT, outcome_N, scores), self.cfg.eval.n)
         self.spent["evaluate"] += time.perf_counter() - start

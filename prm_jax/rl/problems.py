@@ -86,8 +86,11 @@ def of_files(cfg: QuestionsConfig, grader: Grader, n_held_out: int) -> Problems:
                 raise InputError(f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}")
             problems[q.problem] = None
     train, held_out = map(list, splits)
-    right = lambda r: grader.right(r.problem, r.steps, answers[r.problem])
-    return Problems(train, held_out[:n_held_out], right, grader.task)
+
+    def is_right(r: Rollout) -> bool:
+        return grader.right(r.problem, r.steps, answers[r.problem])
+
+    return Problems(train, held_out[:n_held_out], is_right, grader.task)
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:

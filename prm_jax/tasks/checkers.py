@@ -81,11 +81,17 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
         return Grader(checker, checker, right, functools.partial(grade_by, right))
     if checker not in RULES:
         task = tasks.of_files(files, checker)
-        right, grade = lambda problem, steps, _: task.solved(problem, steps), functools.partial(tasks.grade, task)
-        return Grader(tasks.name_of(task), "the task's checker", right, grade, task)
+
+        def is_solved(problem: str, steps: Sequence[str], _) -> bool:
+            return task.solved(problem, steps)
+
+        return Grader(tasks.name_of(task), "the task's checker", is_solved, functools.partial(tasks.grade, task), task)
     rule = Checker(checker)
-    right = lambda problem, steps, answer: rule.verdict(answer, extract("\n".join(steps))) == "same"
-    return Grader(checker, rule.name, right, grader(rule), close=rule.close)
+
+    def is_same(_, steps: Sequence[str], answer: str | None) -> bool:
+        return rule.verdict(answer, extract("\n".join(steps))) == "same"
+
+    return Grader(checker, rule.name, is_same, grader(rule), close=rule.close)
 
 
 def grade_by(right: Callable, problem: Problem) -> Problem:

@@ -45,8 +45,8 @@ def draw(stages: Stages) -> Drawn:
 
 def verifier_tokens(stage: Stage) -> int:
     """Policy tokens of the training samples of the figure's verifier that rewards a policy, 0 where none does."""
-    asked = stage.config.get("reward.prm_checkpoint")
-    used = [x for x in stage.needs if f"{x.name}-{x.digest}" == asked]
+    verifier = stage.config.get("reward.prm_checkpoint")
+    used = [x for x in stage.needs if f"{x.name}-{x.digest}" == verifier]
     return sum(x.results()["counts"]["policy_tokens"] for x in used)
 
 
