@@ -44,9 +44,9 @@ def pool_of(stages, level=0.0):
     best = {"kl": [0.0, 0.3, 1.0], "accuracy": [0.5, 0.5 + 0.3**0.5 * 0.2 - 0.03, 0.6], "score": [0, 1, 2], "n": SIZES}
     pairs = [(f"{a}.prod.best_of_n", b) for a in names for b in ["majority", *(f"{x}.prod.best_of_n" for x in names)]]
     numbers = {"difference": 0.25, "interval": [0.1, 0.3]}
-    rules = ("best_of_n", "trace", "weighted_vote")
+    rules = ("best_of_n", "trace", "weighted_vote", "with_policy")
     return {
-        "n_problems": 9, "n_candidates": 4, "mean": 0.4, "headline": dict.fromkeys(names, "prod"),
+        "n_problems": 9, "n_candidates": 4, "mean": 0.4, "policy_weight": 0.5, "headline": dict.fromkeys(names, "prod"),
         "oracle": table(4), "majority": table(1),
         "verifiers": {a: {"verifier": f"{s.folder} step 5"} for a, s in zip(names, stages, strict=True)},
         "scorers": {a: {how: {rule: table(i) for rule in rules} for how in ("prod", "min", "last", "sum_logit")}
@@ -88,11 +88,9 @@ def made_up_supervision():
 
 
 def made_up_overoptimisation():
-    layers = [Made("by_layers", {}, layers=n, seed=s) for n in (1, 2) for s in SEEDS]
-    steps = [Made("by_steps", {}, training=n, seed=s) for n in (50, 700) for s in SEEDS]
-    own = lambda seed: [model for model in layers + steps if model.sweep["seed"] == seed]
-    pools = [Made("pool", pool_of(own(seed)), seed=seed) for seed in SEEDS]
-    return {"by_layers": layers, "by_steps": steps, "pool": pools}
+    models = [Made("by_steps", {}, training=n, seed=s) for n in (50, 700) for s in SEEDS]
+    own = lambda seed: [model for model in models if model.sweep["seed"] == seed]
+    return {"by_steps": models, "pool": [Made("pool", pool_of(own(seed)), seed=seed) for seed in SEEDS]}
 
 
 def made_up_search():

@@ -10,7 +10,7 @@ from prm_jax.figures import __main__ as figures
 from prm_jax.figures import pipeline
 
 # Values of the figures' own keys, and keys of the commands, that keep every stage within seconds.
-SMALL = {"seed": "0", "layers": "1", "training": "2,4", "samples": "40,60", "control_samples": "40", "beta": "0.5"}
+SMALL = {"seed": "0", "training": "2,4", "samples": "40,60", "control_samples": "40", "beta": "0.5"}
 SMALL |= {"steps": "2", "data.solutions": "40", "data.test_solutions": "20", "eval.solutions": "20", "eval.every": "2"}
 SMALL |= {
     "fresh.problems": "4",

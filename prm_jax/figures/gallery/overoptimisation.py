@@ -1,45 +1,55 @@
-"""Gold and proxy against KL, reweighted (lines) and best of n (markers): columns by layers and by training steps."""
+"""Gold and proxy against KL, reweighted (lines, dashed with the policy as the reference) and best of n (markers), by training steps."""
 
 import math
 
 import numpy as np
 
 from prm_jax.figures.best_of_n import square_root
-from prm_jax.figures.paper import Stages, scorer_of, values_of
-from prm_jax.figures.style import NO_LINE, Drawn, floats, line_style, panels
+from prm_jax.figures.paper import Stages, scorer_of, share_solved, values_of
+from prm_jax.figures.style import NO_LINE, Drawn, floats, line_style, over_seeds, panels
+
+LEGEND = {"reweighted": "-", "with_policy": "--"}
 
 
 def draw(stages: Stages) -> Drawn:
     pools = {stage.sweep["seed"]: stage.results() for stage in stages["pool"]}
     first = next(iter(pools.values()))
-    N, n_problems = first["n_candidates"], first["n_problems"]
-    figure, axes = panels(2, 2, 5.6, sharex=True, sharey="row")
-    drawn = Drawn(figure, f"{n_problems} problems x {N} samples; lines: weights exp(score / beta)")
-    drawn.text += f"; markers: best of n = 1, 2, 4, ... {N}"
-    for column, (line, key, unit) in enumerate((("by_layers", "layers", "layers"), ("by_steps", "training", "steps"))):
-        for i, value in enumerate(values_of(stages[line], key)):
-            runs = []
-            for stage in [stage for stage in stages[line] if stage.sweep[key] == value]:
-                pool = pools[stage.sweep["seed"]]
-                runs.append(pool["reward_kl"][scorer_of(pool, stage)])
-            grid = np.linspace(0, math.sqrt(min(max(floats(run["reweighted"]["kl"])) for run in runs)), 24) ** 2
-            fits = [gao_fit(run["best_of_n"]) for run in runs]
-            (alpha, beta), (alphas, betas) = np.mean(fits, 0), (", ".join(f"{x:.3f}" for x in xs) for xs in zip(*fits))
-            text = f"{value} {unit}: gold = start + d ({alpha:.3f} - {beta:.3f} d)"
-            drawn.statements.append(f"{text}; runs alpha {alphas}, beta {betas}")
-            for panel, number, name in zip(axes[:, column], ("accuracy", "score"), ("gold", "proxy"), strict=True):
-                y_SX, style = [along(run["reweighted"], number, grid) for run in runs], line_style(i)
-                series = f"{value} {unit if value != 1 else unit[:-1]}"
-                is_share = number == "accuracy"
-                drawn.curve(panel, f"{name} by {unit}", series, grid, y_SX, style | {"marker": ""}, is_share)
-                kl, y = (np.mean([floats(run["best_of_n"][k]) for run in runs], 0) for k in ("kl", number))
-                panel.plot(kl, y, **style | NO_LINE | {"markerfacecolor": "white"})
-        for panel, title in zip(axes[:, column], ("gold: share right", "proxy: mean score (nats)"), strict=True):
-            square_root(panel)
-            panel.set(xlim=(0, None), xticks=[x for x in (0, 0.25, 1, 2, 4) if x <= panel.get_xlim()[1]])
-            panel.set_title(title, fontsize=9)
-        axes[1, column].set_xlabel("KL from the policy (nats, square-root axis)")
-        axes[0, column].legend(fontsize=7.5, loc="lower left")
+    N, weight = first["n_candidates"], first["policy_weight"]
+    figure, (axes,) = panels(1, 2, 3.6, sharex=True)
+    drawn = Drawn(
+        figure, f"{first['n_problems']} problems x {N} samples; lines: weights ref exp(score / beta), ref uniform or"
+    )
+    drawn.text += f" (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}"
+    for i, value in enumerate(values_of(stages["by_steps"], "training")):
+        members = [stage for stage in stages["by_steps"] if stage.sweep["training"] == value]
+        runs = [
+            (pools[stage.sweep["seed"]]["reward_kl"], scorer_of(pools[stage.sweep["seed"]], stage)) for stage in members
+        ]
+        runs, series, style = [curves[scorer] for curves, scorer in runs], f"{value} steps", line_style(i)
+        for panel, number, name in zip(axes, ("accuracy", "score"), ("gold", "proxy"), strict=True):
+            for law in [law for law in LEGEND if all(law in run for run in runs)]:
+                ends = [floats(run[law]["kl"]) for run in runs]
+                grid = np.linspace(math.sqrt(max(map(min, ends))), math.sqrt(min(map(max, ends))), 24) ** 2
+                y_SX, dashes = [along(run[law], number, grid) for run in runs], {"marker": "", "linestyle": LEGEND[law]}
+                label = series + ", the policy's law" * (law == "with_policy")
+                drawn.curve(panel, name, label, grid, y_SX, style | dashes, number == "accuracy")
+            kl, y = (np.mean([floats(run["best_of_n"][k]) for run in runs], 0) for k in ("kl", number))
+            panel.plot(kl, y, **style | NO_LINE | {"markerfacecolor": "white"})
+        for n in [n for n in (4, N) if n <= N]:
+            y_S = [share_solved(pools[stage.sweep["seed"]], stage, n) for stage in members]
+            drawn.row("best of n", series, n, *over_seeds(y_S), y_S)
+        y_S = [share_solved(pools[stage.sweep["seed"]], stage, N, rule="with_policy") for stage in members]
+        drawn.row("best of n", f"{series} + {weight:g} log p", N, *over_seeds(y_S), y_S)
+        for name, x_S in zip(("alpha", "beta"), np.transpose([gao_fit(run["best_of_n"]) for run in runs]), strict=True):
+            drawn.row(name, series, "", *over_seeds(x_S), x_S)
+            drawn.statements.append(
+                f"{series}: {name} {', '.join(f'{x:.3f}' for x in x_S)} (gold = start + d (alpha - beta d))"
+            )
+    for panel, label in zip(axes, ("gold: share right", "proxy: mean score (nats)"), strict=True):
+        square_root(panel)
+        panel.set(xlim=(0, None), xticks=[x for x in (0, 0.25, 1, 2, 4) if x <= panel.get_xlim()[1]])
+        panel.set(xlabel=f"KL from the {N} samples (nats, square-root axis)", ylabel=label)
+    drawn.legend_above(axes[0], 3)
     return drawn
 
 
