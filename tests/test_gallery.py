@@ -37,7 +37,8 @@ SEEDS, SIZES = (0, 1, 2), [1, 2, 4]
 
 def pool_of(stages, level=0.0):
     """The results of a pool that these verifiers score: the i-th solves (i + n) % 5 / 10 + level at n."""
-    names = ["prm", *(f"prm_{i}" for i in range(1, len(stages)))]
+    verifiers = ["prm", *(f"prm_{i}" for i in range(1, len(stages)))]
+    names = [*verifiers, "policy"]  # whose likelihood stands beside every verifier
     table = lambda i: {str(n): (i + n) % 5 / 10 + level for n in SIZES}
     kl = np.linspace(0, 2, 5).tolist()
     law = {"kl": kl, "accuracy": [0.5, 0.6, 0.65, 0.6, 0.5], "score": kl}
@@ -48,7 +49,7 @@ def pool_of(stages, level=0.0):
     return {
         "n_problems": 9, "n_candidates": 4, "mean": 0.4, "policy_weight": 0.5, "headline": dict.fromkeys(names, "prod"),
         "oracle": table(4), "majority": table(1),
-        "verifiers": {a: {"verifier": f"{s.folder} step 5"} for a, s in zip(names, stages, strict=True)},
+        "verifiers": {a: {"verifier": f"{s.folder} step 5"} for a, s in zip(verifiers, stages, strict=True)},
         "scorers": {a: {how: {rule: table(i) for rule in rules} for how in ("prod", "min", "last", "sum_logit")}
                     for i, a in enumerate(names)},
         "calibration": {a: {"steps": {"auroc": 0.9, "ece": 0.02}} for a in names},
@@ -321,7 +322,7 @@ def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_
 
 def test_a_drawing_has_the_mean_of_the_runs_and_its_t_interval(tmp_path):
     _, table = paper.draw(gallery.drawing("best_of_n"), "x", made_up_best_of_n(), {}, tmp_path)
-    row = next(r for r in csv.DictReader(table.open()) if r["series"] == "PRM, best of n (prod)" and r["x"] == "2.0")
+    row = next(r for r in csv.DictReader(table.open()) if r["series"] == "PRM (prod)" and r["x"] == "2.0")
     # .2, .3, .4: sd .1, t of 2 degrees of freedom 4.3027
     assert [float(row[key]) for key in ("y", "low", "high")] == pytest.approx(
         [0.3, 0.3 - 0.24841, 0.3 + 0.24841], abs=1e-4

@@ -16,6 +16,8 @@ from prm_jax.figures.style import GREY, over_seeds, plain, save
 from prm_jax.launch import run_folder
 
 Stages = dict[str, list[Stage]]  # {line of a figure: its stages}
+DASHES = {"majority vote": "--", "the policy's likelihood": "-.", "a candidate at random": ":"}
+UNTAUGHT = "dashed: majority vote, dash-dotted: the policy's likelihood, dotted: a candidate at random"
 
 
 def results_at(stages: list[Stage], **sweep) -> list[dict]:
@@ -51,6 +53,19 @@ def share_solved(pool: dict, stage: Stage, n: int, aggregator: str | None = None
     """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `aggregator`."""
     scorer = scorer_of(pool, stage)
     return pool["scorers"][scorer][aggregator or pool["headline"][scorer]][rule][str(n)]
+
+
+def untaught(pool: dict, n: int) -> dict[str, float]:
+    """{name: share solved at n} of what nobody has taught to verify; the likelihood where the pool has log p."""
+    likelihood = pool["scorers"].get("policy", {}).get("prod", {}).get("best_of_n")
+    shares = {"majority vote": pool["majority"][str(n)], "the policy's likelihood": likelihood and likelihood[str(n)]}
+    return {name: x for name, x in (shares | {"a candidate at random": pool["mean"]}).items() if x is not None}
+
+
+def draw_untaught(line: Callable, pool: dict, n: int):
+    """Draws these shares by `line`, such as axes.axhline, as UNTAUGHT says."""
+    for name, share in untaught(pool, n).items():
+        line(share, color=GREY, linewidth=0.8, linestyle=DASHES[name])
 
 
 def best_of_n_differences(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:

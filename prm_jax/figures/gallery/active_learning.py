@@ -2,8 +2,18 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Stages, differences, mean_difference, results_at, scorer_of, share_solved, values_of
-from prm_jax.figures.style import GREY, Drawn, line_style, panels, size_axis
+from prm_jax.figures.paper import (
+    UNTAUGHT,
+    Stages,
+    differences,
+    draw_untaught,
+    mean_difference,
+    results_at,
+    scorer_of,
+    share_solved,
+    values_of,
+)
+from prm_jax.figures.style import Drawn, line_style, panels, size_axis
 
 KEYS = ("choice", "samples", "training", "seed")
 
@@ -15,7 +25,7 @@ def draw(stages: Stages) -> Drawn:
     stage_at = {tuple(stage.sweep[key] for key in KEYS): stage for stage in stages["verifier"]}
     N = pool["n_candidates"]
     figure, axes = panels(2, len(budgets), 5.2, sharex=True, sharey="row")
-    drawn = Drawn(figure, f"{pool['n_problems']} unseen problems x {N} samples; dashed: majority vote")
+    drawn = Drawn(figure, f"{pool['n_problems']} unseen problems x {N} samples; {UNTAUGHT}")
     for column, budget in enumerate(budgets):
         for row, n in enumerate((min(16, N), N)):
             panel, title, curves = axes[row, column], f"best of {n}, {budget} training steps", []
@@ -23,7 +33,7 @@ def draw(stages: Stages) -> Drawn:
                 y_SX = [[share_solved(pool, stage_at[choice, x, budget, s], n) for x in sizes] for s in seeds]
                 drawn.curve(panel, title, choice, sizes, y_SX, line_style(i))
                 curves.append(np.mean(y_SX, 0))
-            panel.axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
+            draw_untaught(panel.axhline, pool, n)
             size_axis(panel, sizes, "labelled solutions" if row else "")
             panel.set_title(title, fontsize=9)
             text = f"a {other} solution is worth {worth(sizes, *curves)} {base} ones (log-linear)"

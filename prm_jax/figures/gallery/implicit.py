@@ -1,6 +1,6 @@
 """Implicit PRMs by form and beta, beside an explicit PRM and an outcome model: step AUROC and best of 16."""
 
-from prm_jax.figures.paper import Stages, mean_difference, results_at, run_of, share_solved
+from prm_jax.figures.paper import UNTAUGHT, Stages, draw_untaught, mean_difference, results_at, run_of, share_solved
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 EXPLICIT, LONGER, OUTCOME = "explicit PRM", "explicit PRM, the default run", "outcome model at each step"
@@ -18,7 +18,7 @@ def draw(stages: Stages) -> Drawn:
         kinds.setdefault(name, []).append(stage)
     figure, (axes,) = panels(1, 2, 3.2, sharey=True)
     text = f"{runs[0]['n_solutions']:,} test solutions; {pool['n_problems']} problems x {pool['n_candidates']} samples"
-    drawn = Drawn(figure, f"{text}, dashed: their majority vote; dotted: scores that know nothing")
+    drawn = Drawn(figure, f"{text}; {UNTAUGHT}")
     drawn.spread = "filled: each model's own score of a solution, hollow: its lowest step score"
     drawn.spread += "; small: runs, large: their mean, 95 % t interval"
     numbers = {}
@@ -39,9 +39,8 @@ def draw(stages: Stages) -> Drawn:
     for axis, title in zip(axes, ("step AUROC", f"best of {n}, share solved"), strict=True):
         axis.set_title(title, fontsize=9)
         axis.grid(axis="x", linewidth=0.4, alpha=0.5)
-    lines = (axes[0], 0.5, ":"), (axes[1], pool["mean"], ":"), (axes[1], pool["majority"][str(n)], "--")
-    for axis, x, dashes in lines:
-        axis.axvline(x, color=GREY, linewidth=0.8, linestyle=dashes)
+    axes[0].axvline(0.5, color=GREY, linewidth=0.8, linestyle=":")
+    draw_untaught(axes[1].axvline, pool, n)
     axes[0].set_yticks(range(len(kinds)), list(kinds), fontsize=8)
     axes[0].set_ylim(len(kinds) - 0.5, -0.5)
     return drawn

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Stages, results_at, run_of, share_solved
+from prm_jax.figures.paper import Stages, results_at, run_of, share_solved, untaught
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, over_seeds, panels
 
 KINDS = {  # {line of the figure: its name}
@@ -59,7 +59,7 @@ def draw(stages: Stages) -> Drawn:
     right.set_xticks(range(len(HOWS)), HOWS)
     right.set_title(f"best of {n}", fontsize=9)
     right.tick_params(left=False)
-    drawn.text += f"; mean of the samples {pool['mean']:.3f}, majority vote {pool['majority'][str(n)]:.3f}"
+    drawn.text += "".join(f"; {name} {x:.3f}" for name, x in untaught(pool, n).items())
     for name, texts in says.items():
         drawn.statements.append(f"{name}: {', '.join(texts[:2])}; {', '.join(texts[2:])}")
     return drawn

@@ -1,6 +1,16 @@
 """Step AUROC, best of 16 and calibration by the objective that a PRM was trained on: a row an objective."""
 
-from prm_jax.figures.paper import Stages, differences, mean_difference, results_at, scorer_of, share_solved, values_of
+from prm_jax.figures.paper import (
+    UNTAUGHT,
+    Stages,
+    differences,
+    draw_untaught,
+    mean_difference,
+    results_at,
+    scorer_of,
+    share_solved,
+    values_of,
+)
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
@@ -12,7 +22,7 @@ def draw(stages: Stages) -> Drawn:
     figure, (axes,) = panels(1, 3, 4.3, sharey=True)
     first = results_at(stages["pool"])[0]
     n = min(16, first["n_candidates"])
-    text = f"{first['n_problems']} problems x {first['n_candidates']} samples, dashed: their majority vote"
+    text = f"{first['n_problems']} problems x {first['n_candidates']} samples; {UNTAUGHT}"
     drawn = Drawn(figure, f"{text}; below the line a pool by the solver, with lines that do nothing")
     drawn.spread = "filled: product of step scores, hollow: the lowest; small: runs, large: their mean, 95 % t interval"
     # {number: (panel, distance from the row's height, face of the marker)}
@@ -44,7 +54,7 @@ def draw(stages: Stages) -> Drawn:
         panel.set_title(name, fontsize=9)
         panel.axhline(line_height, color=GREY, linewidth=0.8)
         panel.grid(axis="x", linewidth=0.4, alpha=0.5)
-    axes[1].plot([first["majority"][str(n)]] * 2, [-0.5, line_height], color=GREY, linewidth=0.8, linestyle="--")
+    draw_untaught(lambda x, **style: axes[1].plot([x, x], [-0.5, line_height], **style), first, n)
     axes[0].set_yticks(list(heights.values()), list(heights), fontsize=8)
     axes[0].set_ylim(max(heights.values()) + 0.6, -0.5)
     axes[2].set_xlim(0, None)

@@ -2,8 +2,8 @@
 
 import itertools
 
-from prm_jax.figures.paper import Stages, differences, results_at, share_solved, values_of
-from prm_jax.figures.style import GREY, Drawn, line_style, panels, size_axis
+from prm_jax.figures.paper import UNTAUGHT, Stages, differences, draw_untaught, results_at, share_solved, values_of
+from prm_jax.figures.style import Drawn, line_style, panels, size_axis
 
 COLUMNS = (("chain", "verifier", "pool", "samples"), ("injective", "control", "control_pool", "control_samples"))
 
@@ -12,7 +12,7 @@ def draw(stages: Stages) -> Drawn:
     kinds, seeds = (values_of(stages["verifier"], key) for key in ("supervision", "seed"))
     n = results_at(stages["pool"])[0]["n_candidates"]
     figure, axes = panels(2, 2, 5.4, sharex=True, sharey="row")
-    drawn = Drawn(figure, f"Best of {n} of unseen problems; dashed: majority vote, dotted: mean of the candidates")
+    drawn = Drawn(figure, f"Best of {n} of unseen problems; {UNTAUGHT}")
     sizes = sorted({x for _, line, _, key in COLUMNS for x in values_of(stages[line], key)})
     for column, (task, line, pool_line, key) in enumerate(COLUMNS):
         (pool,), samples = results_at(stages[pool_line]), values_of(stages[line], key)
@@ -23,8 +23,7 @@ def draw(stages: Stages) -> Drawn:
                 drawn.curve(axes[row, column], f"{task}, {name}", kind, samples, y_SX, line_style(i))
             size_axis(axes[row, column], sizes, "training solutions" if row else "")
             axes[row, column].set_title(f"{task}: {name}", fontsize=9)
-        axes[0, column].axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
-        axes[0, column].axhline(pool["mean"], color=GREY, linewidth=0.8, linestyle=":")
+        draw_untaught(axes[0, column].axhline, pool, n)
         lucky = stage_at[kinds[0], samples[0], seeds[0]].results()["counts"]["lucky_share_of_right_answers"]
         drawn.statements.append(f"{task}: {lucky:.3f} of the right answers hold a wrong step")
         for a, b in itertools.pairwise(kinds):

@@ -4,8 +4,17 @@ import itertools
 
 import numpy as np
 
-from prm_jax.figures.paper import Stages, differences, results_at, scorer_of, share_solved, values_of
-from prm_jax.figures.style import GREY, Drawn, floats, line_style, over_seeds, panels, size_axis
+from prm_jax.figures.paper import (
+    UNTAUGHT,
+    Stages,
+    differences,
+    draw_untaught,
+    results_at,
+    scorer_of,
+    share_solved,
+    values_of,
+)
+from prm_jax.figures.style import Drawn, floats, line_style, over_seeds, panels, size_axis
 from prm_jax.launch.run_log import read_log
 
 
@@ -16,7 +25,7 @@ def draw(stages: Stages) -> Drawn:
     n = pool["n_candidates"]
     figure, ((curves, auroc, best),) = panels(1, 3, 3.1)
     drawn = Drawn(figure, f"{pool['n_problems']} problems x {n} samples; the last checkpoint of each run")
-    drawn.text += "; dashed: majority vote, dotted: mean of the samples"
+    drawn.text += f"; {UNTAUGHT}"
     auroc_of = {s: x["solutions"][pool["headline"][s]]["auroc"] for s, x in pool["calibration"].items()}
     for i, kind in enumerate(kinds):
         logs = [read_log(stage_at[kind, lengths[-1], seed].folder / "metrics.jsonl")[0] for seed in seeds]
@@ -36,8 +45,7 @@ def draw(stages: Stages) -> Drawn:
     for (a, b), length in itertools.product(itertools.pairwise(kinds), lengths):
         pair = ([stage_at[kind, length, seed] for seed in seeds] for kind in (a, b))
         drawn.statements.append(differences(f"{length} steps: {a} - {b}", pool, *pair, n))
-    best.axhline(pool["majority"][str(n)], color=GREY, linewidth=0.8, linestyle="--")
-    best.axhline(pool["mean"], color=GREY, linewidth=0.8, linestyle=":")
+    draw_untaught(best.axhline, pool, n)
     for axes, name in ((curves, "held-out loss"), (auroc, "outcome AUROC"), (best, f"best of {n}")):
         axes.set_title(name, fontsize=9)
     curves.set(xlabel="step of the longest run", xlim=(0, None))

@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from prm_jax.figures.best_of_n import NAMES
 from prm_jax.figures.paper import Stages, results_at, signed
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
 from prm_jax.launch.config import expect
 
-TITLE = {"prm": "PRM", "orm": "ORM", "mean": "a sample at random", "majority": "majority vote"}
+TITLE = NAMES | {"mean": "a sample at random", "majority": "majority vote"}
 
 
 def draw(stages: Stages) -> Drawn:
