@@ -26,7 +26,7 @@ def main():
     name = sys.argv[1] if sys.argv[1:] else "--help"
     if name in ("train", "evaluate"):
         del sys.argv[1]
-        runpy.run_path(str(ROOT / f"{name}.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / f"{name}.py"))["main"]()
     elif name in COMMANDS:
         del sys.argv[1]
         runpy.run_module(f"prm_jax.{name}", run_name="__main__", alter_sys=True)

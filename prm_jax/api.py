@@ -1,5 +1,6 @@
 """Scores, ranks, trains and evaluates from Python: what `import prm_jax` offers, for notebooks and programs."""
 
+import contextlib
 import re
 import runpy
 import signal
@@ -128,6 +129,8 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
         raise
     finally:
         HydraConfig.instance().cfg = before
+        with contextlib.suppress(OSError):  # the folder is not empty, as that of a refused run is
+            folder.rmdir()
     return folder if cfg.resume is None else Path(str(cfg.resume)).resolve()
 
 

@@ -20,7 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 import prm_jax
 from prm_jax import InputError, __main__, api, training
 from prm_jax.launch import run_folder
-from prm_jax.launch.config import CONF, PACKAGE
+from prm_jax.launch.cli import command_name
+from prm_jax.launch.config import CONF, PACKAGE, script
 
 PROBLEM, RIGHT, WRONG = "4 +5 *3 mod7?", ["4+5=2", "2*3=6"], ["4+5=3", "3*3=2"]
 SMALL = {"steps": 2, "init": "random", "log_every": 1, "eval": {"every": 2, "solutions": 20}}
@@ -132,6 +133,13 @@ def test_training_and_evaluation_return_what_the_commands_write(tmp_path, monkey
     assert HydraConfig.instance().cfg is None and not GlobalHydra().is_initialized()
 
 
+def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(prm_jax.InputError, match="steps: got 0"):
+        prm_jax.train(steps=0)
+    assert not list(tmp_path.glob("runs/train/*"))
+
+
 def test_an_interrupt_saves_and_raises_and_resume_returns_the_same_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     step = training.train_step
@@ -186,6 +194,20 @@ def test_the_list_of_commands_has_every_module_that_is_one():
 )
 def test_a_command_is_run_by_its_name(words, message, monkeypatch):
     assert call(__main__.main, monkeypatch, "prm_jax", *words) == message
+
+
+@pytest.mark.parametrize(
+    "running, command",
+    [
+        ("train.py", "python evaluate.py"),
+        ("../a clone/train.py", "python '../a clone/evaluate.py'"),
+        ("/site/prm_jax/__main__.py", "python -m prm_jax evaluate"),
+        ("/lib/ipykernel_launcher.py", "python -m prm_jax evaluate"),
+    ],
+)
+def test_messages_name_a_command_that_works_in_this_folder(running, command, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [running])
+    assert script("evaluate") == command and command_name("serve") == "python -m prm_jax.serve"
 
 
 @pytest.mark.slow

@@ -376,6 +376,7 @@ LINES = [
     ("train learning_rate=1", r"learning_rate: no such key in the configuration; did you mean optimizer.lr\?"),
     ("train epochs=1", r"epochs: no such key in the configuration; did you mean steps\?"),
     ("train batch_size=1", r"batch_size: no such key in the configuration; did you mean batch.rows\?"),
+    ("train --lr 1", r"unrecognized arguments: --lr 1; keys are KEY=VALUE, flags \(-m\) stand before them"),
     ("train loss=focal", r"loss: got 'focal', expected a section of LossConfig keys; did you mean loss.step=focal\?"),
     ("train data=jsnl", r"data: got 'jsnl', expected jsonl, "),
     ("evaluate budget=3", r"budget: no such key in the configuration; it is a key of task=search"),

@@ -155,7 +155,7 @@ def test_an_exported_run_scores_as_the_run_and_has_a_card(finished, monkeypatch)
 def test_run_folder_and_its_evaluation(finished, monkeypatch):
     cwd, out = finished
     folder = cwd / "runs/train/whole"
-    assert "eval loss" in out and "next        python evaluate.py" in out
+    assert "eval loss" in out and "next        python -m prm_jax evaluate" in out
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["finished"] and summary["label_kind"] == "correctness" and summary["seed"] == 0
     assert summary["counts"]["train_too_long_dropped"] == 0 and "commit" in summary["versions"]

@@ -6,6 +6,7 @@ import difflib
 import fcntl
 import functools
 import inspect
+import io
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -25,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tqdm import tqdm
 
 from prm_jax import InputError
-from prm_jax.launch.config import CONF, flatten
+from prm_jax.launch.config import CONF, flatten, script
 from prm_jax.launch.files import cache_folder
 from prm_jax.launch.run_folder import begin_job
 
@@ -107,6 +109,16 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 options = {"version_base": "1.3"}
                 # Python 3.14 checks the help of every option and refuses that of Hydra 1.3's --shell-completion.
                 argparse.ArgumentParser._check_help = lambda self, action: None
+            with contextlib.redirect_stderr(io.StringIO()) as said:
+                try:
+                    get_args_parser().parse_args()
+                except (
+                    SystemExit
+                ) as end:  # a flag that Hydra does not have, of which it would print its usage; --version
+                    why = said.getvalue().strip().rpartition("error: ")[2]
+                    sys.exit(
+                        f"error: {why}; keys are KEY=VALUE, flags (-m) stand before them (--help)" if end.code else 0
+                    )
             run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
             try:
@@ -134,7 +146,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     if lock and not is_whole and any(folder.glob("[0-9]*")):
                         words = [x for x in sys.argv[1:] if not x.startswith("hydra.sweep.dir=")]
                         again = shlex.join([*words, f"hydra.sweep.dir={folder}"])
-                        print(f"go on       python {command_name(config_name)} {again}")
+                        print(f"go on       {command_name(config_name)} {again}")
 
         return start
 
@@ -189,11 +201,9 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
 
 
 def command_name(config_name: str) -> str:
-    """What stands behind `python` to start the command that reads conf/{config_name}.yaml."""
-    if Path(sys.argv[0]).name == f"{config_name}.py" and config_name in ("train", "evaluate"):
-        return shlex.quote(sys.argv[0])
+    """How the command that reads conf/{config_name}.yaml is started from here."""
     module = {"sweeps": "figures.sweeps", "compare": "serve.compare"}.get(config_name, config_name)
-    return f"-m prm_jax {module}" if module in ("train", "evaluate") else f"-m prm_jax.{module}"
+    return script(module) if module in ("train", "evaluate") else f"python -m prm_jax.{module}"
 
 
 def print_help(config_name: str, doc: str, names: list[str]):
@@ -213,10 +223,10 @@ def print_help(config_name: str, doc: str, names: list[str]):
     if names:
         return
     command = command_name(config_name)
-    print(f"{doc.strip()}\n\nUsage: python {command} [key=value ...] [-m key=value1,value2 ...]\n")
+    print(f"{doc.strip()}\n\nUsage: {command} [key=value ...] [-m key=value1,value2 ...]\n")
     groups = re.findall(r"^  - /?(\w+): (\w+)(?: +# (.*))?", top, flags=re.MULTILINE)
     if groups:
-        print(f"Groups of files, group=name chooses one; python {command} --help GROUP shows its keys:")
+        print(f"Groups of files, group=name chooses one; {command} --help GROUP shows its keys:")
     for group, default, about in groups:
         stems = ", ".join(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
         print(textwrap.fill(f"{group:<12}{about or ''} (default: {default}): {stems}", 120, subsequent_indent=" " * 12))

@@ -3,6 +3,8 @@
 import dataclasses
 import difflib
 import math
+import shlex
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -20,8 +22,10 @@ CONF = ROOT / "conf"
 
 
 def script(name: str) -> str:
-    """How train.py or evaluate.py is started: by `name`, train or evaluate, where a wheel is installed and no clone there."""
-    return f"python {name}.py" if ROOT == PACKAGE.parent else f"python -m prm_jax {name}"
+    """How train.py or evaluate.py is started from here: as the one of them that runs, or by `name`, train or evaluate."""
+    running = Path(sys.argv[0])
+    is_file = running.name in ("train.py", "evaluate.py")
+    return f"python {shlex.quote(str(running.with_name(f'{name}.py')))}" if is_file else f"python -m prm_jax {name}"
 
 
 def parse(node, cls, key: str = "", elsewhere: tuple[str, ...] = (), **done):
