@@ -1,6 +1,7 @@
 """README and docs are true: files, links, choices and tables that they name exist, and the Python example runs."""
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from prm_jax.launch.config import CONF
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]}
 README, HOUSE = PAGES["README.md"], PAGES["docs/house.md"]
+ADDED = re.findall(
+    r"^--- conf/(\w+)/(\w+)\.yaml$", PAGES["docs/hack.md"], flags=re.MULTILINE
+)  # by an edit of that page
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -37,7 +41,7 @@ def test_headings_that_links_name_exist(page):
 def test_choices_that_are_named_exist(page):
     """data=NAME and the like, each a file of conf/; NAME, FILE and other words in capitals stand for the reader's own."""
     found = re.findall(r"(?<![.\w])(data|task|format|experiment)=([a-z]\w*)", PAGES[page])
-    assert [(group, name) for group, name in found if not (CONF / group / f"{name}.yaml").exists()] == []
+    assert [x for x in found if not (CONF / x[0] / f"{x[1]}.yaml").exists() and x not in ADDED] == []
     figures = re.findall(r"prm_jax.figures name=([a-z]\w*)", PAGES[page])
     assert [x for x in figures if x != "all" and not (CONF / "figure" / f"{x}.yaml").exists()] == []
 
@@ -61,7 +65,7 @@ COMMANDS = sorted(
 def test_commands_of_the_pages_compose(name, words):
     """Each key of a command is one of its configuration, each group's choice a file."""
     overrides = [x.strip("'") for x in re.findall(r"'[^']*'|\S+", words) if "=" in x and not x.startswith("-")]
-    overrides = [x for x in overrides if not x.startswith(("hydra.", "hydra/"))]
+    overrides = [x for x in overrides if not x.startswith(("hydra.", "hydra/")) and tuple(x.split("=")) not in ADDED]
     if words.startswith("-m "):
         overrides = [x.split(",")[0] for x in overrides]  # the first job
     with hydra.initialize_config_dir(str(CONF), version_base=None):
@@ -92,13 +96,16 @@ def test_the_python_example_runs(capsys):
 
 
 def test_the_edits_of_hack_md_apply_and_work(tmp_path):
-    """Each diff is applied to a copy of the package, by its lines alone; one process then uses what they add."""
-    shutil.copytree(ROOT / "prm_jax", tmp_path / "prm_jax", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    """Each diff is applied to a copy of the package, by its lines alone; three processes then use what they add."""
+    for name in ("prm_jax", "conf"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "evaluate.py", tmp_path)
     edits = re.findall(r"```diff\n--- (\S+)\n(.*?)```", PAGES["docs/hack.md"], flags=re.DOTALL)
     for name, lines in edits:
-        before, after = ("".join(x[1:] for x in lines.splitlines(True) if x[0] in kinds) for kinds in (" -", " +"))
-        code = (tmp_path / name).read_text()
+        before, after = (
+            "".join(x[1:] or x for x in lines.splitlines(True) if x[0] in kinds) for kinds in (" -\n", " +\n")
+        )
+        code = (tmp_path / name).read_text() if before else ""
         assert code.count(before) == 1, f"{name}: {before}"
         (tmp_path / name).write_text(code.replace(before, after))
     uses = """
@@ -115,6 +122,19 @@ assert "far" in search.METHODS and model.gated(jnp.array([2.0]), jnp.array([3.0]
 mask_NL = np.ones((2, 3), bool)
 a_NL = advantages.ESTIMATORS["rloo_mean"].f(np.array([[1.0, 0], [0, 0]]), np.zeros(2), np.zeros((2, 3), int), mask_NL, np.zeros(2, int))
 assert a_NL[:, 0].tolist() == [0.5, -0.5]
+from prm_jax import tasks
+from prm_jax.tasks import sums
+assert sums.verdicts("3+5+2=?", ["3+5=9", "9+2=11", "11+1=12"]) == ["slip", "right", "malformed"]
+drawn = [sums.solve(sums.Config(3, 0.1), "3+5+2=?", np.random.default_rng(i)) for i in range(2000)]
+assert abs(np.mean([sums.solved("3+5+2=?", steps) for steps in drawn]) - 0.81) < 0.03
+assert sums.values(sums.Config(3, 0.1), "3+5+2=?", ["3+5=8", "8+2=11"]) == [0.9, 0.0]
 """
-    done = subprocess.run([sys.executable, "-c", uses], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "thumbs.jsonl").write_text(
+        '{"question": "3+5?", "steps": [{"text": "3+5=8", "up": true}, {"text": "8", "up": false}]}'
+    )
+    length = ["evaluate.py", "task=length", "data=thumbs", "data.path=thumbs.jsonl", "hydra.run.dir=out"]
+    for arguments in (["-c", uses], length, ["evaluate.py", "task=solutions", "data=sums", "hydra.run.dir=sums"]):
+        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out/results.json").read_text())["mean_steps"] == 2
+    assert "4,000 solutions" in (tmp_path / "sums/report.txt").read_text()
