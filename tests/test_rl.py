@@ -22,6 +22,7 @@ from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import read_format
 from prm_jax.data.splits import data_config, problem_hash
+from prm_jax.figures import learning
 from prm_jax.generate.policies import Sampling
 from prm_jax.generate.sampling import open_policy
 from prm_jax.launch.own import read_function
@@ -41,7 +42,7 @@ from prm_jax.rl.update import (
     update,
     written_logps,
 )
-from prm_jax.rl.watching import cut_samples
+from prm_jax.rl.watching import cut_samples, write_samples
 from prm_jax.tasks.checkers import open_grader
 
 UPDATE = UpdateConfig(1, 0.2, 0.2, "response", 0.0, "k3", "loss")
@@ -539,6 +540,25 @@ def test_samples_after_a_checkpoint_and_half_a_line_are_left_out(tmp_path):
     assert path.read_text() == "".join(rows[:2])
     cut_samples(path, -1)
     assert path.read_text() == ""
+
+
+def test_samples_without_step_rewards_show_none(tmp_path, capsys):
+    row = {"problem": "1 +1 mod7?", "steps": ["1+1=2"], "step_rewards": [0.0], "right": True, "finished": True}
+    write_samples(tmp_path / "a.jsonl", 0, [row], 1)
+    write_samples(tmp_path / "a.jsonl", 0, [row | {"p_good": [0.7]}], 1)
+    write_samples(tmp_path / "a.jsonl", 0, [row | {"p_good": [0.7], "step_rewards": [-0.3]}], 1)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split("mod7? ")[1] for line in shown] == [f"1+1=2{x}  right" for x in ("", " (0.70)", " (-0.30)")]
+
+
+def test_learning_curves_of_a_run_without_a_verifier_have_no_empty_panel(tmp_path, monkeypatch):
+    names = [name for name in learning.PANELS if name != "eval_prm_step_auroc"]
+    rows = [{"step": step, "total_policy_tokens": 100 * step} | dict.fromkeys(names, 0.5) for step in (0, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = []
+    monkeypatch.setattr(learning, "save", lambda figure, path, *_: drawn.extend(figure.axes) or path)
+    learning.learning_figure(tmp_path, 0, {})
+    assert [bool(axes.lines) for axes in drawn] == [True] * 7 + [False] and not drawn[-1].axison
 
 
 @pytest.mark.parametrize("name", ["rloo_steps", "rloo_sources", "pure"])

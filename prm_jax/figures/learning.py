@@ -34,10 +34,10 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
     return [{name: [run[step].get(name, np.nan) for step in steps] for name in names} for run in runs]
 
 
-def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cost_S: Sequence[int]):
+def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cost_S: Sequence[int], panels_of=PANELS):
     """Draws runs that differ in their seed; dotted, right answers behind the tokens of their verifiers' samples."""
     tokens = np.mean([run["tokens"] for run in runs], 0) / 1e3
-    for panel, (name, title) in zip(axes.flat, PANELS.items(), strict=True):
+    for panel, (name, title) in zip(axes.flat, panels_of.items(), strict=False):
         if np.isfinite(y_SX := [run[name] for run in runs]).any():
             drawn.curve(panel, title, label, tokens, y_SX, style, name in SHARES, band=False)
         panel.set_title(title, fontsize=9)
@@ -49,8 +49,14 @@ def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cos
 
 def learning_figure(folder: Path, cost: int, summary: dict) -> Path:
     """Draws the evaluations of the run in `folder`; `cost` is the tokens of its verifiers' training samples."""
-    figure, axes = panels(4, 2, 9.0, sharex=True)
-    draw_runs(Drawn(figure, ""), axes, "", line_style(0), histories([folder]), [cost])
+    runs = histories([folder])
+    measured = {name: title for name, title in PANELS.items() if np.isfinite(runs[0][name]).any()}
+    rows = -(-len(measured) // 2)  # without a PRM there is no AUROC, of problems of files no verdict on a step
+    figure, axes = panels(rows, 2, 2.25 * rows, sharex=True)
+    draw_runs(Drawn(figure, ""), axes, "", line_style(0), runs, [cost], measured)
+    if len(measured) % 2:
+        axes[-1, -1].axis("off")
+        axes[-2, -1].xaxis.set_tick_params(labelbottom=True)
     (path := folder / "figures").mkdir(exist_ok=True)
     behind = f"dotted: behind the {cost:,} tokens of the verifiers' training samples; " * bool(cost)
     return save(figure, path / "learning.png", f"{behind}evaluations on held-out problems", summary)

@@ -38,11 +38,14 @@ def cut_samples(path: Path, step: int):
 
 
 def write_samples(path: Path, step: int, rows: list[dict], n: int):
-    """Appends an evaluation's samples, n a problem, and shows the first ones of SHOWN problems."""
+    """Appends an evaluation's samples, n a problem, and shows the first ones of SHOWN problems: beside a step its
+    reward; where steps have none a watched PRM's P(good), without a PRM nothing."""
     with path.open("a") as file:
         file.writelines(json.dumps({"step": step} | row) + "\n" for row in rows)
+    has_rewards = any(any(row["step_rewards"]) for row in rows)
     for row in rows[: SHOWN * n : n]:
-        beside = row.get("p_good", row["step_rewards"])
-        steps = [f"{text} ({x:.2f})" for text, x in zip(row["steps"], beside, strict=True)]
+        beside = row["step_rewards"] if has_rewards else row.get("p_good")
+        shown = [f" ({x:.2f})" for x in beside] if beside else [""] * len(row["steps"])
+        steps = [text + x for text, x in zip(row["steps"], shown, strict=True)]
         text = " ".join(" ".join([row["problem"], *steps]).split())[:200]
         tqdm.write(f"sample      {text}  {'right' if row['right'] else 'wrong' if row['finished'] else 'cut'}")
