@@ -296,6 +296,33 @@ def test_two_scorers_are_compared_on_the_screen(capsys):
     assert "a, weighted vote" in out and "majority:" not in out
 
 
+def test_an_ensemble_is_compared_with_the_mean_of_its_members(tmp_path, monkeypatch):
+    """At every n; on the screen that of the whole pool, all pairs of verifiers in the report."""
+    lines = [(f"4+{i}={(4 + i) % 7}", f"{(4 + i) % 7}*3={k}") for i in range(7) for k in range(4)]
+    own = lambda i: tuple(Candidate(x, x[1][-1], int(x[1][-1]) == (4 + i) * 3 % 7) for x in lines[4 * i : 4 * i + 4])
+    pool = [Problem(str(i), f"4 +{i} *3 mod7?", str((4 + i) * 3 % 7), own(i), task="chain") for i in range(7)]
+    write_pool(tmp_path / "pool.jsonl", pool)
+    members = "checker-0.5-1,checker-0.1-2"
+    names = [*members.split(","), f"mean:[{members}]", f"min:[{members}]"]
+    given = ["task=best_of_n", f"input={tmp_path}/pool.jsonl", f"checkpoint={json.dumps(names)}"]
+    out = printed(evaluate.main, monkeypatch, *given, f"hydra.run.dir={tmp_path}/a", cwd=tmp_path)
+    results = json.loads((tmp_path / "a/results.json").read_text())
+    numbers = lambda name: results["scorers"][name]["prod"]["best_of_n"]
+    tests = {(x["a"], x["b"], x["n"]): x for x in results["differences"]}
+    for name, n in itertools.product(("mean", "min"), (1, 2, 4)):
+        members = (numbers("checker")[str(n)] + numbers("checker_1")[str(n)]) / 2
+        test = tests[f"{name}.prod.best_of_n", f"{name}.prod.members", n]
+        assert test["difference"] == pytest.approx(numbers(name)[str(n)] - members, abs=1e-6)
+        assert results["scorers"][name]["prod"]["members"][str(n)] == pytest.approx(members)
+    report = (tmp_path / "a/report.txt").read_text()
+    for name in ("mean", "min"):
+        line = f"  {name}.prod.best_of_n - {name}.prod.members: "
+        assert line in out and line in report
+    assert "  mean.prod.best_of_n - min.prod.best_of_n: " in report.split("differences at")[1]
+    assert "  checker.prod.best_of_n - mean.prod.best_of_n: " not in out
+    assert numbers("checker")["4"] != numbers("checker_1")["4"]
+
+
 def test_seeds_of_one_setting_are_summed_up_and_other_verifiers_are_not(capsys, tmp_path):
     """Scores and their opposites: each picks what the other passes over, and the same answers get the most votes or the fewest."""
 

@@ -17,6 +17,7 @@ from prm_jax.scoring import score_into
 from prm_jax.tasks.checkers import checker_of, grade_own, is_own
 
 FEW_SCORERS = 3  # more are not compared in pairs on the screen
+MANY_SCORERS = 6  # more, such as the seeds of a sweep, are not compared in pairs in the report
 POLICY_SOURCES = {"policy": "policy", "votes": "votes, for want of the policy's"}
 FEW_PROBLEMS = 6  # that differ: of fewer a sign test cannot reach .05, whatever an interval says
 ABOUT_TESTS = "95 % intervals, sign-flip p-values of single tests (not adjusted)"
@@ -79,7 +80,8 @@ def run(setup: Setup, cfg: Config) -> dict:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
     value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
-    results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome)
+    ensembles = with_members(verifiers)
+    results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome, ensembles)
     results |= {"pool": source, "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking}
     return results | {"over_seeds": over_seeds(results, verifiers)}
 
@@ -119,6 +121,15 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
         verifiers[name] = describe(scorer) | trained(checkpoint)
     return problems, verifiers
+
+
+def with_members(verifiers: dict) -> list[tuple[str, list[str]]]:
+    """(ensemble, its members) of each ensemble whose members score the pool alone, too."""
+    names, pairs = {x["verifier"]: name for name, x in verifiers.items()}, []
+    for ensemble, x in verifiers.items():
+        members = [names.get(member["verifier"]) for member in x.get("members", ())]
+        pairs += [(ensemble, members)] if members and all(members) else []
+    return pairs
 
 
 def over_seeds(results: dict, verifiers: dict) -> list[dict]:
@@ -172,13 +183,15 @@ def detail(results: dict):
     show_aggregators(results, N)
     if "chosen" in results:
         trace_error.show(results["chosen"])
-    if len(results["scorers"]) > FEW_SCORERS:
+    if len(results["headline"].keys() - {POLICY}) > MANY_SCORERS:
         print(f"differences of scorers and aggregators, paired, by n: results.json, `differences`; {ABOUT_TESTS}")
         return
     print(f"differences at n = {N}, paired over problems, {ABOUT_TESTS}; of other aggregators in results.json:")
-    headlines = {f"{scorer}.{aggregator}" for scorer, aggregator in results["headline"].items()}
+    few, headlines = len(results["scorers"]) <= FEW_SCORERS, results["headline"].items()
+    names = {f"{scorer}.{aggregator}" for scorer, aggregator in headlines if few or scorer != POLICY}
     for test in tests_at(results, N):
-        if {test[side].rsplit(".", 1)[0] for side in "ab"} <= headlines:
+        of, rules = zip(*(test[side].rpartition(".")[::2] for side in "ab"), strict=True)
+        if {*of} <= names and (few or {*rules} <= {"best_of_n", "members"}):
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
 
 
@@ -209,7 +222,9 @@ def show_selections(results: dict, N: str):
     within = ", ".join(f"{scorer} {auroc:.3f}" for scorer, auroc in results["outcome_auroc_within"].items())
     print(f"  AUROC of right solutions within a problem (.5 knows nothing): {within}")
     for test in tests_at(results, N):
-        if {test["a"], test["b"]} == selections:
+        if {test["a"], test["b"]} == selections or test["b"].endswith(
+            ".members"
+        ):  # which are the mean of an ensemble's
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
 
 

@@ -146,6 +146,12 @@ class Values:
         else:
             self.value[path] = {self.N: best_Pn[:, 0]}
 
+    def add_members(self, scorer: str, members: list[str], headline: dict[str, str]):
+        """Adds the mean of an ensemble's members, each by best of n of its own headline selection."""
+        own = [self.value["scorers", name, headline[name], "best_of_n"] for name in members]
+        mean = {n: np.mean([by_size[n] for by_size in own], 0) for n in self.sizes}
+        self.value["scorers", scorer, headline[scorer], "members"] = mean
+
     def tables(self) -> dict:
         """{"oracle": {n: mean}, "scorers": {scorer: {aggregator: ...}}}: beside RULE its RULE_interval, RULE_band,
         RULE_curve and, of headlines, RULE_curve_interval; beside best_of_n these names without RULE_."""
@@ -173,12 +179,15 @@ class Values:
         return [{"a": name[a], "b": name[b], "n": n, **test} for (a, b, n), test in tests]
 
 
-def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=()) -> dict:
+def pool_results(
+    pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=(), ensembles=()
+) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n. Where the
     pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's part, and
     step scores are calibrated against them. Without labels, and for `value_scorers`, which estimate chances of success,
     they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last
-    step, so their headline aggregator is `last`."""
+    step, so their headline aggregator is `last`. ensembles: (scorer, its members, which are scorers too); `members` is
+    then the mean of these."""
     by_objective = dict.fromkeys(outcome_scorers, "last") | {POLICY: "prod"}  # log p of a text is a sum over its steps
     headline = {scorer: by_objective.get(scorer, rules.aggregator) for scorer in scorers}
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
@@ -200,6 +209,8 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
         within[scorer] = metrics.within_problem_auroc(score_n, right_n, problem_n)[0]
         correlations[scorer] = biases.length_correlation(score_n, pool.length_n[ended_n], group_n3, problem_n, seed)
         calibrations[scorer] = pool_calibration(pool, scorer, units[scorer], score_PN, scorer not in value_scorers)
+    for scorer, members in ensembles:
+        values.add_members(scorer, members, headline)
     results = {
         "n_problems": values.n_problems, "n_candidates": values.N,
         "mean": float((pool.right_PN.sum(-1) / pool.present_PN.sum(-1)).mean()),
@@ -221,7 +232,8 @@ def pool_results(pool: Pool, scorers: list[str], rules: Rules, seed: int, value_
 
 def comparisons(paths, headline: dict[str, str], sizes: list[int]):
     """(a, b, sizes). At the pool's size: every rule with the majority vote, every aggregator and the headline's vote
-    with the headline selection; at every size: headline selections with the majority vote and in pairs."""
+    with the headline selection, which an ensemble compares with its members' mean; at every size: headline selections
+    with the majority vote and in pairs."""
     selections = [("scorers", scorer, aggregator, "best_of_n") for scorer, aggregator in headline.items()]
     for path in [path for path in paths if path[0] == "scorers"]:
         selection = (*path[:2], headline[path[1]], "best_of_n")
@@ -230,6 +242,8 @@ def comparisons(paths, headline: dict[str, str], sizes: list[int]):
         of_headline = path[2] == selection[2] and path[3] in ("weighted_vote", "with_policy")
         if path != selection and (path[3] == "best_of_n" or of_headline):
             yield path, selection, sizes[-1:]
+        if path[3] == "members":
+            yield selection, path, sizes
     yield from ((a, b, sizes) for a, b in itertools.combinations(selections, 2))
 
 
