@@ -612,18 +612,22 @@ def test_a_nan_stops_with_the_last_good_checkpoint_which_exports(monkeypatch, tm
         assert (np.asarray(a) == np.asarray(b)).all() and np.isfinite(a).all()
 
 
-def test_problems_can_be_kept_apart_from_those_of_the_verifier(tmp_path):
+def test_problems_are_kept_apart_from_those_of_the_verifier(tmp_path, capsys):
     data = data_config(OmegaConf.load(ROOT / "conf/data/chain.yaml"))
     known = {s: tasks.make_problems(tasks.chain, data.task, n, s, 0) for s, n in (("train", 1000), ("validation", 63))}
     hashes = {name: [problem_hash(p) for p in problems] for name, problems in known.items()}
     (tmp_path / "data.json").write_text(json.dumps({"problems": hashes["train"], "validation": hashes["validation"]}))
-    shared, apart = of_task(data, 200, 0), of_task(data, 200, 0, str(tmp_path))
+    questions = QuestionsConfig(None, None, None, apart="verifier")
+    runs = questions.apart_from([f"min:[{tmp_path},checker-0-2]", "embedded_orm", None])
+    assert runs == [str(tmp_path)] and capsys.readouterr().out.startswith("note        embedded_orm does not say")
+    assert QuestionsConfig(None, None, None, apart="run").apart_from(["embedded_orm"]) == ["run"]
+    shared, apart = of_task(data, 200, 0), of_task(data, 200, 0, runs)
     assert shared.train[:1000] == known["train"] and shared.held_out[:63] == known["validation"]
     assert len(apart.train) == 4096 and len(apart.held_out) == 200
     assert not {*apart.train, *apart.held_out} & {*known["train"], *known["validation"]}
     assert apart.train[:3096] == shared.train[1000:]
     with pytest.raises(InputError, match="questions.apart: got 'nowhere', expected a run of train.py"):
-        of_task(data, 200, 0, "nowhere")
+        of_task(data, 200, 0, ["nowhere"])
 
 
 def test_problems_of_files_are_graded_by_their_answers(rollouts, tmp_path):

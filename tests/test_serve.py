@@ -22,7 +22,7 @@ import pytest
 from conftest import LAST_DECIDES, ROOT, call, printed, start
 from starlette.requests import Request
 
-from prm_jax import InputError
+from prm_jax import InputError, tasks
 from prm_jax.bench import __main__ as bench_command
 from prm_jax.bench import serve as bench
 from prm_jax.data.formats import Encoded
@@ -36,6 +36,7 @@ from prm_jax.serve import bodies, compare
 from prm_jax.serve.app import App, make_server, peer
 from prm_jax.serve.bodies import Refused
 from prm_jax.serve.worker import Job
+from prm_jax.tasks import chain
 
 PROBLEM = "4 +5 *3 mod7?"
 RIGHT, WRONG, SHORT = ("4+5=2", "2*3=6"), ("4+5=3", "3*3=2"), ("4+5*3=6",)
@@ -136,6 +137,19 @@ def test_one_solution_and_candidates_of_many_problems(address, scorer):
     )
     assert best["ranking"] == sorted(range(4), key=lambda i: -lowest[i])  # of equal ones the first leads
     assert [len(c["log_odds"]) for c in best["candidates"]] == [2, 2, 1, 2] and len(alone["candidates"]) == 1
+
+
+def test_the_shipped_prm_ranks_the_right_solution_first():
+    """By the command of docs/vllm.md, and of the page's example, where another is right by wrong steps."""
+    (body,) = re.findall(r"curl localhost:8000/score .* -d '(.*)'", (ROOT / "docs/vllm.md").read_text())
+    page = command.PAGE.read_text()
+    problem = re.search(r'<textarea id="problem"[^>]*>(.*?)<', page)[1]
+    example = [x.split("\n") for x in json.loads(re.search(r"(\[.*\])\.forEach\(addSolution\)", page)[1])]
+    (sound,) = (i for i, own in enumerate(example) if all(tasks.step_labels(chain, problem, own)))
+    with served(command.open_served(config("checkpoint=embedded_prm"))[0]) as (url, _):
+        for asked, first in ((body, 0), ({"problem": problem, "candidates": example}, sound)):
+            _, got, _ = ask(url, "POST", "/score", asked)
+            assert got["problems"][0]["ranking"][0] == first
 
 
 def test_an_outcome_model_ranks_by_its_last_score_where_nothing_is_said(scorer):

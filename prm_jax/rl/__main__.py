@@ -127,7 +127,8 @@ def main(cfg):
         elif questions.input:
             problems = of_files(questions, grader, cfg.eval.problems)
         else:
-            problems = of_task(data_cfg, cfg.eval.problems, cfg.seed, questions.apart)
+            known = questions.apart_from([cfg.reward.prm_checkpoint, cfg.reward.orm_checkpoint])
+            problems = of_task(data_cfg, cfg.eval.problems, cfg.seed, known)
         trainer = Trainer(cfg, problems)
         print(f"run folder  {run}")
         save_description(texts / "model", trainer.policy.model.cfg, trainer.policy.tokenizer)

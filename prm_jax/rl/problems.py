@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from prm_jax import InputError, tasks
+from prm_jax.checkpoints.verifiers import members_of, needs_folder
 from prm_jax.data.critiques import prompt_text, verdict_at
 from prm_jax.data.formats import read_format
 from prm_jax.data.grading import RULES
@@ -21,6 +22,7 @@ from prm_jax.launch.files import read_json
 from prm_jax.rl.rollouts import Rollout
 from prm_jax.tasks.checkers import CHECKERS, Grader, checker_of, is_own
 
+VERIFIER = "verifier"
 DISTINCT = 4096  # problems of an embedded task to learn from; then they come again in another order
 
 
@@ -39,7 +41,19 @@ class QuestionsConfig:  # conf/rl.yaml says what each key means
         is_task = not self.critic and not self.input
         is_idle = is_own(self.checker) and not self.input
         expect(not is_idle, "input", None, f"problems that checker={self.checker} checks")
-        expect(is_task or not self.apart, "questions.apart", self.apart, "null: it is for an embedded task's problems")
+        fits = is_task or self.apart in (None, VERIFIER)
+        expect(fits, "questions.apart", self.apart, "null: it is for an embedded task's problems")
+
+    def apart_from(self, verifiers: Iterable[str | None]) -> list[str]:
+        """The runs whose problems are left out: with apart=verifier those that made the verifiers, as far as they are
+        known."""
+        if self.apart != VERIFIER:
+            return [self.apart] if self.apart else []
+        members = dict.fromkeys(member for name in verifiers if name for member in members_of(name))
+        runs = [name for name in members if (Path(name) / "data.json").exists()]
+        for name in filter(needs_folder, members.keys() - {*runs}):
+            print(f"note        {name} does not say on which problems it was trained: some may be among these")
+        return runs
 
 
 class Problems(NamedTuple):
@@ -57,13 +71,13 @@ class Problems(NamedTuple):
         return {"says_good": verdicts.count(True) / len(verdicts), "no_verdict": verdicts.count(None) / len(verdicts)}
 
 
-def of_task(data: TaskData, n_held_out: int, seed: int, apart: str | None = None) -> Problems:
-    """Problems of an embedded task, none of them among those that the run `apart` was trained or validated on."""
+def of_task(data: TaskData, n_held_out: int, seed: int, apart: Iterable[str] = ()) -> Problems:
+    """Problems of an embedded task, none of them among those that the runs `apart` were trained or validated on."""
     task, known = tasks.TASKS[data.name], set()
-    if apart:
-        expect((record := Path(apart) / "data.json").exists(), "questions.apart", apart, "a run of train.py")
+    for run in apart:
+        expect((record := Path(run) / "data.json").exists(), "questions.apart", run, "a run of train.py")
         record = read_json(record, problems=list, validation=list)
-        known = {*record["problems"], *record["validation"]}
+        known |= {*record["problems"], *record["validation"]}
 
     def draw(split: str, n: int) -> list[str]:
         drawn = tasks.make_problems(task, data.task, n + len(known), split, seed)
