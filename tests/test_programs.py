@@ -89,12 +89,13 @@ def test_primes_rewards_are_divided_by_the_largest_return_and_beta_is_in_the_los
         assert own == pytest.approx(other, rel=1e-4)
 
 
-@pytest.mark.parametrize("form", ["min", "mean"])
+@pytest.mark.parametrize("form", ["min", "mean", "sum"])
 def test_pure_on_main(given, form):
     """process_experiences with reward_baseline=token: the KL is taken away by token, after the softmin and the baseline."""
     rewards, tokens, outcome, group = given
     kl = [np.random.default_rng(i).normal(size=sum(own)) for i, own in enumerate(tokens)]
-    weighted = [softmin(own) if form == "min" else [x / len(own) for x in own] for own in rewards]
+    form_of = {"min": softmin, "mean": lambda own: [x / len(own) for x in own], "sum": lambda own: own}
+    weighted = list(map(form_of[form], rewards))
     rows = []
     for i, own in enumerate(weighted):
         rest = others(i, group)

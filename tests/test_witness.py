@@ -307,8 +307,9 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
         [1, 1, 1, 1],
     ]  # all fooled: equal up to rounding, so a tie
     states = [
-        {"verifier": verifier, "how": how, "beta": beta, "errors": error_N}
-        for how in FORMULAS
+        {"verifier": verifier, "how": how, "beta": beta, "errors": error_N, "reference": reference}
+        for reference, names in (("policy", FORMULAS), ("uniform", ["prod"]))
+        for how in names
         for beta in (0, 0.05, 0.7, 20, math.inf)
         for verifier, error_N in [("outcome", errors[1]), *(("process", error_N) for error_N in errors)]
     ]
@@ -317,10 +318,11 @@ def test_every_aggregator_of_the_page_is_that_of_rerank(page):
         "return JSON.parse(arguments[0]).map(s => solve({...s, beta: s.beta === 'inf' ? Infinity : Number(s.beta)}))",
         sent,
     )
+    refs = {"policy": witness.REF_N[None], "uniform": None}
     with jax.enable_x64(True):
         for state, answer in zip(states, got, strict=True):
             score_N = witness.score(state["verifier"], state["how"], np.array(state["errors"]))
-            law = witness.policy(score_N, state["beta"])
+            law = rerank.reweight(score_N[None], state["beta"], refs[state["reference"]])
             expected = {"scores": score_N, "law": law.weight_PN[0], "kl": law.kl_P[0], "reward": law.reward_P[0]}
             for name, x in expected.items():
                 np.testing.assert_allclose(answer[name], x, rtol=1e-7, atol=1e-9, err_msg=f"{name} of {state}")
@@ -371,6 +373,10 @@ def test_page_by_mouse_and_keyboard(page):
     np.testing.assert_allclose(
         masses(page), witness.policy(witness.score("outcome", "prod"), 1.0).weight_PN[0], atol=1e-6
     )
+    page.find_element("css selector", "input[name=reference][value=uniform]").click()
+    law = rerank.reweight(witness.score("outcome", "prod")[None], 1.0)  # of the uniform reference
+    np.testing.assert_allclose(masses(page), law.weight_PN[0], atol=1e-6)
+    assert shown(page, "kl") == pytest.approx([float(law.kl_P[0])], abs=1e-6) and "ref. 25.0" in text(page, "share-0")
     page.find_element("id", "preset-process").send_keys(Keys.ENTER)  # resets everything
     assert pressed(page) == ["process"] and text(page, "beta-out") == "0.7"
     np.testing.assert_allclose(masses(page), PUBLISHED["process"], atol=1e-5)
@@ -379,7 +385,7 @@ def test_page_by_mouse_and_keyboard(page):
 def test_page_names_its_controls_and_fits_dark_and_narrow_screens(page):
     controls = page.find_elements("css selector", "button, select, input")
     names = [control.accessible_name for control in controls]
-    assert len(names) == 3 + 2 + 1 + 1 + 4 + 4 and all(names)
+    assert len(names) == 3 + 2 + 1 + 1 + 2 + 4 + 4 and all(names)
     assert {"outcome", "β, the KL penalty", "Aggregation of step scores", *witness.TRACES} <= set(names)
     body = page.find_element("css selector", "body")
     light = body.value_of_css_property("background-color")

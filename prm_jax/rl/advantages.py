@@ -102,7 +102,8 @@ def outcome_rloo(outcome_N, mask_NL, group_N) -> np.ndarray:
 
 
 def rloo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, 2402.14740): A_i = R_i - mean of the other R_j, R as in `grpo`."""
+    """REINFORCE leave-one-out (Ahmadian et al. 2024, 2402.14740): A_i = R_i - mean of the other R_j, R as in `grpo`.
+    Unbiased."""
     return outcome_rloo(outcome_N + step_reward_NT.sum(1), mask_NL, group_N)
 
 
@@ -137,7 +138,7 @@ def rloo_sources(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) 
 
 def prime(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N) -> np.ndarray:
     """PRIME's program (PRIME-RL/PRIME at 18ad596, verl/trainer/ppo/core_algos.py), before it is whitened: otherwise than
-    eq. 5 a step's own response is in its baseline, n / (n - 1) r_s - the sum of all n mean step rewards / (n - 1)."""
+    eq. 5 a step's own response is in its baseline, n / (n - 1) r_s - the sum of all n mean step rewards / (n - 1). Steps have a price."""
     is_step_NT, mean_N = step_means(step_reward_NT, step_of_token_NL, mask_NL)
     n_N = of_group(np.ones(len(mean_N)), group_N)
     centred_NT = is_step_NT * ((n_N * step_reward_NT.T - of_group(mean_N, group_N)) / np.maximum(n_N - 1, 1)).T
@@ -151,7 +152,8 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="mi
     then about 0. The baseline is per token, as in the authors' program (CJReinforce/PURE at 41f9363, branch main): a step
     of n tokens loses n times the mean reward a token of the other responses in its group, so neither many short steps
     nor a long one pay more than that mean. `rloo` of the outcome is added. form=sum keeps the rewards; its policies learn
-    to write more high-scoring steps. form=mean divides them by the number of steps (main's --disable_weighted_reward)."""
+    to write more high-scoring steps. form=mean divides them by the number of steps (main's --disable_weighted_reward).
+    Steps have a price, exactly so under form=sum."""
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
     reward_NT = form_weights(step_reward_NT, n_NT > 0, form) * step_reward_NT
     reward_N, tokens_N = reward_NT.sum(1), n_NT.sum(1)
@@ -189,7 +191,8 @@ def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, first_ste
     advantage of the token's step (reward.prm_form=difference of a prover's values), plus `rloo` of the outcome.
 
     The first step's difference is Q_1 - .5 whatever the problem. first_step=group takes the mean of the others' first
-    rewards away, so that it is Q_1 - V(x) with V(x) from the group: the same gradient, with less noise."""
+    rewards away, so that it is Q_1 - V(x) with V(x) from the group: the same gradient, with less noise. A step gets nothing of what
+    follows, so of rewards that are no advantages the gradient is biased."""
     if first_step == "group":
         first_N = leave_one_out(step_reward_NT[:, 0], group_N)
         step_reward_NT = np.concatenate([first_N[:, None], step_reward_NT[:, 1:]], 1)
