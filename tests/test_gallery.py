@@ -279,6 +279,35 @@ def made_up_rl(tmp_path, gains=(("checker", 0.2), ("PRM, min form", 0.2))):
 made_up_hacking = made_up_rl
 
 
+def made_up_attack():
+    """Each arm's AUROC is .9, .6 after the worst edit of default and .7 of the others, + .01 a seed; the checker's 1."""
+    table = lambda x: {"auroc": x, "unsound_accepted": 0.1, "sound_refused": 0.2}
+    result = lambda before, worst: {"solutions": 9, "sound": 4, "before": table(before),
+                                    "edits": {"drop": table(worst), "worst": table(worst), "worst_wrong_line": table(before)}}  # fmt: skip
+    arms = "default", "hardened", "all edited"
+    runs = [
+        Made("attack", result(0.9, 0.7 - 0.1 * (arm == "default") + 0.01 * s), training=arm, seed=s)
+        for arm in arms
+        for s in SEEDS
+    ]
+    return {"attack": runs, "checker": [Made("checker", result(1.0, 0.85))]}
+
+
+def test_attack_compares_the_falls(tmp_path):
+    paper.draw(
+        gallery.drawing("attack"), "x", made_up_attack(), {}, tmp_path, pipeline.read_definition("attack").compare
+    )
+    says = json.loads((tmp_path / "figure.json").read_text())["says"]
+    assert (
+        says[3].startswith("the exact checker: AUROC without edits") and "fall of AUROC, worst edit +0.150" in says[3]
+    )
+    assert "primary: fall of AUROC, worst edit: default - hardened: +0.100 [+0.100, +0.100], p 0.250" in says[6]
+    assert (
+        sum(line.startswith("secondary") for line in says) == 3
+        and sum(line.startswith("left out") for line in says) == 4
+    )
+
+
 def test_rl_says_what_is_gained_for_how_many_tokens(tmp_path):
     _, table = paper.draw(gallery.drawing("rl"), "x", made_up_rl(tmp_path), {}, tmp_path / "figure")
     about = json.loads((tmp_path / "figure" / "figure.json").read_text())
@@ -291,13 +320,27 @@ def test_rl_says_what_is_gained_for_how_many_tokens(tmp_path):
 
 def test_rl_compares_arms_by_seed_and_counts_what_the_verifier_cost(tmp_path):
     gains = ("checker (RLOO)", 0.2), ("PRM + checker (PURE)", 0.3), ("checker (GRPO)", 0.2)
-    paper.draw(gallery.drawing("rl"), "x", made_up_rl(tmp_path, gains), {}, tmp_path / "figure")
+    declared, stages = pipeline.read_definition("rl").compare, made_up_rl(tmp_path, gains)
+    _, table = paper.draw(gallery.drawing("rl"), "x", stages, {}, tmp_path / "figure", declared)
     says = json.loads((tmp_path / "figure" / "figure.json").read_text())["says"][3:]
     # At equal tokens half of the run is left to the PRM's policy, after 15 of 30 thousand: .15 to .16 of .3 to .32.
-    tests = "+0.100 [+0.100, +0.100], p 0.250", "-0.055 [-0.067, -0.043], p 0.250, by Holm 0.500"
-    names = "PRM + checker (PURE) - checker (RLOO)", "PRM + checker (PURE) - checker (RLOO) at equal tokens"
-    assert says[0] == f"primary: {names[0]}: {tests[0]}" and says[1] == f"secondary: {names[1]}: {tests[1]}"
-    assert says[2] == "secondary: checker (GRPO) - checker (RLOO): +0.000 [+0.000, +0.000], p 1.000, by Holm 1.000"
+    told = [
+        "primary: right (gold): PRM + checker (PURE) - checker (RLOO): +0.100 [+0.100, +0.100], p 0.250",
+        "secondary: right (gold): PRM + checker (PURE) at equal tokens - checker (RLOO): -0.055 [-0.060, -0.050], p 0.250, by Holm 0.500",
+        "secondary: right (gold): checker (GRPO) - checker (RLOO): +0.000 [+0.000, +0.000], p 1.000, by Holm 1.000",
+    ]
+    assert says[:3] == [f"{line} (lowest to highest, 3 runs)" for line in told]
+    assert says[3] == "left out: right (gold): PRIME by steps - checker (as PRIME): no such rows in the table"
+    rows = [row for row in csv.DictReader(table.open()) if row["panel"] == "difference of right (gold)"]
+    assert [float(row["y"]) for row in rows] == pytest.approx([0.1, -0.055, 0.0])
+
+
+def test_an_interval_over_seeds_needs_eight_of_them():
+    # 0 .. 7: sd 2.4495, t of 7 degrees of freedom 2.3646
+    assert np.ravel(style.over_seeds(np.arange(8.0)[:, None])) == pytest.approx(
+        [3.5, 3.5 - 2.0478, 3.5 + 2.0478], abs=1e-4
+    )
+    assert np.ravel(style.over_seeds(np.arange(7.0)[:, None])) == pytest.approx([3.0, 0.0, 6.0])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -312,7 +355,8 @@ def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_
     about = json.loads((tmp_path / name / "figure.json").read_text())
     trained = not pipeline.read_definition(name).data  # stored scores are one run, whose seed is the bootstrap's
     values = [row["values"].split() for row in rows]
-    assert rows and {len(own) for own in values} == {3 if trained else 1}
+    n_values = {len(own) for own in values}  # a line of no training, as the exact checker's, has one
+    assert rows and max(n_values) == (3 if trained else 1) and n_values <= {1, 3}
     assert [int(row["runs"]) for row in rows] == [sum(x != "nan" for x in own) for own in values]
     assert about["commits"] == ["0123456789+"] and about["seeds"] == ("seeds 0, 1, 2" if trained else "seed 0")
     assert about["command"] == f"name={name} steps=3" and about["seconds"] == 10 * len(about["stages"])
@@ -320,18 +364,12 @@ def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_
     assert about["says"] and all(f"says        {line}" in capsys.readouterr().out for line in about["says"][:1])
 
 
-def test_a_drawing_has_the_mean_of_the_runs_and_its_t_interval(tmp_path):
+def test_a_drawing_has_the_mean_of_the_runs_and_their_range(tmp_path):
     _, table = paper.draw(gallery.drawing("best_of_n"), "x", made_up_best_of_n(), {}, tmp_path)
     row = next(r for r in csv.DictReader(table.open()) if r["series"] == "PRM (prod)" and r["x"] == "2.0")
-    # .2, .3, .4: sd .1, t of 2 degrees of freedom 4.3027
-    assert [float(row[key]) for key in ("y", "low", "high")] == pytest.approx(
-        [0.3, 0.3 - 0.24841, 0.3 + 0.24841], abs=1e-4
-    )
-    assert style.over_seeds([[1.0], [2.0]]) == ([1.5], [1.0], [2.0])
-    # Differences .1, .2, .3: as above. Of one run there is no interval, of two the runs themselves.
-    told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 2, 3)]
-    assert told[:2] == ["a - b: +0.100 (1 run)", "a - b: +0.150 [+0.100, +0.200] (2 runs)"]
-    assert told[2] == "a - b: +0.200 [-0.048, +0.448] (95 % t interval, 3 runs)"
+    assert [float(row[key]) for key in ("y", "low", "high")] == pytest.approx([0.3, 0.2, 0.4])
+    told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 3)]
+    assert told == ["a - b: +0.100 (1 run)", "a - b: +0.200 [+0.100, +0.300] (lowest to highest, 3 runs)"]
     # .5 to .7 as labels grow fourfold: .6 is worth twice as many, .45 those of a 2^-.5.
     assert [active_learning.worth([10, 40], [0.5, 0.7], [y, 0.9]) for y in (0.6, 0.45)] == ["2.00", "0.71"]
     assert active_learning.worth([10, 40], [0.5, 0.5], [0.6, 0.6]) == "an unknown number of"

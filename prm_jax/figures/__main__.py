@@ -59,7 +59,7 @@ def run(args: list[str]):
     for key in sorted(set.intersection(*unused)):
         sweep_keys = ", ".join(dict.fromkeys(key for figure, *_ in figures.values() for key in figure.sweep))
         raise InputError(f"{key}: no stage takes this key; of the figure itself: {sweep_keys or 'none'}")
-    for name, (_, draw, stages) in figures.items():
+    for name, (figure, draw, stages) in figures.items():
         every = [stage for line in stages.values() for stage in line]
         n = len({stage.folder for stage in every})
         print(f"figure      {name}: {n} stages in {root / 'stages'}, each with its progress in log.txt", flush=True)
@@ -67,7 +67,7 @@ def run(args: list[str]):
             print("\n".join(map(pipeline.explain, every)))
             continue
         running.make_all(every, cfg.jobs, cfg.launcher)
-        for path in paper.draw(draw, name, stages, overrides, root / name):
+        for path in paper.draw(draw, name, stages, overrides, root / name, figure.compare):
             print(f"figure      {path}")
 
 

@@ -6,14 +6,15 @@ A drawing is a function of Stages that returns Drawn (figures/style.py).
 import csv
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import GREY, over_seeds, plain, save
+from prm_jax.figures.pipeline import Comparison, Stage
+from prm_jax.figures.style import FEWEST_SEEDS, GREY, Drawn, floats, over_seeds, plain, save
 from prm_jax.launch import run_folder
+from prm_jax.stats import holm, sign_flip_test
 
 Stages = dict[str, list[Stage]]  # {line of a figure: its stages}
 DASHES = {"majority vote": "--", "the policy's likelihood": "-.", "a candidate at random": ":"}
@@ -89,22 +90,60 @@ def signed(x: float, low: float, high: float) -> str:
 
 
 def mean_difference(title: str, a_S, b_S) -> str:
-    """Says the mean of a - b over runs that differ in their seed alone, and its interval (of two runs their range)."""
-    mean, low, high = over_seeds(np.subtract(a_S, b_S))
-    if len(a_S) == 1:
-        return f"{title}: {mean:+.3f} (1 run)"
-    return f"{title}: {signed(mean, low, high)} ({'95 % t interval, ' * (len(a_S) > 2)}{len(a_S)} runs)"
+    """Says the mean of a - b over runs that differ in their seed alone, and its interval."""
+    mean, low, high = over_seeds(value_S := np.subtract(a_S, b_S))
+    return (
+        f"{title}: {mean:+.3f} (1 run)"
+        if len(value_S) == 1
+        else f"{title}: {signed(mean, low, high)} ({over(value_S)})"
+    )
+
+
+def over(value_S) -> str:
+    """Says what an interval over runs is (style.over_seeds)."""
+    return f"{'95 % t interval' if len(value_S) >= FEWEST_SEEDS else 'lowest to highest'}, {len(value_S)} runs"
 
 
 def spread_text(spread: str, n_seeds: int) -> str:
-    """A caption's words for a spread: fewer than three runs have no t interval (style.over_seeds)."""
-    instead = {1: "none, of one run", 2: "from the lower to the higher"}
-    return re.sub("95 % t intervals?( of their mean)?", lambda match: instead.get(n_seeds, match[0]), spread)
+    """A caption's words for a spread: few runs have no t interval (style.over_seeds)."""
+    instead = "none, of one run" if n_seeds == 1 else "from the lowest to the highest"
+    few = 0 < n_seeds < FEWEST_SEEDS
+    return re.sub("95 % t intervals?( of their mean)?", instead, spread) if few else spread
 
 
-def draw(drawing: Callable, name: str, stages: Stages, overrides: dict, folder: Path) -> list[Path]:
+def compare(drawn: Drawn, comparisons: Sequence[Comparison]):
+    """Adds the declared differences to a drawing's table and statements: the mean over runs, paired by seed, its interval
+    and an exact sign-flip test. The first is the primary one; Holm's correction is over the others. What the table lacks,
+    since the user chose some arms alone, is named."""
+    differences, left_out = {}, []
+    for c in comparisons:
+        at_x = [row for row in drawn.rows if c.x is None or row["x"] == c.x]
+        places = (c.panel, c.a), (c.b_panel or c.panel, c.b)
+        pair = [[r["values"].split() for r in at_x if (r["panel"], r["series"]) == place] for place in places]
+        if all(pair):
+            differences[c] = np.subtract(*(floats(values[-1]) for values in pair))
+        else:
+            left_out.append(f"left out: {c.panel}: {c.a} - {c.b}: no such rows in the table")
+    p = {c: sign_flip_test(value_S)[0] for c, value_S in differences.items()}
+    secondary = [c for c in differences if c != comparisons[0]]
+    tests = {c: f", by Holm {x:.3f}" for c, x in zip(secondary, holm([p[c] for c in secondary]), strict=True)}
+    for c, value_S in differences.items():
+        interval, x = over_seeds(value_S), "" if c.x is None else f" at {c.x:g}"
+        name = f"{c.a} - {c.b}{c.b_panel and f' ({c.b_panel})' or ''}"
+        drawn.row(f"difference of {c.panel}", name, "" if c.x is None else c.x, *interval, value_S)
+        test = f"p {p[c]:.3f}{tests.get(c, '')} ({over(value_S)})"
+        drawn.statements.append(
+            f"{'secondary' if c in tests else 'primary'}: {c.panel}{x}: {name}: {signed(*interval)}, {test}"
+        )
+    drawn.statements += left_out
+
+
+def draw(
+    drawing: Callable, name: str, stages: Stages, overrides: dict, folder: Path, comparisons: Sequence[Comparison] = ()
+) -> list[Path]:
     """Writes the figure as PNG and PDF, its numbers as CSV, and figure.json: its statements, and what it rests on."""
     drawn = drawing(stages)
+    compare(drawn, comparisons)
     every = list({stage.folder: stage for line in stages.values() for stage in line}.values())
     sources = provenance(every, name, overrides)
     n_seeds = len({stage.sweep["seed"] for stage in every if "seed" in stage.sweep})

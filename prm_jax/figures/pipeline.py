@@ -6,6 +6,8 @@ reference to a line that has more sweep keys means all its folders, joined by co
 
 `data` names files that a figure needs and this repository does not ship: {override: path below PRM_JAX_DATA}.
 
+`compare` are the differences that the figure was made for, in rows of its table (NAME.csv): the first is its primary one.
+
 A stage's folder is its name and a hash of its resolved configuration, in which other stages appear by the names of
 their folders and files by their content too: changing a stage changes every stage that uses it. `DONE` is written last,
 and a folder that holds it is read, never run again. The code is not in the hash, since most edits change no number and
@@ -49,6 +51,17 @@ class Line:
 
 
 @dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A difference a - b of two series in a panel of a figure's table (b's may be another), at x or where they end."""
+
+    panel: str
+    a: str
+    b: str
+    x: float | None = None
+    b_panel: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Definition:
     """One file of conf/figure."""
 
@@ -56,6 +69,7 @@ class Definition:
     sweep: dict[str, list | dict[str, str]]  # {key: its values, or {value: its text in a command line}}
     stages: dict[str, str | Line]
     data: dict[str, str] = dataclasses.field(default_factory=dict)  # {override: its file below PRM_JAX_DATA}
+    compare: tuple[Comparison, ...] = ()  # the primary comparison, then the secondary ones
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

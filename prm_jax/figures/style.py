@@ -27,6 +27,7 @@ LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
 BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"
 OUTSIDE = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "fontsize": 7.5}  # a legend beside its axes
 NO_LINE = {"linestyle": "none"}
+FEWEST_SEEDS = 8  # of an interval over seeds: of fewer a t interval covers too seldom where runs are skewed
 WIDTH = 6.4  # inches of a paper's figure: legible at 600 pixels
 
 
@@ -48,11 +49,11 @@ def percent(x) -> np.ndarray:
 
 def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(mean_X, low_X, high_X) of the defined values over runs; intervals of fewer than two, and means of none, are nan.
-    kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t, but of two runs the range, 13 times narrower."""
+    kind: "t", a 95 % t interval; "range", lowest to highest; "auto", t from FEWEST_SEEDS on, else the range."""
     y_SX = np.ma.masked_invalid(np.asarray(y_SX, float))
     n_X, mean_X, low_X, high_X = y_SX.count(0), y_SX.mean(0), y_SX.min(0), y_SX.max(0)
     half_X = special.stdtrit(n_X - 1, 0.975) * y_SX.std(0, ddof=1) / np.sqrt(np.maximum(n_X, 1))
-    is_t_X = (kind == "t") | ((kind == "auto") & (n_X > 2))
+    is_t_X = (kind == "t") | ((kind == "auto") & (n_X >= FEWEST_SEEDS))
     ends = np.ma.where(is_t_X, mean_X - half_X, low_X), np.ma.where(is_t_X, mean_X + half_X, high_X)
     mean_X, *ends = (np.ma.filled(np.ma.asarray(x_X), np.nan) for x_X in (mean_X, *ends))
     return mean_X, *(np.where(n_X > 1, end_X, np.nan) for end_X in ends)
@@ -61,7 +62,7 @@ def over_seeds(y_SX, kind: str = "auto") -> tuple[np.ndarray, np.ndarray, np.nda
 @dataclasses.dataclass
 class Drawn:
     """A figure, the text of its caption, the rows of its table, and its statements: one line of words a comparison. Of
-    several runs thin lines are runs, a bold line is their mean, a band its 95 % t interval, of two runs their range."""
+    several runs thin lines are runs, a bold line is their mean, a band its interval (over_seeds)."""
 
     figure: plt.Figure
     text: str
@@ -98,6 +99,7 @@ class Drawn:
 
     def row(self, panel: str, series: str, x, y, low, high, value_S):
         """Adds a number to the table: its interval, how many runs have it, and the value of each."""
+        y, low, high = ("" if number == "" else float(f"{number:.6g}") for number in (y, low, high))
         row = {"panel": panel, "series": series, "x": x, "y": y, "low": low, "high": high}
         n, values = int(np.isfinite(floats(value_S)).sum()), " ".join(f"{value:.6g}" for value in floats(value_S))
         self.rows.append(row | {"runs": n, "values": values})

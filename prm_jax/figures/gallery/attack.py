@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 
 from prm_jax.evals.attack import QUANTITIES, SHOWN
-from prm_jax.figures.paper import Stages, results_at, signed, values_of
+from prm_jax.figures.paper import Stages, mean_difference, results_at, signed, values_of
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, over_seeds, panels
-from prm_jax.stats import holm, sign_flip_test
 
+UNEDITED = "AUROC without edits"
 FALLS = {"worst": "fall of AUROC, worst edit", "worst_wrong_line": "fall of AUROC, a wrong line left"}
 
 
@@ -41,7 +41,7 @@ def draw(stages: Stages) -> Drawn:
         axes.set_yticks(range(len(names)), map(row_name, names))
         axes.hlines(np.arange(len(names) - 1) + 0.5, -0.03, 1.03, color=GREY, linewidth=0.3)
     drawn.legend_above(all_axes[0], 5)
-    compare(drawn, arms, checker)
+    state_falls(drawn, arms, checker)
     return drawn
 
 
@@ -53,35 +53,18 @@ def row_name(name: str) -> str:
     return "no edit" if name == "before" else SHOWN.get(name, name).strip()
 
 
-def compare(drawn: Drawn, arms: dict[str, list[dict]], checker: dict):
-    """States each arm's AUROC before the attack and its falls, and the differences between arms, paired by seed, with exact
-    sign-flip tests; Holm's correction is over all but the primary one, the first."""
+def state_falls(drawn: Drawn, arms: dict[str, list[dict]], checker: dict):
+    """States each arm's AUROC before the attack and its falls, and adds them to the table."""
 
     def before(runs):
         return np.array([run["before"]["auroc"] for run in runs])
 
-    def fall(runs, name):
-        return before(runs) - [run["edits"][name]["auroc"] for run in runs]
-
-    for arm, runs in arms.items():
-        falls = [f"{text} {signed(*over_seeds(fall(runs, name)))}" for name, text in FALLS.items()]
-        drawn.statements.append(f"{arm}: AUROC without edits {signed(*over_seeds(before(runs)))}, {', '.join(falls)}")
-    falls = [f"{text} {fall([checker], name)[0]:.3f}" for name, text in FALLS.items()]
-    drawn.statements.append(f"the exact checker: {', '.join(falls)}")
-    names = [*arms]
-    pairs = [*itertools.pairwise(names), *([(names[0], names[-1])] if len(names) > 2 else [])]
-    differences = {(a, b, name): fall(arms[a], name) - fall(arms[b], name) for a, b in pairs for name in FALLS}
-    p = [sign_flip_test(value_S)[0] for value_S in differences.values()]
-    tests = (
-        [f"p {p[0]:.3f}", *(f"p {x:.3f}, by Holm {y:.3f}" for x, y in zip(p[1:], holm(p[1:]), strict=True))]
-        if p
-        else []
-    )
-    for i, ((a, b, name), value_S) in enumerate(differences.items()):
-        interval = over_seeds(value_S)
-        drawn.row(FALLS[name], f"{a} - {b}", "", *interval, value_S)
-        text = f"{'secondary' if i else 'primary'}: {FALLS[name]}, {a} - {b}: {signed(*interval)}, {tests[i]}"
-        drawn.statements.append(text)
-    for a, b in pairs:
-        change = over_seeds(before(arms[b]) - before(arms[a]))
-        drawn.statements.append(f"AUROC without edits, {b} - {a}: {signed(*change)}")
+    for arm, runs in (arms | {"the exact checker": [checker]}).items():
+        numbers = {UNEDITED: before(runs)}
+        numbers |= {text: before(runs) - [run["edits"][name]["auroc"] for run in runs] for name, text in FALLS.items()}
+        for text, value_S in numbers.items():
+            drawn.row(text, arm, "", *over_seeds(value_S), value_S)
+        words = [f"{text} {signed(*over_seeds(value_S))}" for text, value_S in numbers.items()]
+        drawn.statements.append(f"{arm}: {', '.join(words)}")
+    for a, b in itertools.pairwise(arms):
+        drawn.statements.append(mean_difference(f"{UNEDITED}, {b} - {a}", before(arms[b]), before(arms[a])))

@@ -37,9 +37,9 @@ def draw(stages: Stages) -> Drawn:
             panel.plot(kl, y, **style | NO_LINE | {"markerfacecolor": "white"})
         for n in [n for n in (4, N) if n <= N]:
             y_S = [share_solved(pools[stage.sweep["seed"]], stage, n) for stage in members]
-            drawn.row("best of n", series, n, *over_seeds(y_S), y_S)
+            drawn.row("gold", f"{series}, best of {n}", n, *over_seeds(y_S), y_S)
         y_S = [share_solved(pools[stage.sweep["seed"]], stage, N, rule="with_policy") for stage in members]
-        drawn.row("best of n", f"{series} + {weight:g} log p", N, *over_seeds(y_S), y_S)
+        drawn.row("gold", f"{series}, best of {N} + {weight:g} log p", N, *over_seeds(y_S), y_S)
         for name, x_S in zip(("alpha", "beta"), np.transpose([gao_fit(run["best_of_n"]) for run in runs]), strict=True):
             drawn.row(name, series, "", *over_seeds(x_S), x_S)
             drawn.statements.append(

@@ -27,23 +27,22 @@ def draw(stages: Stages) -> Drawn:
     for i, (line, label) in enumerate(LINES.items()):
         reliability(left, [(pooled([run["reliability"] for run in runs[line]]), i, label)])
         aurocs = [run["step_auroc"] for run in runs[line]]
-        each = ", ".join(f"{x:.3f}" for x in aurocs)
-        drawn.statements.append(f"{label}: step AUROC {np.mean(aurocs):.3f} ({each})")
+        drawn.row("step AUROC", label, "", *over_seeds(aurocs), aurocs)
         ece_WS = [[run["recalibrated"].get(way, {}).get("ece", math.nan) for run in runs[line]] for way in ways]
         mean_W, low_W, high_W = over_seeds(np.transpose(ece_WS))
         height_W, style = np.arange(len(ways)) + 0.26 * (i - 1), line_style(i)
         right.barh(height_W, mean_W, height=0.24, color=style["color"], alpha=0.35, label=label)
         right.plot(ece_WS, np.repeat(height_W[:, None], len(ece_WS[0]), 1), style["marker"], color=style["color"], ms=3)
         for way, *row in zip(ways, mean_W, low_W, high_W, ece_WS, strict=True):
-            drawn.row("ECE", label, WAYS[way], *row)
+            drawn.row("ECE", f"{label}, {WAYS[way]}", "", *row)
     tables = [run["recalibrated"]["platt"]["reliability"] for run in runs["shifted"]]
     reliability(left, [(pooled(tables), 3, "the last, Platt-scaled on itself")])
     left.set(xlabel="P(step good)", ylabel="share of good steps")
     left.legend(fontsize=7, loc="lower right")
     right.set_yticks(range(len(ways)), [WAYS[way] for way in ways], fontsize=7.5)
     right.set(xlabel="ECE", ylim=(len(ways) - 0.5, -0.5), xlim=(0, None))
-    for row in [row for row in drawn.rows if row["series"] == LINES["shifted"]]:
-        drawn.statements.append("shifted, {x}: ECE {y:.3f} [{low:.3f}, {high:.3f}] ({values})".format(**row))
+    for row in drawn.rows:
+        drawn.statements.append("{panel}: {series}: {y:.3f} [{low:.3f}, {high:.3f}] ({values})".format(**row))
     return drawn
 
 
