@@ -449,7 +449,7 @@ def test_a_method_is_chosen_by_difficulty_on_the_other_half():
     assert np.choose(choice_P, [first_half, ~first_half]).sum() == 0
 
 
-def test_the_policy_alone_is_measured_as_any_pool():
+def test_the_policy_alone_is_measured_as_any_pool(capsys):
     """A problem may have fewer samples, and what was cut is not right, whatever it says last."""
     sample = lambda right, ended: Candidate(("4+5=2",), "2", right, ended)
     of = lambda name, *own: Problem(name, "4 +5 mod7?", "2", tuple(sample(*x) for x in own))
@@ -458,6 +458,11 @@ def test_the_policy_alone_is_measured_as_any_pool():
     inputs = evals_search.SearchInputs(questions, Solver(), SimpleNamespace(checker=None), samples)
     right_P, baseline = evals_search.policy_baseline(inputs, 0)
     assert right_P.tolist() == [0.25, 0.5] and baseline["pass_at_1"] == pytest.approx(0.375)
+    assert baseline["policy_source"] == "votes"  # which stand in for log p where the final choice asks for it
+    row = {"method": "beam", "budget": 60, "policy_tokens": 60, "policy": {"share": 0.5}}
+    about = {"verifier": "v", "label_kind": "value", "aggregator": "last", "policy": "p", "problems": 2}
+    evals_search.show({"choice": "policy", "samples": 4, "verifiers": [about | baseline | {"searches": [row]}]})
+    assert "note        the policy gives no log p of its texts: the shares of equal answers" in capsys.readouterr().out
     samples[:] = [of("a", (True, False)), of("b", (True, True))]
     assert evals_search.policy_baseline(inputs, 0)[1]["pass_at_n"] == 0.5
 

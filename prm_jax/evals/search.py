@@ -172,7 +172,7 @@ def policy_baseline(inputs: SearchInputs, seed: int) -> tuple[np.ndarray, dict]:
     return right_P, {
         "tokens_per_solution": search.tokens_per_solution(inputs.policy, problems, jax.random.key(seed)),
         "pass_at_1": float(right_P.mean()), "pass_at_1_interval": stats.mean_interval(right_P, seed).tolist(),
-        "pass_at_n": float(pool.right_PN.any(1).mean()), "majority": majority,
+        "pass_at_n": float(pool.right_PN.any(1).mean()), "majority": majority, "policy_source": pool.log_reference()[1],
     }  # fmt: skip
 
 
@@ -242,6 +242,10 @@ def show(results: dict):
         solved = f"pass@1 {v['pass_at_1']:.3f}, pass@{results['samples']} {v['pass_at_n']:.3f}{majority}"
         tokens = f"{v['tokens_per_solution']:.1f} tokens a solution"
         print(f"policy      {v['policy']}: {tokens}; {v['problems']} problems: {solved}")
+        if rule == "policy" and v["policy_source"] != "policy":
+            print(
+                "note        the policy gives no log p of its texts: the shares of equal answers stand in, if there are any"
+            )
         searches = {(s["method"], s["budget"]): s for s in v["searches"]}
         methods, budgets = (list(dict.fromkeys(names)) for names in zip(*searches, strict=True))
         title = f"by {CHOICES[rule]}, at a budget of policy tokens"
