@@ -30,7 +30,7 @@ from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse, script
 from prm_jax.launch.hosts import max_over_processes, start_command, writable_folder
 from prm_jax.launch.mesh import MeshConfig, check_divides, local_rows, make_mesh, make_sharded, platform, shard_batch
-from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, require_finite, require_packages
+from prm_jax.launch.run_log import MetricsLog, StepReader, StopSignal, clocks, require_finite, require_packages
 from prm_jax.lora import LoraConfig, attach
 from prm_jax.losses import STEP_LOSSES
 from prm_jax.metrics import step_metrics
@@ -191,6 +191,7 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     drawn = {"drawn": source.drawn(cfg.steps * cfg.batch.rows * cfg.batch.accumulate)} if parts else {}
     summary = {"finished": True, "objective": cfg.objective, "label_kind": data_cfg.label_kind, "seed": cfg.seed}
     summary |= {**final, "parameters": n_all, "trained_parameters": n_trained, "counts": counts, **drawn}
+    summary["examples"] = {split: len(rows) for split, rows in examples.items()}
     run_folder.write_json(texts / "summary.json", summary | run_folder.made_by(run))
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} input=FILE"
@@ -220,7 +221,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, valid
     b, checkpoints, first, best = cfg.batch, Checkpoints(run), 0, {}
     if cfg.resume is not None:
         first, best = checkpoints.restore(model, opt) or (first, best)
-    seconds_before = best.pop("seconds", 0.0)
+    before = {name: best.pop(name, 0.0) for name in clocks()}
     check_divides(model.cfg, b.rows, "batch.rows")
     validation_batches = list(packing.eval_batches(validation, b.tokens, b.rows, STEP_LOSSES[cfg.loss.step].together))
     batches = micro_batches(source, b, first, cfg.steps)
@@ -236,7 +237,7 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, valid
 
     bar = cli.progress("training", cfg.steps, "step", first)
     with contextlib.closing(checkpoints), contextlib.closing(log), StopSignal() as stop, bar:
-        reader = StepReader(log, bar, cfg.log_every, seconds_before, position)
+        reader = StepReader(log, bar, cfg.log_every, before, position)
         for step in range(first + 1, cfg.steps + 1):
             model, opt, metrics = training.train_step(model, opt, next(batches), cfg.loss, k_dropout)
             # The stop signal is read with the numbers, so that all processes stop at the same step.
@@ -262,12 +263,12 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, valid
                 log.write(record)
             stopping = reader.stop and not last
             if saves or is_best or stopping:
-                checkpoints.save(step, model, opt, best | {"seconds": reader.seconds}, is_best)
+                checkpoints.save(step, model, opt, best | reader.spent, is_best)
             if stopping:
                 name = signal.Signals(reader.stop).name
                 print(f"stopped     by {name} after step {step}; continue with: {script('train')} resume={run}")
                 sys.exit(128 + reader.stop)
-    return best | {"steps": cfg.steps, "seconds": reader.seconds}
+    return best | {"steps": cfg.steps, **reader.spent}
 
 
 def lengthened(cfg: TrainConfig, first: int) -> str:

@@ -59,7 +59,7 @@ THIN = [
 def records(folder):
     """metrics.jsonl without its timings."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "cpu_seconds", "tokens_per_second")} for row in rows]
 
 
 def parameters(folder, step):

@@ -87,20 +87,25 @@ def read_log(path: Path) -> tuple[list[dict], int]:
     return rows, broken
 
 
+def clocks() -> dict[str, float]:
+    """Seconds by the clock, and CPU seconds of all threads of this process, XLA's compiler among them."""
+    return {"seconds": time.perf_counter(), "cpu_seconds": time.process_time()}
+
+
 class StepReader:
     """Reads the numbers of a step while the device computes the next one, so that the device never waits.
     `position(step)` adds what the caller knows (learning rate, epoch). A NaN or infinite number raises InputError."""
 
-    def __init__(self, log: MetricsLog, bar: tqdm, every: int, seconds_before: float, position: Callable[[int], dict]):
+    def __init__(self, log: MetricsLog, bar: tqdm, every: int, before: dict[str, float], position: Callable):
         self.log, self.bar, self.every, self.position = log, bar, every, position
-        self.seconds_before, self.started, self.tokens = seconds_before, time.perf_counter(), 0.0
+        self.before, self.started, self.tokens = before, clocks(), 0.0
         self.pending = None  # (step, its numbers), still on the device
         self.stop = 0  # the number of a signal to stop that any process has received
 
     @property
-    def seconds(self) -> float:
-        """Seconds of the run in all its sessions."""
-        return self.seconds_before + time.perf_counter() - self.started
+    def spent(self) -> dict[str, float]:
+        """What `clocks` count of the run in all its sessions."""
+        return {name: self.before[name] + now - self.started[name] for name, now in clocks().items()}
 
     def add(self, step: int, metrics: dict):
         """Takes a step's numbers and logs those of the step before."""
@@ -116,11 +121,12 @@ class StepReader:
         if not self.tokens:
             self.bar.unpause()  # the estimate of the time left ignores the first step, which waits for the compiler
         self.tokens += metrics["n_tokens"]
-        rate = self.tokens / (time.perf_counter() - self.started)
+        spent = self.spent
+        rate = self.tokens / (spent["seconds"] - self.before["seconds"])
         shown = {"loss": f"{metrics['loss']:.4f}", "accuracy": f"{metrics['accuracy']:.3f}", "tok/s": f"{rate:,.0f}"}
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update()
-        return {"step": step, **metrics, **self.position(step), "tokens_per_second": rate, "seconds": self.seconds}
+        return {"step": step, **metrics, **self.position(step), "tokens_per_second": rate, **spent}
 
 
 def require_finite(step: int, numbers: dict[str, float]) -> dict[str, float]:
