@@ -1,5 +1,6 @@
 """A paper's figure from nothing: stages are made once, a kill loses little, an override passes down, every figure composes."""
 
+import csv
 import json
 import os
 import re
@@ -78,11 +79,46 @@ def test_every_figure_composes_and_says_what_to_expect(name, tmp_path):
     assert all(line for line in stages.values()) and not unused
     header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
     assert re.match(rf"# python -m prm_jax.figures name={name}( jobs=2)?( cpu_devices=1)?\n", header)
-    assert all(word in header for word in ("Expected", "Seeds: ", "Cost: ", "Commit: "))
+    places = [re.search(rf"(?m)^# {word}\b", header) for word in ("Question", "Expected", "Primary", "Seen", "Seeds")]
+    assert all(places) and sorted(places, key=re.Match.start) == places or name == "rl"  # which was run twice
+    assert "Cost: " in header and "Commit: " in header
     if figure.data:  # of stored scores: nothing that a seed would change but the bootstrap, and the header says so
         assert "seed" not in figure.sweep and "# Seeds: none, nothing is trained or sampled" in header
     else:
         assert len(set(figure.sweep["seed"])) >= 3
+
+
+LABEL = r"# [A-Z][a-z]+[ ,:(]"  # of a part of a header: `# Seen: `
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_expected_is_never_edited(name):
+    """`Expected (COMMIT): ...` is the text of the file at that commit, when the figure was first run."""
+    header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
+    expected = re.findall(rf"(?m)^# Expected \((\w{{7}})\): ((?:.*\n)(?:(?!{LABEL})# .*\n)*)", header)
+    assert expected
+    words = lambda text: " ".join(text.replace("\n# ", " ").split())
+    for commit, text in expected:
+        command = ["git", "-C", ROOT, "show", f"{commit}:conf/figure/{name}.yaml"]
+        then = subprocess.run(command, capture_output=True, text=True, check=False)
+        if then.returncode:
+            pytest.skip(f"no history here: git show {commit} failed")
+        assert words(text) in words(then.stdout)
+
+
+def in_words(x: str) -> str:
+    """.358 for 0.3581, -.344 for -0.3442, as the pages write numbers."""
+    return f"{float(x):.3f}".replace("0.", ".", 1)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "docs/gallery").glob("*.csv")))
+def test_the_gallery_says_what_the_tables_say(name):
+    """The primary difference of a figure's table, with its interval, stands in docs/gallery.md and in the figure's file."""
+    with (ROOT / f"docs/gallery/{name}.csv").open() as table:
+        row = next(row for row in csv.DictReader(table) if row["panel"].startswith("difference of"))
+    numbers = f"{in_words(row['y'])} [{in_words(row['low'])}, {in_words(row['high'])}]"
+    for path in (ROOT / "docs/gallery.md", pipeline.FIGURES / f"{name}.yaml"):
+        assert numbers in path.read_text(), f"{path}: {numbers}"
 
 
 def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys):

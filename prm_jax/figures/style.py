@@ -99,8 +99,8 @@ class Drawn:
 
     def row(self, panel: str, series: str, x, y, low, high, value_S):
         """Adds a number to the table: its interval, how many runs have it, and the value of each."""
-        y, low, high = ("" if number == "" else float(f"{number:.6g}") for number in (y, low, high))
-        row = {"panel": panel, "series": series, "x": x, "y": y, "low": low, "high": high}
+        numbers = [float(f"{number:.6g}") if isinstance(number, float) else number for number in (x, y, low, high)]
+        row = dict(zip(("panel", "series", "x", "y", "low", "high"), (panel, series, *numbers), strict=True))
         n, values = int(np.isfinite(floats(value_S)).sum()), " ".join(f"{value:.6g}" for value in floats(value_S))
         self.rows.append(row | {"runs": n, "values": values})
 
