@@ -26,12 +26,15 @@ SUMMARY = {
 SUMMARY |= {"counts": {"policy_tokens": 7}, "machine": {"device": "cpu"}, "versions": {"commit": "c" * 40 + "+"}}
 
 
-def put_run(folder, seed, *overrides, problems=(), files=(), **summary):
+def config(*overrides):
+    with hydra.initialize_config_dir(str(CONF), version_base=None):
+        return hydra.compose("train", ["experiment=record_outcomes", *overrides])
+
+
+def put_run(folder, seed, cfg, problems=(), files=(), **summary):
     """A run as train.py leaves it, by name; no checkpoint is in it."""
     (folder / "checkpoints/best/1").mkdir(parents=True)
     (folder / ".hydra").mkdir()
-    with hydra.initialize_config_dir(str(CONF), version_base=None):
-        cfg = hydra.compose("train", ["experiment=record_outcomes", f"seed={seed}", *overrides])
     OmegaConf.save(cfg, folder / ".hydra/config.yaml")
     (folder / "summary.json").write_text(json.dumps(SUMMARY | {"seed": seed} | summary))
     data = {"files": dict.fromkeys(map(str, files), ""), "problems": list(problems), "validation": []}
@@ -39,9 +42,10 @@ def put_run(folder, seed, *overrides, problems=(), files=(), **summary):
     return str(folder)
 
 
-def put_five(folder, *overrides, last=(), **more):
-    """Five runs, the last one with more overrides."""
-    return [[put_run(folder / str(i), i, *overrides, *(last if i == 4 else ()), **more)] for i in range(5)]
+def put_five(folder, *overrides, last=None, **more):
+    """Five runs; the last one may have another configuration."""
+    cfg = config(*overrides)
+    return [[put_run(folder / str(i), i, last or cfg if i == 4 else cfg, **more)] for i in range(5)]
 
 
 def labels(folder, completer):
@@ -69,7 +73,8 @@ def test_costs_are_read_and_those_of_members_add_up(tmp_path):
     one = {"cpu_seconds": 50.0, "policy_tokens": 7, "labelled": 1000}
     runs = put_five(tmp_path)
     assert costs_of(runs, BUDGETS["solutions"], POOL) == [one] * 5
-    others = [[put_run(tmp_path / str(i), i)] for i in range(5, 10)]
+    cfg = config()
+    others = [[put_run(tmp_path / str(i), i, cfg)] for i in range(5, 10)]
     pairs = [a + b for a, b in zip(runs, others, strict=True)]
     with pytest.raises(InputError, match=r"0, \S+/5: cpu_seconds: got 100.0, expected at most 60, the budget"):
         costs_of(pairs, BUDGETS["seconds"], POOL)
@@ -94,8 +99,8 @@ def older(runs):
 
 BROKEN = {
     "four runs": ("checkpoint: got 4, expected 5 verifiers", lambda t: put_five(t)[:4]),
-    "a seed twice": (r"seeds: got \[0, 0, 1, 2, 3\], expected 0 to 4", lambda t: put_five(t)[:4] + [[put_run(t / "b", 0)]]),
-    "another setting": ("seed alone", lambda t: put_five(t, last=("steps=3",))),
+    "a seed twice": (r"seeds: got \[0, 0, 1, 2, 3\], expected 0 to 4", lambda t: put_five(t)[:4] + [[put_run(t / "b", 0, config())]]),
+    "another setting": ("seed alone", lambda t: put_five(t, last=config("steps=3"))),
     "no run": ("embedded_prm', expected a run of train.py", lambda t: put_five(t)[:4] + [["embedded_prm"]]),
     "an older version": (r"summary.json: got .*train it with this version", lambda t: older(put_five(t))),
     "a GPU": ("device, distributed: got \\('NVIDIA", lambda t: put_five(t, machine={"device": "NVIDIA H100"})),
