@@ -129,6 +129,8 @@ def main(cfg):
     if HEADS[cfg.model.head].rates and "bad" in [getattr(source, "neutral", None) for source in sources]:
         raise InputError(f"data.neutral: got 'bad', but the {cfg.model.head} head learns the rating, neutral as good")
     require_packages(cfg.tensorboard, cfg.wandb)
+    for name in {cfg.init, cfg.tokenizer} - {"random", "new", None}:
+        hf.locate(name)  # refused before samples are drawn
     mesh, texts = make_mesh(cfg.mesh, cfg.batch.rows), writable_folder(run)
     with run_folder.locked_run_folder(texts, raw_cfg, resumes, "checkpoints/*/*"), jax.set_mesh(mesh):
         if resumes and texts == run:  # process 0

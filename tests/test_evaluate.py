@@ -290,10 +290,10 @@ def test_three_plain_sentences():
         "against     The majority vote has 50.0% (+25.0 points for the choice, 95 % interval +10.0 to +40.0); a perfect choice 90.0%.",
         "blind       It chooses a wrong answer to 15.0% of the problems though a right one is there.",
     ]
-    run = {"objective": "prm", "verifier": "X", "step_auroc": 0.9, "n_steps": 7, "first_error_accuracy_error": 0.75}
+    run = {"objective": "prm", "verifier": "x", "step_auroc": 0.9, "n_steps": 7, "first_error_accuracy_error": 0.75}
     kinds = {"a": {"n": 10, "missed": 0.1}, "b": {"n": 10, "missed": 0.5}, "c": {"n": 1, "missed": 1.0}}
     steps = {"threshold": 0.5, "runs": [run]}
-    solved = "solved      X's scores tell right steps from wrong ones with an AUROC of 0.900 (7 steps)."
+    solved = "solved      The scores of x tell right steps from wrong ones with an AUROC of 0.900 (7 steps)."
     blind = "blind       It does not find the first wrong step of 25.0% of the solutions that have one."
     assert sentences(steps) == [solved, blind]
     run |= {"errors": {"kinds": kinds}, "baselines": {"length": 0.5, "position": 0.6}}
@@ -316,3 +316,15 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
     assert "split_by: got None, expected how to split the responses of raw.jsonl" in refused
     refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=b", "input=steps.jsonl", "split_by=line")
     assert "split_by: got 'line', expected null: steps.jsonl has steps" in refused
+    Path("texts.jsonl").write_text(
+        json.dumps({"problem": "2+3?", "answer": "7", "completions": ["2+3=5\n5+1=7"]}) + "\n"
+    )
+    asked = ["checkpoint=equations", "input=texts.jsonl"]
+    note = "note        1 of 1 solutions are one step of several lines; split_by=line cuts whole texts"
+    for task, scores in (("score", "scores"), ("best_of_n", "pool_scores")):
+        task = [f"task={task}", *["checker=string"] * (task == "best_of_n")]
+        assert note in printed(evaluate.main, monkeypatch, *task, *asked, f"hydra.run.dir={scores}", cwd=tmp_path)
+        line = "split_by=line", f"hydra.run.dir={scores}_cut"
+        assert note not in printed(evaluate.main, monkeypatch, *task, *asked, *line, cwd=tmp_path)
+        (row,) = map(json.loads, next(Path(f"{scores}_cut").glob(f"{scores}*.jsonl")).read_text().splitlines())
+        assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]

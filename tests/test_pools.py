@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.data.pools import Candidate, Problem, read_pool, scores_in_unit, with_scores, write_pool
+from prm_jax.data.pools import Candidate, Problem, is_unsplit, read_pool, scores_in_unit, with_scores, write_pool
 from prm_jax.data.sources import load
 from prm_jax.evals.pool_arrays import log_scores, pool_arrays
 
@@ -228,6 +228,24 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
     assert [(s.id, s.steps) for s in solutions] == [(f"t/1/{n}", c.steps) for n, c in enumerate(problem.candidates)]
     with pytest.raises(InputError, match=r"sal.jsonl line 1: labels: found null, .* a pool has none"):
         load(path, "native", labels_required=True)
+
+
+def test_whole_texts_are_cut_as_asked(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"problem": "2+5", "completions": ["a\nb", "c\n\nd\ne"]}))
+    steps = lambda split_by: [c.steps for c in read_pool(path, split_by=split_by)[0].candidates]
+    assert steps(None) == [("a\nb",), ("c", "d\ne")] and steps("line") == [("a", "b"), ("c", "d", "e")]
+    assert [is_unsplit(x) for x in (("a\nb",), ("c", "d\ne"), ("a\n",))] == [True, False, False]
+    write_pool(path, read_pool(path))
+    with pytest.raises(
+        InputError, match="texts.jsonl line 1: split_by: found 'line', expected null: the candidates have"
+    ):
+        read_pool(path, split_by="line")
+    path.write_text('{"question": "2+5", "responses": ["a"]}')
+    with pytest.raises(
+        InputError, match="candidates: missing, expected a list, or problem and completions .*; found question"
+    ):
+        read_pool(path)
 
 
 def test_rows_of_problem_and_steps_are_native(tmp_path):

@@ -453,7 +453,12 @@ def test_help_shows_every_option_with_its_meaning(capsys, monkeypatch):
     section = shown("optimizer")
     assert section.startswith("optimizer:") and "mu_dtype" in section and "lora:" not in section
     assert shown("data=jsonl").startswith("# ----- data=jsonl -----\n# Native rows") and "prm800k" in shown("data")
-    assert shown("nix") == "--help nix: no such group or section\n"
+    assert "# ----- data=files -----\n# Keys of all" in shown("data=jsonl")
+    assert shown("loss.gamma") == shown("gamma") == shown("loss") and shown("rank").startswith("lora: {rank: 16")
+    assert "# ----- data=files -----\nfolds: 10" in shown("data.folds") and "optimizer" not in shown("steps")
+    assert re.search(r"^experiment .*: base_lm", top, re.MULTILINE) and "dapo" not in top
+    for nothing in ("nix", "loss.lr", "data=nix"):
+        assert shown(nothing) == f"--help {nothing}: no such group, section or key\n"
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch):

@@ -185,7 +185,12 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, w
     candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
     those that Math-Verify saw now, not in an earlier call (`cache`)."""
     for problem in problems:
-        require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, "the right answer")
+        require(
+            not is_blank(problem.answer),
+            f"problem {problem.id}: answer",
+            problem.answer,
+            "the right answer; task=score ranks without",
+        )
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
     with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")

@@ -14,6 +14,7 @@ from prm_jax import InputError
 from prm_jax.data.grading import extract, read_gold
 from prm_jax.data.rows import field, field_error, optional, read_rows, require, row_place, texts, write_rows
 from prm_jax.data.solutions import Solution
+from prm_jax.data.steps import split_steps
 from prm_jax.data.units import UNITS
 
 # Names of a row's id, problem and gold answer, and of a candidate's answer and step scores.
@@ -70,22 +71,25 @@ class Problem:
             require(unit in tuple(UNITS), f"scores_unit.{name}", unit, ", ".join(UNITS))
 
 
-def read_pool(path, names: Sequence[str] | None = None, as_written=False) -> list[Problem]:
+def read_pool(path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None) -> list[Problem]:
     """`iter_pool` as a list."""
-    return list(iter_pool(path, names, as_written))
+    return list(iter_pool(path, names, as_written, split_by))
 
 
-def iter_pool(path, names: Sequence[str] | None = None, as_written=False) -> Iterator[Problem]:
+def iter_pool(
+    path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
+) -> Iterator[Problem]:
     """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id, problem,
     answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit, task; answer, correct, finished
     (then true), step_scores, logp, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows are read too,
     but not source_is_correct, graded against wrong answers. A gold answer that is a whole solution is the one that it
-    states, unless as_written. InputError names line and field."""
+    states, unless as_written. split_by: how whole texts are cut into steps, null: at blank lines. InputError names line
+    and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
         try:
-            problem = problem_of(row, names, as_written)
+            problem = problem_of(row, names, as_written, split_by)
             other = place_of.setdefault(problem.id, place)
             require(other is place, "id", problem.id, f"an id not seen before, {other} has it")
         except InputError as error:
@@ -98,12 +102,12 @@ def is_pool(row: dict) -> bool:
     return "candidates" in row or ({"problem", "completions"} <= row.keys() and "labels" not in row)
 
 
-def as_native(row: dict) -> dict:
-    """A row of search-and-learn's output (problem, completions: texts whose steps stand between blank lines, scores: of
-    each a number a step) as a pool's; scores that are not one a step are left out."""
+def as_native(row: dict, split_by: str | None = None) -> dict:
+    """A row of search-and-learn's output (problem, completions: texts whose steps stand between blank lines unless
+    split_by says otherwise, scores: of each a number a step) as a pool's; scores that are not one a step are left out."""
     candidates, scores = [], optional(row, "scores", list) or []
     for text, score_T in itertools.zip_longest(texts(row, "completions"), scores, fillvalue=()):
-        pieces = text.split("\n\n")
+        pieces = split_steps(text, split_by) if split_by else text.split("\n\n")
         steps = [piece for piece in pieces if piece.strip()]
         if len(score_T) == len(pieces):  # some of its verifiers score blank pieces too
             score_T = [score for score, piece in zip(score_T, pieces, strict=True) if piece.strip()]
@@ -112,9 +116,13 @@ def as_native(row: dict) -> dict:
     return row | {"id": str(row.get("unique_id", row["problem"])), "candidates": candidates}
 
 
-def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False) -> Problem:
+def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None) -> Problem:
     """The problem of a pool file's row; InputError names the field."""
-    row = row if "candidates" in row or not is_pool(row) else as_native(row)
+    require(not (split_by and "candidates" in row), "split_by", split_by, "null: the candidates have steps")
+    if not is_pool(row):
+        expected = "a list, or problem and completions (whole texts) in its place"
+        raise InputError(f"candidates: missing, expected {expected}; found {', '.join(map(str, row))}")
+    row = row if "candidates" in row else as_native(row, split_by)
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
@@ -153,6 +161,17 @@ def candidate_rows(problems: Iterable[Problem]) -> Iterator[tuple[str, str, tupl
     for problem in problems:
         for n, candidate in enumerate(problem.candidates):
             yield f"{problem.id}/{n}", problem.problem, candidate.steps
+
+
+def is_unsplit(steps: Sequence[str]) -> bool:
+    """Whether a solution is one step of several lines: perhaps a whole text whose steps end otherwise than was read."""
+    return len(steps) == 1 and "\n" in steps[0].strip()
+
+
+def note_unsplit(n: int, total: int):
+    """Prints that n of the solutions are one step of several lines, unless none is."""
+    if n:
+        print(f"note        {n:,} of {total:,} solutions are one step of several lines; split_by=line cuts whole texts")
 
 
 def scores_in_unit(problems: Sequence[Problem], name: str, default: str) -> tuple[list[np.ndarray], str]:

@@ -73,7 +73,8 @@ def read_rows(path) -> Iterator[tuple[int, dict]]:
     empty or broken, or a row is not an object."""
     path, number = Path(path), 0
     if not path.is_file():
-        raise InputError(f"{path}: no such file")
+        is_folder = "is a folder, expected a file; of a data set that save_to_disk wrote, its to_parquet writes one"
+        raise InputError(f"{path}: {is_folder if path.is_dir() else 'no such file'}")
     suffix = Path(path.name.removesuffix(".gz")).suffix
     readers = {".jsonl": json_lines, ".json": _json_values, ".parquet": _parquet}
     if suffix not in readers:

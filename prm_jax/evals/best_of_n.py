@@ -35,6 +35,7 @@ class Config(pool_metrics.Rules):
     input: str | None
     scores: str | list | None
     scores_name: str | None
+    split_by: str | None
     checker: Annotated[str, checker_of(grading.RULES)] | None
     fresh: FreshPool
 
@@ -54,9 +55,11 @@ def run(setup: Setup, cfg: Config) -> dict:
         if model and (is_embedded or model != "embedded_orm"):  # which knows the embedded policy's samples alone
             setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
     elif setup.checkpoints or cfg.checker:
-        problems = pools.read_pool(cfg.input, as_written=is_own(cfg.checker))
+        problems = pools.read_pool(cfg.input, as_written=is_own(cfg.checker), split_by=cfg.split_by)
     else:
-        problems = pools.iter_pool(cfg.input)  # a pool of any size is read problem by problem, none kept
+        problems = pools.iter_pool(
+            cfg.input, split_by=cfg.split_by
+        )  # a pool of any size is read problem by problem, none kept
     grading_counts, groups = {"checker": "as stored; answers are equal as texts"}, None
     if is_own(cfg.checker):
         problems, grading_counts = grade_own(problems, cfg.checker)
@@ -113,6 +116,7 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
     n = len(setup.checkpoints)
     expect(cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score")
     verifiers, total = {}, sum(len(problem.candidates) for problem in problems)
+    pools.note_unsplit(sum(pools.is_unsplit(steps) for *_, steps in pools.candidate_rows(problems)), total)
     for checkpoint in setup.checkpoints:
         scorer = open_scorer(setup, checkpoint)
         taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}

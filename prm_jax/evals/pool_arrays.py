@@ -90,7 +90,8 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
         for n, c in enumerate(problem.candidates):
             if c.correct is None and c.finished:
                 place = f"pool: problem {problem.id}: candidates[{n}].correct"
-                raise InputError(f"{place}: nobody graded it; checker=math grades the answers against the problem's")
+                how = "checker=math grades the answers against the problem's, task=score ranks without them"
+                raise InputError(f"{place}: nobody graded it; {how}")
             right_n.append(c.outcome == 1), finished_n.append(c.finished), blank_n.append(is_blank(c.answer))
             answer_n.append(answer_groups[p][n] if answer_groups else number[c.answer])
             repeats_n.append(question in c.steps[0])

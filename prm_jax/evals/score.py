@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -32,17 +33,23 @@ def run(setup: Setup, cfg: Config) -> dict:
     """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to draw."""
     scorer = one_scorer(setup, "score")
     _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
-    is_pool, is_split = pools.is_pool(first), bool({"steps", "completions"} & first.keys())
-    is_raw = not is_split and bool({"response", "solution", "text"} & first.keys())
-    expect(cfg.split_by or is_pool or not is_raw, "split_by", None, f"how to split the responses of {cfg.input}")
-    expect(not (cfg.split_by and (is_pool or is_split)), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
+    is_pool = pools.is_pool(first)
+    is_split = "candidates" in first or not is_pool and bool({"steps", "completions"} & first.keys())
+    is_raw = not (is_pool or is_split) and bool({"response", "solution", "text"} & first.keys())
+    expect(cfg.split_by or not is_raw, "split_by", None, f"how to split the responses of {cfg.input}")
+    expect(not (cfg.split_by and is_split), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
+    read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
     reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
     solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, **reading)[0]]
 
     def source():  # read anew each time: a pool may be larger than memory
-        return pools.candidate_rows(pools.iter_pool(cfg.input)) if is_pool else solutions
+        return pools.candidate_rows(read_pool()) if is_pool else solutions
 
-    ids = [i for i, *_ in source()]
+    ids, n_unsplit = [], 0
+    for i, _, steps in source():
+        ids.append(i)
+        n_unsplit += pools.is_unsplit(steps)
+    pools.note_unsplit(n_unsplit, len(ids))
     if repeated := next((i for i, n in collections.Counter(ids).items() if n > 1), None):
         raise InputError(f"{cfg.input}: id {repeated!r}: found more than once, expected each once")
     wanted = [str(i) for i in cfg.figures] if isinstance(cfg.figures, list) else None
@@ -50,11 +57,11 @@ def run(setup: Setup, cfg: Config) -> dict:
         raise InputError(f"figures: no solution has the id {min(unknown)!r}")
     files = {"scores": setup.folder / "scores.jsonl"}
     if is_pool:
-        taken = {name for p in pools.iter_pool(cfg.input) for c in p.candidates for name in c.step_scores}
+        taken = {name for p in read_pool() for c in p.candidates for name in c.step_scores}
         name, files["pool"] = new_name(cfg.scores_name, scorer, taken), setup.folder / "pool.jsonl.gz"
     scores = score_into(files["scores"], scorer, source(), len(ids))
     if is_pool:
-        pools.write_pool(files["pool"], pools.with_scores(pools.iter_pool(cfg.input), name, scores, scorer.unit))
+        pools.write_pool(files["pool"], pools.with_scores(read_pool(), name, scores, scorer.unit))
     unit = scorer.format.score if isinstance(scorer, ModelScorer) else "probability"  # as its authors show scores
     of_log_odds, aggregator = UNITS[unit].of_log_odds, default_aggregator(scorer)
     ranking = rank(source(), stored_scores(files["scores"]), unit, aggregator)

@@ -29,10 +29,8 @@ def sentences(results: dict) -> list[str]:
         against.append(f"a perfect choice {oracle:.1%}")
         blind.append(f"chooses a wrong answer to {oracle - best:.1%} of the problems though a right one is there")
     if run and "step_auroc" in run:
-        n, whose = run["n_steps"], "its" if solved else f"{run['verifier']}'s"
-        solved.append(
-            f"{whose} scores tell right steps from wrong ones with an AUROC of {run['step_auroc']:.3f} ({n} steps)"
-        )
+        n, whose = run["n_steps"], "its scores" if solved else f"the scores of {run['verifier']}"
+        solved.append(f"{whose} tell right steps from wrong ones with an AUROC of {run['step_auroc']:.3f} ({n} steps)")
         if baselines := run.get("baselines"):
             best = max(baselines, key=baselines.get)
             against.append(f"the best AUROC of what was never taught to verify is {baselines[best]:.3f} ({best})")

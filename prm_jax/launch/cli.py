@@ -41,6 +41,9 @@ SYNONYMS = {
     "batch.rows": "batch_size per_device_train_batch_size", "batch.accumulate": "gradient_accumulation_steps",
     "init": "model_name model_name_or_path", "batch.tokens": "max_length max_seq_length", "data.hub": "dataset dataset_name",
     "input": "pool problems questions questions.file file", "data=jsonl data.path": "input problems questions file train_file", "checkpoint": "policy verifier",
+    "eval.every": "eval_steps", "checkpoint_every": "save_steps", "log_every": "logging_steps", "model.dtype": "bf16 fp16 dtype", "model.remat": "gradient_checkpointing",
+    "optimizer.trainable": "use_peft", "optimizer.clip": "max_grad_norm", "optimizer.b1": "adam_beta1", "optimizer.b2": "adam_beta2", "model.head": "num_labels",
+    "resume": "resume_from_checkpoint", "data.hub_split": "dataset_train_split split", "lora.targets": "lora_target_modules target_modules",
 }  # fmt: skip
 
 
@@ -75,6 +78,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
             started.append(cfg)
             try:
                 if begin_job(cfg):
+                    check_experiment(config_name)
                     main(cfg)
             except Exception as error:
                 hydra_cfg = HydraConfig.get()
@@ -153,6 +157,18 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
     return decorate
 
 
+def experiment_of(path: Path) -> str:
+    """The command that an experiment's file is for, by the one in its first lines: train or rl."""
+    return re.search(r"# python (?:-m prm_jax\.)?(\w+)", path.read_text())[1]
+
+
+def check_experiment(config_name: str):
+    """Raises InputError where experiment=NAME is one of another command."""
+    name = HydraConfig.get().runtime.choices.get("experiment")
+    if name and (of := experiment_of(CONF / f"experiment/{name}.yaml")) != config_name:
+        raise InputError(f"experiment: {name} is one of {command_name(of)}")
+
+
 def exit_interrupted(hint: str = ""):
     """Ends as shells expect of Ctrl-C. A shell's own loop ends too, as it does not for an error."""
     print(f"interrupted{hint}", file=sys.stderr)
@@ -169,7 +185,8 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
         text = f"not enough memory ({text or 'an object'}); a file, a batch or a model is too large for this machine"
     if isinstance(error, hydra.errors.OverrideParseException):
         key, _, value = error.override.partition("=")
-        text = f"{error.override}: Hydra cannot read it; quote such a value twice: '{key}=\"{value}\"'"
+        how = f"Hydra cannot read it; quote such a value twice: '{key}=\"{value}\"'"
+        text = f"{error.override}: {how if value else f'has no value, expected {key}=VALUE'}"
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     mistyped = re.match(r"Could not override '([^']+)'", text)
     if config_name and mistyped and not (CONF / mistyped[1]).is_dir():
@@ -177,6 +194,8 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
         chosen = [word for word in words if (CONF / word.split("=")[0]).is_dir() and "," not in word]
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             key, cfg = mistyped[1], hydra.compose(config_name, chosen)
+            of_data = ("data=jsonl", "data=chain") if "data" in cfg and key.startswith("data.") else ()
+            elsewhere = [x for x in of_data if key in dict(flatten(hydra.compose(config_name, [*chosen, x])))]
         keys = [name for name, _ in flatten(cfg) if name != key]
         names = {k.split(".")[-1]: k for k in keys}
         close = [
@@ -185,6 +204,7 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
         close = close or difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
         close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1, cutoff=0.75)]
         hint = f"did you mean {close[0]}?" if close else "--help lists every key"
+        hint = f"it is a key of {elsewhere[0]}" if elsewhere else hint
         tasks = [
             path.stem for path in CONF.glob("task/*.yaml") if re.search(rf"(?m)^{re.escape(key)}s?:", path.read_text())
         ]
@@ -208,29 +228,43 @@ def command_name(config_name: str) -> str:
 
 def print_help(config_name: str, doc: str, names: list[str]):
     """Prints the configuration file with its comments, which Hydra's own help drops, below a list of its groups of files;
-    or of `names` alone: a group (data), a file of it (data=jsonl), a section (optimizer)."""
+    or of `names` alone: a group (data), a file of it with what it builds on (data=jsonl), a section (optimizer), what has
+    a key (loss.gamma)."""
     top = (CONF / f"{config_name}.yaml").read_text().strip()
+    groups = re.findall(r"^  - /?(\w+): (\w+)(?: +# (.*))?", top, flags=re.MULTILINE)
+    sections = {x[1]: x[0].strip() for x in re.finditer(r"(?ms)^(\w+):.*?(?=^\S|\Z)", top)}
     for name in names:
         group, _, stem = name.partition("=")
-        section = re.search(rf"(?ms)^{re.escape(group)}:.*?(?=^\S|\Z)", top)
-        is_group = re.fullmatch(r"\w+", group) and (CONF / group).is_dir()
-        for path in sorted((CONF / group).glob("*.yaml")) if is_group else ():
-            if stem not in ("", path.stem):
-                continue
-            print(f"# ----- {group}={path.stem} -----\n{path.read_text().strip()}\n")
-        if section or not is_group:
-            print(section[0].strip() if section else f"--help {name}: no such group or section")
+        files = sorted((CONF / group).glob("*.yaml")) if re.fullmatch(r"\w+", group) else []
+        shown = [f"# ----- {group}={path.stem} -----\n{path.read_text().strip()}\n" for path in files]
+        if stem:
+            of = {path.stem: text for path, text in zip(files, shown, strict=True)}
+            base = re.search(r"(?m)^defaults: \[(\w+), _self_\]", of.get(stem, ""))
+            shown = [of[x] for x in (stem, base and base[1]) if x in of]
+        shown += [sections[group]] if group in sections else []
+        print("\n".join(shown or having(name, groups, sections) or [f"--help {name}: no such group, section or key"]))
     if names:
         return
     command = command_name(config_name)
     print(f"{doc.strip()}\n\nUsage: {command} [key=value ...] [-m key=value1,value2 ...]\n")
-    groups = re.findall(r"^  - /?(\w+): (\w+)(?: +# (.*))?", top, flags=re.MULTILINE)
     if groups:
         print(f"Groups of files, group=name chooses one; {command} --help GROUP shows its keys:")
     for group, default, about in groups:
-        stems = ", ".join(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
+        paths = sorted((CONF / group).glob("*.yaml"))
+        stems = ", ".join(x.stem for x in paths if group != "experiment" or experiment_of(x) == config_name)
         print(textwrap.fill(f"{group:<12}{about or ''} (default: {default}): {stems}", 120, subsequent_indent=" " * 12))
     print(f"\nKeys of the command; --help SECTION shows one:\n\n{top}")
+
+
+def having(name: str, groups: list[tuple], sections: dict[str, str]) -> list[str]:
+    """The sections that have a key, `loss.gamma` or `gamma`; else its lines in the files of the groups."""
+    inside, _, key = name.rpartition(".")
+    line = rf"(?m)^(?: +|\w+: {{(?:[^#\n]*, )?|){re.escape(key)}:.*(?:\n +#.*)*"
+    if found := [text for x, text in sections.items() if inside in ("", x) and re.search(line, text)]:
+        return found
+    files = [path for group, *_ in groups if inside in ("", group) for path in sorted((CONF / group).glob("*.yaml"))]
+    lines = ((path, re.search(line, path.read_text())) for path in files)
+    return [f"# ----- {path.parent.name}={path.stem} -----\n{x[0]}" for path, x in lines if x]
 
 
 def use_compilation_cache():
