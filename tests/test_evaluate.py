@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -291,11 +292,14 @@ def test_three_plain_sentences():
         "blind       It chooses a wrong answer to 15.0% of the problems though a right one is there.",
     ]
     run = {"objective": "prm", "verifier": "x", "step_auroc": 0.9, "n_steps": 7, "first_error_accuracy_error": 0.75}
+    run["first_error_accuracy_clean"] = 0.9
     kinds = {"a": {"n": 10, "missed": 0.1}, "b": {"n": 10, "missed": 0.5}, "c": {"n": 1, "missed": 1.0}}
     steps = {"threshold": 0.5, "runs": [run]}
     solved = "solved      The scores of x tell right steps from wrong ones with an AUROC of 0.900 (7 steps)."
-    blind = "blind       It does not find the first wrong step of 25.0% of the solutions that have one."
+    blind = "blind       It does not find the first wrong step of 25.0% of the solutions that have one; sees one in 10.0% of the others."
     assert sentences(steps) == [solved, blind]
+    run["first_error_accuracy_clean"] = math.nan
+    assert sentences(steps) == [solved, blind.replace("; sees one in 10.0% of the others", "")]
     run |= {"errors": {"kinds": kinds}, "baselines": {"length": 0.5, "position": 0.6}}
     assert sentences(steps)[1:] == [
         "against     The best AUROC of what was never taught to verify is 0.600 (position).",

@@ -41,6 +41,8 @@ def sentences(results: dict) -> list[str]:
             blind.append(MISSED.format(share, worst, kinds[worst]["missed"], kinds[worst]["n"]))
         elif math.isfinite(accuracy := run["first_error_accuracy_error"]):
             blind.append(f"does not find the first wrong step of {1 - accuracy:.1%} of the solutions that have one")
+            if math.isfinite(clean := run["first_error_accuracy_clean"]):
+                blind.append(f"sees one in {1 - clean:.1%} of the others")
     starts = ("solved      ", solved), ("against     ", against), ("blind       It ", blind)
     texts = ((start, "; ".join(parts)) for start, parts in starts if parts)
     return [f"{start}{text if start.startswith('blind') else text[0].upper() + text[1:]}." for start, text in texts]

@@ -131,6 +131,7 @@ def step_page(group: dict, runs: list[dict], results: dict, path: Path) -> Path:
         mean = [np.nanmean(row) if np.isfinite(row).any() else np.nan for row in rows]
         right.plot(positions, mean, "o-", color=colour, markersize=3, label=label)
     right.set(xlabel="step position", ylabel="accuracy, AUROC", ylim=(None, 1.02), xticks=positions)
+    right.set_yticks([y for y in right.get_yticks() if right.get_ylim()[0] <= y < 1.001])
     right.set_title(f"By position (first-error F1 {number['first_error_f1']})")
     right.legend()
     return save(figure, path, step_text(group, runs), results)
