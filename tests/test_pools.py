@@ -122,7 +122,10 @@ def candidate_row(**changes):
         (candidate_row(answer=7), "candidates[1].answer: found 7, expected text or null"),
         (candidate_row() | {"candidates": []}, "candidates: found none, expected at least one"),
         (candidate_row() | {"candidates": ["a"]}, "candidates[0]: found 'a', expected an object"),
-        ({"id": "x"}, "candidates: missing, expected a list, or problem and completions .*; found id"),
+        (
+            {"id": "x"},
+            "candidates: missing, expected a list, or problem and completions (whole texts) in its place; found id",
+        ),
     ],
 )
 def test_errors_name_file_line_and_field(tmp_path, row, message):
