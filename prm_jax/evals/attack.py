@@ -16,6 +16,8 @@ from prm_jax import InputError, metrics, rerank, tasks
 from prm_jax.data.edits import EDITS, edited
 from prm_jax.data.splits import TaskData
 from prm_jax.evals.common import Setup, data_of, describe, interval_of, one_scorer, plus_minus
+from prm_jax.figures.attack import QUANTITIES, SHOWN
+from prm_jax.figures.attack import attack_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch.config import Count, expect, one_of
 from prm_jax.scoring import score_into
@@ -122,30 +124,3 @@ def show(results: dict):
         cells = "".join(f"{x[key]:.3f} {plus_minus(x[f'{key}_interval']):<18}" for key in QUANTITIES)
         kept = "" if x.get("verdict_kept") is None else f"{x['verdict_kept']:.2f} of {x['versions']:,}"
         print(f"{SHOWN.get(name, name):<12}{cells}{kept}")
-
-
-SHOWN = {"worst": "the worst", "worst_wrong_line": " wrong line"}  # of all edits; where a wrong line must be left
-QUANTITIES = {
-    "auroc": "AUROC, sound against unsound",
-    "unsound_accepted": "unsound solutions above .5",
-    "sound_refused": "sound solutions below .5",
-}
-
-
-def figures(results: dict, folder) -> list:
-    """Draws the three quantities before the attack (line) and after each edit (dots)."""
-    from prm_jax.figures.style import GREY, floats, line_style, panels, save
-
-    figure, (all_axes,) = panels(1, 3, 2.6, 9, sharey=True)
-    names = [*results["edits"]]
-    for axes, (key, title) in zip(all_axes, QUANTITIES.items(), strict=True):
-        axes.axvline(results["before"][key], color=GREY, linewidth=1, linestyle="--", label="no edit")
-        tables, y = [results["edits"][name] for name in names], range(len(names))
-        low, high = floats([x[f"{key}_interval"] for x in tables]).T
-        axes.hlines(y, low, high, color=line_style(0)["color"], linewidth=1, alpha=0.5)
-        axes.plot([x[key] for x in tables], y, **line_style(0) | {"linestyle": ""}, label="worst place of one edit")
-        axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(names) - 0.5, -0.5))
-        axes.set_yticks(y, [SHOWN.get(name, name) for name in names])
-    figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
-    text = f"{results['solutions']} solutions, {results['sound']} sound; {results['aggregator']} of step scores; 95 % bootstrap"
-    return [save(figure, folder / "attack.png", f"{text} intervals over problems; {results['verifier']}", results)]

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from prm_jax.evals.attack import QUANTITIES, SHOWN
+from prm_jax.figures.attack import QUANTITIES, SHOWN
 from prm_jax.figures.paper import Stages, mean_difference, results_at, signed, values_of
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, over_seeds, panels
 
