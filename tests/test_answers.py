@@ -325,7 +325,9 @@ def test_group_pool_is_group_of_each_problem(tmp_path):
 
 
 def test_grade_pool_names_what_is_missing(tmp_path):
-    with pytest.raises(InputError, match="^problem p1: answer: found null, expected the right answer$"):
+    with pytest.raises(
+        InputError, match="^problem p1: answer: found null, expected the right answer; task=score ranks without$"
+    ):
         grade_pool(pool(("1", "1"), (None, "1")), "string")
     with pytest.raises(InputError, match="^cache: .* cannot be read and written"):
         grade_pool(pool(("1", "1")), "math", tmp_path)  # a folder
