@@ -25,6 +25,7 @@ from prm_jax.data.examples import make_examples
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
+from prm_jax.evals import bounds
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse, script
@@ -265,7 +266,8 @@ def fit(cfg: TrainConfig, run: Path, texts: Path, model: PRM, opt, source, valid
                 log.write(record)
             stopping = reader.stop and not last
             if saves or is_best or stopping:
-                checkpoints.save(step, model, opt, best | reader.spent, is_best)
+                kept = training.with_shifted_bounds(model, best) if is_best else None
+                checkpoints.save(step, model, opt, best | reader.spent, kept)
             if stopping:
                 name = signal.Signals(reader.stop).name
                 print(f"stopped     by {name} after step {step}; continue with: {script('train')} resume={run}")
@@ -301,11 +303,12 @@ def is_better(scores: dict, best: dict, by: str) -> bool:
 def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, errors) -> tuple[dict, dict]:
     """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined;
     {kind of error: how many first errors, share missed at .5}). errors: `first_wrong` of each solution, if known."""
-    totals, scored, order = collections.Counter(), [], []
+    totals, scored, outputs, order = collections.Counter(), [], [], []
     for indices, batch in batches:
         sums = training.eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
+            outputs += [logit_TC for logit_TC, _ in packing.unpack_steps(batch, np.asarray(sums.pop("outputs")))]
             order += indices
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
@@ -319,6 +322,9 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, err
     metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
+    if model.cfg.head in HEADS and (sides := HEADS[model.cfg.head].bounds):
+        lower_n, upper_n = np.concatenate(outputs)[:, list(sides)].T
+        defined |= bounds.shifts(lower_n, upper_n, np.concatenate([label_T for _, label_T in scored]))
     missed = {}
     for i, p_T in zip(order, p, strict=True) if errors else ():
         if errors[i]:

@@ -19,6 +19,7 @@ class Head:
     hidden: bool = False
     rates: bool = False  # its classes are the human ratings -1, 0, +1
     loss: str | None = None  # the step loss that alone trains all of its outputs, and fits no other head
+    bounds: tuple[int, int] | None = None  # the outputs that are a lower and an upper bound of a step's value
 
     @property
     def outputs(self) -> int:
@@ -43,7 +44,7 @@ HEADS = {
     # Neutral counts as good: P(good) = P(0) + P(+1) (Lightman et al. 2023, appendix F).
     "ternary": Head(("bad", "neutral", "good"), ternary_log_odds, rates=True),
     # Log-odds of the .05, .5 and .95 quantile of a step's value (loss.step=pinball); the median is the score.
-    "quantile": Head(("q05", "q50", "q95"), lambda z_BTC: z_BTC[..., 1], loss="pinball"),
+    "quantile": Head(("q05", "q50", "q95"), lambda z_BTC: z_BTC[..., 1], loss="pinball", bounds=(0, 2)),
 }
 
 

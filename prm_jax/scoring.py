@@ -5,6 +5,7 @@ Dimension key: B rows, L tokens, T step ends, N solutions, n what is read of a r
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.rows import append_rows, field, json_lines, require_same
 from prm_jax.data.units import UNITS, log_p_to_log_odds
-from prm_jax.heads import good_logit
+from prm_jax.heads import HEADS, good_logit
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import sums_file
@@ -28,11 +29,13 @@ from prm_jax.protocols import Rows
 CHUNK = 2048  # solutions in memory at a time: enough for tight packing and whole problems, a few megabytes
 
 
-@jax.jit
-def step_log_odds(model: PRM, batch):
-    """Log-odds that the step is good, at the step ends of a packed batch alone, float32 logit_BT."""
+@functools.partial(jax.jit, static_argnames="output")
+def step_log_odds(model: PRM, batch, output: int | None = None):
+    """Log-odds that the step is good, or one output of the head, at the step ends of a packed batch alone, float32
+    logit_BT."""
     x_BTD = model(batch["ids"], batch["pos"], batch["visible_until"], batch["step_end"])
-    return replicate(good_logit(model.step_logits(x_BTD), model.cfg.head))
+    logit_BTC = model.step_logits(x_BTD)
+    return replicate(good_logit(logit_BTC, model.cfg.head) if output is None else logit_BTC[..., output])
 
 
 @jax.jit
@@ -88,11 +91,18 @@ class ModelScorer:
     batch_rows: int = 8
     row_tokens: int | None = None
     likelihood: bool = False
+    output: int | None = None  # of the step head, in place of the log-odds that the step is good
     stats: ScoringStats = dataclasses.field(default_factory=ScoringStats)
 
     @property
     def unit(self) -> str:
         return "logit" if self.reference is None else "log_ratio"
+
+    def bounds(self) -> list["ModelScorer"]:
+        """The Scorers of the lower and of the upper bound of a step's value, as log-odds; none where the head has none."""
+        head = HEADS.get(self.model.cfg.head)
+        outputs = head and head.bounds or ()
+        return [dataclasses.replace(self, output=i, stats=ScoringStats()) for i in outputs]
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}
@@ -152,7 +162,10 @@ class ModelScorer:
             if by_token:
                 del batch["step_end"]  # every token has a value
             batch = shard_batch(batch, B)
-            value_Bn = log_ratio(self.model, self.reference, batch) if by_token else step_log_odds(self.model, batch)
+            if by_token:
+                value_Bn = log_ratio(self.model, self.reference, batch)
+            else:
+                value_Bn = step_log_odds(self.model, batch, self.output)
             if pending:  # read one batch late, while the device computes the next
                 finish(*pending)
             pending = value_Bn, list(zip(batch_packs, places if by_token else slots, strict=True))

@@ -91,7 +91,7 @@ def totals(batch):
 
 def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool = False):
     """Sums over one micro-batch of step loss, next-token loss and right predictions, to be divided by `totals` of the
-    global batch; with `logits` also logit_BT of its steps."""
+    global batch; with `logits` also logit_BT of its steps and all outputs of the head."""
     all_tokens, head = cfg.objective in ("lm", "implicit") or cfg.lm_weight > 0, model.cfg.head
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"], None if all_tokens else batch["step_end"])
     step_sum = lm_sum = right = jnp.zeros(())
@@ -108,7 +108,7 @@ def loss_terms(model: PRM, batch, cfg: LossConfig, k_dropout=None, logits: bool 
         step_sum = jnp.where(is_labelled_BT, loss_BT * batch["weight"], 0.0).sum()
         agrees_BT = (logit_BT > 0) == (batch["label"] >= 0.5)
         right = (agrees_BT & is_labelled_BT).sum()
-        step_logits = {"logit": logit_BT} if logits else {}
+        step_logits = {"logit": logit_BT, "outputs": logit_BTC} if logits else {}
     if all_tokens:
         lm_sum = next_token_loss(logit_BLV, batch["ids"], batch["token_weight"]).sum()
         if cfg.objective == "lm":
@@ -178,6 +178,20 @@ def train_step(model: PRM, opt: nnx.Optimizer, batch, cfg: LossConfig, key):
     return model, opt, {**metrics, "grad_norm": optax.tree.norm(grads), **counts}
 
 
+def with_shifted_bounds(model: PRM, numbers: dict[str, float]) -> PRM:
+    """The model whose bounds of a value lie eval_shift_lower and eval_shift_upper further off, in log-odds, as
+    `evals.bounds.shifts` gives them: in the bias of its head, so that whatever reads the model has them. The model
+    itself where its head has no bounds."""
+    if "eval_shift_lower" not in numbers:
+        return model
+    low, high = HEADS[model.cfg.head].bounds
+    model = nnx.clone(model)
+    b_C = model.b_head[...]
+    b_C = b_C.at[low].add(-numbers["eval_shift_lower"]).at[high].add(numbers["eval_shift_upper"])
+    model.b_head[...] = b_C
+    return model
+
+
 @functools.partial(jax.jit, static_argnames="cfg")
 def source_weights_step(model: PRM, logit_S, batches, trusted, cfg: LossConfig, lr: float, weights_lr: float):
     """One step of learned weights of S data sources, softmax(logit_S), on two levels (DreamPRM, Cao et al. 2025, arXiv
@@ -226,7 +240,7 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
 
 @functools.partial(jax.jit, static_argnames=("cfg", "logits"))
 def eval_step(model: PRM, batch, cfg: LossConfig, logits: bool = False):
-    """Sums of one batch [B, ...] without dropout, and the counts to divide them by; with `logits` also logit_BT."""
+    """Sums of one batch [B, ...] without dropout, and the counts to divide them by; with `logits` as `loss_terms`."""
     n_steps, n_next = totals(batch)
     terms = loss_terms(model, batch, cfg, logits=logits)
     return jax.tree.map(replicate, terms) | {"n_steps": n_steps, "n_next": n_next}

@@ -39,7 +39,7 @@ def run_folder(folder, *steps, **changes):
     for step in steps:
         model, opt = make(step, **changes)
         orbax.save_description(folder / "model", model.cfg, train_tokenizer(["7 + 5 = 2"], 280))
-        checkpoints.save(step, model, opt, {"eval_loss": step / 10}, True)
+        checkpoints.save(step, model, opt, {"eval_loss": step / 10}, model)
     checkpoints.close()
     return model
 

@@ -46,11 +46,13 @@ class Checkpoints:
         self.latest, self.best = (manager(folder / name) for name in ("latest", "best"))
         sys.unraisablehook = skip_closed_loops
 
-    def save(self, step: int, model, opt, notes: dict, is_best: bool):
+    def save(self, step: int, model, opt, notes: dict, best=None):
+        """Saves the state to resume from and, if there is one, the model `best`, of the same structure."""
         state, structure = args.StandardSave(nnx.state(model)), {"structure": structure_hash(model)}
         with write_errors(self.latest):
-            if is_best and self.best.latest_step() != step:
-                self.best.save(step, args=args.Composite(model=state, notes=args.JsonSave(structure)))
+            if best is not None and self.best.latest_step() != step:
+                kept = args.StandardSave(nnx.state(best))
+                self.best.save(step, args=args.Composite(model=kept, notes=args.JsonSave(structure)))
             notes = args.JsonSave(notes | structure)
             self.latest.save(step, args=args.Composite(model=state, opt=args.StandardSave(nnx.state(opt)), notes=notes))
 

@@ -38,6 +38,7 @@ class Config(pool_metrics.Rules):
     split_by: str | None
     checker: Annotated[str, checker_of(grading.RULES)] | None
     fresh: FreshPool
+    lower_bound: str | None = None
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -72,8 +73,10 @@ def run(setup: Setup, cfg: Config) -> dict:
     if pool.n_repeated:
         print(f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others")
     scorers, verifiers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints)), {}
+    lower_bounds = chosen_scores(cfg.lower_bound or [], list(pool.scores), False, "lower_bound")
     if setup.checkpoints:
-        problems, verifiers = score_pool(setup, cfg, problems)
+        problems, verifiers, scored_now = score_pool(setup, cfg, problems)
+        lower_bounds += scored_now
         pools.write_pool(setup.folder / "pool.jsonl.gz", problems)
         pool = pool_arrays(problems, groups, exact_labels)
         print(f"pool        {setup.folder / 'pool.jsonl.gz'}, with the new scores")
@@ -83,19 +86,19 @@ def run(setup: Setup, cfg: Config) -> dict:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
     value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
-    ensembles = with_members(verifiers)
-    results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome, ensembles)
+    others = {"ensembles": with_members(verifiers), "lower_bounds": lower_bounds}
+    results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome, **others)
     results |= {"pool": source, "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking}
     return results | {"over_seeds": over_seeds(results, verifiers)}
 
 
-def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool) -> list[str]:
-    """The stored scores that the key `scores` names: all by default, or none where a checkpoint scores now."""
+def chosen_scores(scores: str | list | None, stored: list[str], scores_now: bool, key: str = "scores") -> list[str]:
+    """The stored scores that a key names: all by default, or none where a checkpoint scores now."""
     if scores is None:
         return [] if scores_now else list(stored)
     names = stored if scores == "all" else [scores] if isinstance(scores, str) else [str(name) for name in scores]
     for name in names:
-        expect(name in stored, "scores", name, f"step scores that every candidate has: {', '.join(stored) or 'none'}")
+        expect(name in stored, key, name, f"step scores that every candidate has: {', '.join(stored) or 'none'}")
     return list(names)
 
 
@@ -112,10 +115,11 @@ def fresh_pool(setup: Setup, cfg: Config):
 
 
 def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
-    """(the pool with the step scores of every verifier, {name of the scores: their verifier})."""
+    """(the pool with the step scores of every verifier and the lower bounds of those that have some, {name of the
+    scores: their verifier}, the names of the bounds)."""
     n = len(setup.checkpoints)
     expect(cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score")
-    verifiers, total = {}, sum(len(problem.candidates) for problem in problems)
+    verifiers, lower_bounds, total = {}, [], sum(len(problem.candidates) for problem in problems)
     pools.note_unsplit(sum(pools.is_unsplit(steps) for *_, steps in pools.candidate_rows(problems)), total)
     for checkpoint in setup.checkpoints:
         scorer = open_scorer(setup, checkpoint)
@@ -124,7 +128,13 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
         scores = score_into(setup.folder / f"pool_scores_{name}.jsonl", scorer, pools.candidate_rows(problems), total)
         problems = list(pools.with_scores(problems, name, scores, scorer.unit))
         verifiers[name] = describe(scorer) | trained(checkpoint)
-    return problems, verifiers
+        for bound in common.bounds_of(scorer)[:1]:
+            lower_bounds.append(new_name(f"{name}_lower", bound, taken))
+            scores = score_into(
+                setup.folder / f"pool_scores_{name}_lower.jsonl", bound, pools.candidate_rows(problems), total
+            )
+            problems = list(pools.with_scores(problems, lower_bounds[-1], scores, bound.unit))
+    return problems, verifiers, lower_bounds
 
 
 def with_members(verifiers: dict) -> list[tuple[str, list[str]]]:

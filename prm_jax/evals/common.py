@@ -19,6 +19,7 @@ from prm_jax.data.splits import Data, DataConfig, count_known, data_config
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Seed, expect
 from prm_jax.launch.mesh import MeshConfig
+from prm_jax.scoring import ModelScorer
 from prm_jax.stats import bootstrap_interval
 
 SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean, "sd": lambda x: np.std(x, ddof=1)}
@@ -121,6 +122,11 @@ def one_scorer(setup: Setup, task: str):
     if len(setup.checkpoints) > 1:
         raise InputError(f"checkpoint: task={task} takes one verifier, got {len(setup.checkpoints)}")
     return open_scorer(setup, setup.checkpoints[0])
+
+
+def bounds_of(scorer) -> list:
+    """The Scorers of the lower and of the upper bound of a step's value, none of a verifier without a quantile head."""
+    return scorer.bounds() if isinstance(scorer, ModelScorer) else []
 
 
 def describe(scorer) -> dict:

@@ -42,6 +42,7 @@ class Pool:
     n_repeated: int  # problems with the text of an earlier one
     logp_PN: np.ndarray | None  # log p under the policy that drew them, where all finished candidates have it
     reference_PN: np.ndarray | None  # the policy's law over a problem's distinct texts, shared evenly by equal texts
+    cost_P: np.ndarray  # policy tokens a candidate, the mean of a problem's; 1 where they are not known of all problems
     labels: list | None = None  # correctness label_T of each candidate, where they are known
 
     def unit(self, name: str, default: str) -> str:
@@ -80,11 +81,13 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
     checker has grouped them. step_labels: {(problem text, steps): correctness labels} where they are known. Raises
     InputError naming problem and candidate where `correct` is missing."""
     ids, count_P, units, labels, texts = [], array("i"), collections.defaultdict(set), [], set()
+    tokens_p = []
     right_n, finished_n, blank_n, repeats_n, answer_n, steps_n, length_n = (array(kind) for kind in "bbbbiii")
     logp_n, log_copies_n = array("d"), array("d")
     scores, having = collections.defaultdict(lambda: array("d")), collections.Counter()
     for p, problem in enumerate(problems):
         ids.append(problem.id), texts.add(hash(problem.problem)), count_P.append(len(problem.candidates))
+        tokens_p.append(problem.policy_tokens)
         number = {text: i for i, text in enumerate(dict.fromkeys(c.answer for c in problem.candidates))}
         question, copies = problem.problem.strip(), collections.Counter(c.steps for c in problem.candidates if c.logp)
         for n, c in enumerate(problem.candidates):
@@ -134,6 +137,7 @@ def pool_arrays(problems: Iterable[Problem], answer_groups: list[list[int]] | No
         scores={name: np.frombuffer(scores[name]) for name in complete}, units=units,
         lacking={name: len(right_n) - n for name, n in sorted(having.items()) if name not in complete},
         n_repeated=len(ids) - len(texts), logp_PN=logp_PN, reference_PN=reference_PN,
+        cost_P=np.ones(len(ids)) if None in tokens_p else np.array(tokens_p) / count_P,
         labels=labels if step_labels else None,
     )  # fmt: skip
 

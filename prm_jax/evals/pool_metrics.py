@@ -20,7 +20,7 @@ import numpy as np
 
 from prm_jax import metrics, rerank, stats, votes
 from prm_jax.data.units import UNITS
-from prm_jax.evals import biases, trace_error
+from prm_jax.evals import biases, bounds, trace_error
 from prm_jax.evals.calibration import pool_calibration
 from prm_jax.evals.pool_arrays import POLICY, Pool, log_scores
 from prm_jax.launch.config import Count, NotNegative, expect, one_of
@@ -131,6 +131,13 @@ class Values:
                 value_P = np.asarray(rerank.expectation(weight_PN, pool.right_PN), float)
                 self.value[*path, "weighted_vote"] = {self.N: value_P}
 
+    def add_adaptive(self, path: tuple, score_PN, bound: str) -> dict[int, float]:
+        """Adds best of n with N a problem by the lower bounds `bound`; returns the targets."""
+        lower_PN = bounds.first_bounds(self.pool, bound, self.pool.unit(bound, self.rules.scores_unit))
+        arguments = self.pool, score_PN, lower_PN, self.sizes, self.rules.vote_draws, self.seed
+        self.value[*path, f"adaptive_by_{bound}"], targets = bounds.adaptive_best_of_n(*arguments)
+        return targets
+
     def add_with_policy(self, path: tuple, score_PN):
         """Adds best of n by score + w log p (`rerank.with_reference`); where votes stand in for the policy, which are
         those of the whole pool, at its size alone."""
@@ -180,14 +187,21 @@ class Values:
 
 
 def pool_results(
-    pool: Pool, scorers: list[str], rules: Rules, seed: int, value_scorers=(), outcome_scorers=(), ensembles=()
+    pool: Pool,
+    scorers: list[str],
+    rules: Rules,
+    seed: int,
+    value_scorers=(),
+    outcome_scorers=(),
+    ensembles=(),
+    lower_bounds=(),
 ) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n. Where the
     pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's part, and
     step scores are calibrated against them. Without labels, and for `value_scorers`, which estimate chances of success,
     they are calibrated against the outcome of a step's solution. `outcome_scorers` have learned the outcome at the last
     step, so their headline aggregator is `last`. ensembles: (scorer, its members, which are scorers too); `members` is
-    then the mean of these."""
+    then the mean of these. lower_bounds: step scores that choose N of a problem."""
     by_objective = dict.fromkeys(outcome_scorers, "last") | {POLICY: "prod"}  # log p of a text is a sum over its steps
     headline = {scorer: by_objective.get(scorer, rules.aggregator) for scorer in scorers}
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
@@ -198,11 +212,14 @@ def pool_results(
     problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
     group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
     units, zero_scores, best_PN, reward_kl, calibrations, correlations, within = {}, {}, {}, {}, {}, {}, {}
+    targets = {}
     for scorer, aggregator in headline.items():
         units[scorer] = pool.unit(scorer, rules.scores_unit)
         score_PN, is_zero_PN = solution_scores(pool, scorer, units[scorer])
         values.add_scorer(scorer, score_PN, golds, aggregator)
         best_PN[scorer] = score_PN[aggregator]
+        path = "scorers", scorer, aggregator
+        targets |= {bound: values.add_adaptive(path, best_PN[scorer], bound) for bound in lower_bounds}
         zero_scores[scorer] = int((is_zero_PN & pool.eligible_PN).any(-1).sum())
         reward_kl[scorer] = reward_against_kl(pool, best_PN[scorer], values.mask_PN, values.sizes, rules.ties)
         score_n = best_PN[scorer][pool.present_PN][ended_n]
@@ -220,7 +237,7 @@ def pool_results(
         "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule,
         "headline": headline, "dropped": pool.dropped, "repeat_the_problem": int(pool.repeats_n.sum()),
         "scores_units": units, "zero_scores": zero_scores, **values.tables(), "reward_kl": reward_kl,
-        "outcome_auroc_within": within, "length_correlation": correlations, "calibration": calibrations,
+        "adaptive_targets": targets, "outcome_auroc_within": within, "length_correlation": correlations, "calibration": calibrations,
         "differences": values.differences(headline),
     }  # fmt: skip
     if pool.labels:
@@ -237,6 +254,9 @@ def comparisons(paths, headline: dict[str, str], sizes: list[int]):
     selections = [("scorers", scorer, aggregator, "best_of_n") for scorer, aggregator in headline.items()]
     for path in [path for path in paths if path[0] == "scorers"]:
         selection = (*path[:2], headline[path[1]], "best_of_n")
+        if path[3].startswith("adaptive_by_"):
+            yield path, selection, [n for n in sizes if bounds.PILOTS < n < sizes[-1]]
+            continue
         if ("majority",) in paths and path[3] != "trace":
             yield path, ("majority",), sizes if path == selection else sizes[-1:]
         of_headline = path[2] == selection[2] and path[3] in ("weighted_vote", "with_policy")

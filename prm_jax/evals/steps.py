@@ -11,7 +11,7 @@ from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
-from prm_jax.evals import biases, common
+from prm_jax.evals import biases, bounds, common
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
 from prm_jax.evals.common import Setup, data_of, describe, interval_of, open_scorer, plus_minus, trained
@@ -62,6 +62,11 @@ def run(setup: Setup, cfg: Config) -> dict:
             if hasattr(task, "written_out"):
                 run["lines"] = by_hidden_work(task, *numbers)
             run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
+        if sides := common.bounds_of(scorer):
+            files = [setup.folder / f"{side}_{i}.jsonl" for side in ("lower", "upper")]
+            rows = [(s.id, s.problem, s.steps) for s in test]
+            z = [list(score_into(file, side, rows, len(test))) for file, side in zip(files, sides, strict=True)]
+            run |= bounds_of_steps(data_cfg, scorer.label_kind, test, p, z, moved(setup, name), setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on
             run["baselines"] = baselines(scorer, data_cfg.label_kind, data.splits["train"], test)
             if isinstance(data_cfg, TaskData) and data_cfg.samples == "policy":
@@ -90,6 +95,32 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
         "recalibrated": recalibrated(p_n, y_n, problem_n, elsewhere),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
+
+
+def moved(setup: Setup, name: str) -> list[float] | None:
+    """By how many log-odds training has moved the bounds of a run's best checkpoint out; None where it has not."""
+    summary = common.record_of(name, "summary.json") if setup.cfg.which == "best" else {}
+    return [summary[f"eval_shift_{side}"] for side in ("lower", "upper")] if "eval_shift_lower" in summary else None
+
+
+def bounds_of_steps(data_cfg, kind: str, test: list[Solution], p, z, shift: list[float] | None, seed: int) -> dict:
+    """`bounds.coverage` of every step's exact value, where the labels are values and the task knows them, else of its label;
+    `raw` as the head learned the bounds, before training moved them. z: log-odds of the lower and the upper bound."""
+    exact = isinstance(data_cfg, TaskData) and kind == "value"
+    values = [tasks.TASKS[data_cfg.name].values(data_cfg.task, s.problem, s.steps) for s in test] if exact else None
+    value_n = np.concatenate([np.array(y, float) for y in values or [s.labels for s in test]])
+    sizes, kept_n = [len(s.steps) for s in test], ~np.isnan(value_n)
+    problem_n = np.repeat(problem_numbers(s.problem for s in test), sizes)
+    depth_n, (lower_n, upper_n) = np.concatenate([np.arange(1, n + 1) for n in sizes]), map(np.concatenate, z)
+
+    def measured(out: float, up: float) -> dict:
+        shares = probability(lower_n + out), np.concatenate(p), probability(upper_n - up), value_n, problem_n, depth_n
+        return bounds.coverage(*(x_n[kept_n] for x_n in shares), seed)
+
+    now = measured(0.0, 0.0)
+    table = {"of": "exact values" if exact else f"{data_cfg.label_kind} labels", "moved": shift, "now": now}
+    table |= {"raw": measured(*shift)} if shift else {}
+    return {"bounds": table, "bound_coverage": now["all"]["coverage"], "bound_width": now["all"]["width"]}
 
 
 def baselines(scorer, kind: str, train: list[Solution], test: list[Solution]) -> dict[str, float]:
@@ -269,6 +300,8 @@ def detail(results: dict):
             aurocs = "  ".join(f"{run[name]:.3f} {plus_minus(run['intervals'][name])}" for name in names)
             bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
             print(f"  {aurocs}  {bias}  {run['verifier']}")
+    for run in [run for run in results["runs"] if "bounds" in run]:
+        show_bounds(run)
     if "errors" in first:
         which = " (first run)" * (n > 1)
         print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
@@ -279,6 +312,17 @@ def detail(results: dict):
     for kind, x in first.get("lines", {}).items():
         accuracy = f"balanced accuracy {x['balanced']:.4f} {plus_minus(x['interval'])}, AUROC {x['auroc']:.4f}"
         print(f"lines       {kind}: {x['n']}, {x['wrong']} of them wrong: {accuracy}")
+
+
+def show_bounds(run: dict):
+    table = run["bounds"]
+    print(f"bounds      {run['verifier']}: share of {table['of']} inside, below, above; mean width")
+    for name, x in [(way, table[way]) for way in ("raw", "now") if way in table]:
+        rows = {f"{name}, all steps": x["all"]} | {f"{name}, step {d}": row for d, row in x["depths"].items()}
+        for title, row in rows.items():
+            print(
+                f"  {title:<16} {row['coverage']:.3f} {plus_minus(row['interval'])}  {row['below']:.3f}  {row['above']:.3f}  {row['width']:.3f}"
+            )
 
 
 def show_group(group: dict, kind: str, of_steps: bool = True):
@@ -293,6 +337,9 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
     for name in METRICS:
         if np.isnan(group[name]):
             print(f"  {name} is undefined: needs {NEEDS.get(name, 'good and bad steps')}")
+    if "bound_coverage" in group:
+        inside = f"{group['bound_coverage']:.3f} of the values inside"
+        print(f"bounds      nominal .90: {inside}, mean width {group['bound_width']:.3f}; by depth: report.txt")
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
     missing = "left out: not asked for, or no training split beside a file that is measured whole"
     print(f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}")

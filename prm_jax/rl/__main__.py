@@ -219,7 +219,8 @@ class Trainer:
                         best = {**best, **scores, "best_step": step} if is_best else best
                         bar.write(f"step {step:>6}  pass@1 {scores['eval_pass_at_1']:.3f}", file=sys.stderr)
                     kept = {"seconds": time.perf_counter() - started, "spent": dict(self.spent), "last": scores}
-                    checkpoints.save(step, self.policy.model, self.learners(), best | kept, is_best)
+                    newest = self.policy.model
+                    checkpoints.save(step, newest, self.learners(), best | kept, newest if is_best else None)
                 if evaluates or step % cfg.log_every == 0:
                     log.write({"step": step, **record, "seconds": time.perf_counter() - started})
                 bar.set_postfix({"right": f"{record['right']:.3f}", "reward": f"{record['reward']:.3f}"}, refresh=False)
