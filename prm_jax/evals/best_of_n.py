@@ -194,6 +194,9 @@ def detail(results: dict):
         if "with_policy" in numbers:
             name = f"{scorer} + {results['policy_weight']:g} log p of {POLICY_SOURCES[results['policy_source']]}"
             print(f"  {name:<41} {numbers['with_policy'][N]:.4f} {plus_minus(numbers['with_policy_interval'][N])}")
+    for test in results["differences"]:
+        if "adaptive_by" in test["a"]:
+            print(f"  at the tokens of n = {test['n']}, {test['a']} - {test['b']}: {difference_text(test)}")
     show_aggregators(results, N)
     if "chosen" in results:
         trace_error.show(results["chosen"])
