@@ -293,6 +293,35 @@ def made_up_attack():
     return {"attack": runs, "checker": [Made("checker", result(1.0, 0.85))]}
 
 
+def made_up_bounds():
+    """Coverage .8 as learned and .9 moved; at n = 4 and 8 .5 and .6 solved, .02 more with N a problem, + .01 a seed."""
+    way = lambda x: {"seen": [0.1, 0.5, x], "all": {"coverage": x, "width": 0.4}}
+    steps = [
+        Made(
+            "steps", {"runs": [{"bounds": {"of": "exact values", "raw": way(0.8 + s / 100), "now": way(0.9)}}]}, seed=s
+        )
+        for s in SEEDS
+    ]
+    rules = lambda s: {
+        "best_of_n": {"2": 0.4, "4": 0.5, "8": 0.6},
+        "adaptive_by_prm_1_lower": {"4": 0.52 + s / 100, "8": 0.62 + s / 100},
+    }
+    pools = [
+        Made(
+            "pool",
+            {
+                "n_problems": 9,
+                "verifiers": {"prm": {}, "prm_1": {}},
+                "headline": {"prm": "prod"},
+                "scorers": {"prm": {"prod": rules(s)}},
+            },
+            seed=s,
+        )
+        for s in SEEDS
+    ]
+    return {"steps": steps, "pool": pools}
+
+
 def test_attack_compares_the_falls(tmp_path):
     paper.draw(
         gallery.drawing("attack"), "x", made_up_attack(), {}, tmp_path, pipeline.read_definition("attack").compare
