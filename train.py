@@ -304,11 +304,13 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, err
     """(mean loss and accuracy over the held-out batches, with step AUROC and first-error F1 where they are defined;
     {kind of error: how many first errors, share missed at .5}). errors: `first_wrong` of each solution, if known."""
     totals, scored, outputs, order = collections.Counter(), [], [], []
+    sides = HEADS[model.cfg.head].bounds if model.cfg.head in HEADS else None
     for indices, batch in batches:
         sums = training.eval_step(model, shard_batch(batch, len(batch["ids"])), cfg, logits=cfg.objective != "lm")
         if "logit" in sums:
             scored += packing.unpack_steps(batch, np.asarray(sums.pop("logit")))
-            outputs += [logit_TC for logit_TC, _ in packing.unpack_steps(batch, np.asarray(sums.pop("outputs")))]
+            z_BTC = np.asarray(sums.pop("outputs"))
+            outputs += [z_TC for z_TC, _ in packing.unpack_steps(batch, z_BTC)] if sides else []
             order += indices
         totals.update({name: float(x) for name, x in sums.items()})
     n_steps, n_next = max(totals["n_steps"], 1), max(totals["n_next"], 1)
@@ -322,7 +324,7 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, err
     metrics = step_metrics(p, labels, range(len(scored)), label_kind=label_kind)
     names = ("step_auroc", "first_error_f1") if cfg.objective == "prm" else ("step_auroc",)
     defined = {f"eval_{name}": metrics[name] for name in names if math.isfinite(metrics[name])}
-    if model.cfg.head in HEADS and (sides := HEADS[model.cfg.head].bounds):
+    if sides:
         lower_n, upper_n = np.concatenate(outputs)[:, list(sides)].T
         defined |= bounds.shifts(lower_n, upper_n, np.concatenate([label_T for _, label_T in scored]))
     missed = {}

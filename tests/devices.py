@@ -144,7 +144,7 @@ def main(folder: Path):
             out[name]["f32"] = leaves(hf.load(folder / "f32", CFG))
             out[name]["bf16"] = leaves(hf.load(folder / "bf16", CFG))
     checkpoints = Checkpoints(folder / "run")  # of the last mesh
-    checkpoints.save(3, model, opt, {}, True)
+    checkpoints.save(3, model, opt, {}, model)
     saved = leaves(model), leaves(opt)
     out["restored"] = {}
     for n, shape in ((1, None), (2, (1, 2, 1)), (4, (1, 2, 2))):

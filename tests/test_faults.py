@@ -149,6 +149,7 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, cfg, monkeypatch, capsys):
     def interrupted(*args):
         raise KeyboardInterrupt
 
+    monkeypatch.undo()  # whole commands have Hydra's own configuration
     monkeypatch.setattr(figures, "run", interrupted)
     monkeypatch.setattr(evaluate, "start_command", interrupted)
     monkeypatch.chdir(tmp_path)

@@ -80,9 +80,9 @@ def test_the_step_head_sees_marks_alone_and_a_shared_one_once(verifier, rng, mon
     rows = [(problem, (*trunk, f"{n} {n}", "8 9")) for n in (1, 2, 3)]
     seen = []
 
-    def spy(model, batch):
+    def spy(model, batch, output):
         seen.append((np.asarray(batch["ids"]), np.asarray(batch["step_end"])))
-        return compute(model, batch)
+        return compute(model, batch, output)
 
     compute = scoring.step_log_odds
     monkeypatch.setattr(scoring, "step_log_odds", spy)

@@ -125,19 +125,22 @@ def test_intervals():
     assert (x["mean"], x["low"], x["high"]) == pytest.approx((2, -0.484138, 4.484138), abs=1e-6)
     x = spread([1.0, np.nan, 4.0], "range")
     assert (x["n"], x["mean"], x["low"], x["high"]) == (2, 2.5, 1, 4)
-    # The figures of papers have the same one: three runs (t), two (their range), one, none; what is undefined does not count.
+    # Figures of papers have the range of few runs, here of three and two, of one and none nothing; what is undefined does not count.
     y_SX = np.array([[1, 1, 1, np.nan], [2, 4, np.nan, np.nan], [3, np.nan, np.nan, np.nan]])
-    mean_X, low_X, high_X = style.over_seeds(y_SX)
-    np.testing.assert_allclose(mean_X, [2, 2.5, 1, np.nan])
-    np.testing.assert_allclose(low_X, [-0.484138, 1, np.nan, np.nan], atol=1e-6)
-    np.testing.assert_allclose(high_X, [4.484138, 4, np.nan, np.nan], atol=1e-6)
+    for kind, low, high in (("auto", 1, 3), ("t", -0.484138, 4.484138)):
+        mean_X, low_X, high_X = style.over_seeds(y_SX[:, [0, 2, 3]], kind)
+        np.testing.assert_allclose(mean_X, [2, 1, np.nan])
+        np.testing.assert_allclose(low_X, [low, np.nan, np.nan], atol=1e-6)
+        np.testing.assert_allclose(high_X, [high, np.nan, np.nan], atol=1e-6)
+    np.testing.assert_equal([x[1] for x in style.over_seeds(y_SX)], [2.5, 1, 4])
+    # From eight on they have the t interval: mean 4.5, sd 2.449490, t(.975, 7) = 2.364624, half width 2.047825.
+    np.testing.assert_allclose(style.over_seeds(np.arange(1, 9)[:, None]), [[4.5], [2.452175], [6.547825]], atol=1e-6)
     for values in ([5.0], [np.nan, np.nan], [1.0, 2.0, 3.0], [1.0, 4.0]):
-        x = spread(values, "t" if len(values) == 3 else "range")
+        x = spread(values, "range")
         np.testing.assert_equal([x["mean"], x["low"], x["high"]], style.over_seeds(values))
-    assert (
-        sweep_table.interval_kind("auto", [[0, 1, 2], [3]]) == "t"
-        and sweep_table.interval_kind("auto", [[0, 1, 2], [3, 4]]) == "range"
-    )
+    eight = list(range(8))
+    assert sweep_table.interval_kind("auto", [eight, [8]]) == "t"
+    assert sweep_table.interval_kind("auto", [eight, [0, 1, 2]]) == "range"
 
 
 def test_a_repeat_counts_once_and_an_undefined_number_is_named(sweep):

@@ -251,7 +251,7 @@ def test_every_line_of_metrics_goes_to_weights_and_biases_where_asked(monkeypatc
         MetricsLog(tmp_path / "r", 0, False, "offline")
 
 
-def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch):
+def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch, tiny_model):
     """Against brute force, solution by solution, with scores that some first errors pass: packing changes their order."""
     data = OmegaConf.merge(
         OmegaConf.load(config.CONF / "data/chain.yaml"), {"samples": "solver", "test_solutions": 200}
@@ -264,13 +264,14 @@ def test_misses_are_counted_by_the_kind_of_the_first_error(monkeypatch):
         ids_BT = np.take_along_axis(batch["ids"], batch["step_end"], 1)
         place_BT = np.take_along_axis(batch["pos"], batch["step_end"], 1)
         sums = dict.fromkeys(("step", "n_steps", "right", "lm", "n_next"), 1.0)
-        return sums | {"logit": np.where((ids_BT + place_BT) % 3 > 0, 1.0, -1.0)}
+        logit_BT = np.where((ids_BT + place_BT) % 3 > 0, 1.0, -1.0)
+        return sums | {"logit": logit_BT, "outputs": logit_BT[..., None]}
 
     monkeypatch.setattr(train.training, "eval_step", scores)
     monkeypatch.setattr(train, "shard_batch", lambda batch, rows: batch)
     errors = [tasks.first_wrong(tasks.chain, s.problem, s.steps) for s in solutions]
     loss = train.training.LossConfig("prm", "bce", 1.0, 0.0)
-    _, found = train.evaluate(None, packing.eval_batches(examples, 64, 4), loss, "correctness", errors)
+    _, found = train.evaluate(tiny_model, packing.eval_batches(examples, 64, 4), loss, "correctness", errors)
     expected = {}
     for s, e in zip(solutions, examples, strict=True):
         wrong = [

@@ -9,7 +9,7 @@ import numpy as np
 
 from prm_jax import InputError
 from prm_jax.figures.records import Record, near, number, read_records
-from prm_jax.figures.style import over_seeds
+from prm_jax.figures.style import FEWEST_SEEDS, over_seeds
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import flatten
 
@@ -172,9 +172,9 @@ def curve_rows(runs: list[Record], y: str, group: dict, kind: str, left_out: dic
 
 
 def interval_kind(kind: str, groups: list) -> str:
-    """`auto` is t if every setting with several seeds has three: of two, t is 13 times the range."""
+    """`auto` is t if every setting with several seeds has FEWEST_SEEDS."""
     sizes = [len(group) for group in groups if len(group) > 1]
-    return kind if kind != "auto" else "t" if sizes and min(sizes) > 2 else "range"
+    return kind if kind != "auto" else "t" if sizes and min(sizes) >= FEWEST_SEEDS else "range"
 
 
 def spread(values: list[float], kind: str) -> dict:

@@ -209,7 +209,7 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
             path.stem for path in CONF.glob("task/*.yaml") if re.search(rf"(?m)^{re.escape(key)}s?:", path.read_text())
         ]
         if config_name == "evaluate" and tasks and not close:
-            hint = f"it is a key of task={tasks[0]}"
+            hint = f"it is a key of task={', '.join(sorted(tasks))}"
         return f"error: {key}: no such key in the configuration; {hint}"
     options = r"Available options in '[^']+': (.*?)(?: Config search path|$)"
     if unknown := re.match(rf".*Could not find '([\w/]+)/([^'/]+)'.*?{options}", text):
