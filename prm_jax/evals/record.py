@@ -35,9 +35,9 @@ class Budget:
 
 
 BUDGETS = {
-    "solutions": Budget(cpu_seconds=120, labelled=1_000),
+    "solutions": Budget(cpu_seconds=240, labelled=1_000),
     "seconds": Budget(cpu_seconds=60),
-    "outcomes": Budget(cpu_seconds=120, policy_tokens=1_000_000, step_labels=False),
+    "outcomes": Budget(cpu_seconds=240, policy_tokens=1_000_000, step_labels=False),
 }
 
 
