@@ -54,8 +54,8 @@ def tiny(tmp_path, monkeypatch):
         tmp_path / "conf",
         sweep={"seed": [0, 1]},
         stages={
-            "all": "evaluate.py task=best_of_n checkpoint=[{prm}] seed=0",
             "prm": "train.py seed={seed}",
+            "all": "evaluate.py task=best_of_n checkpoint=[{prm}] seed=0",
             "pool": "evaluate.py task=best_of_n checkpoint={prm} seed={seed}",
         },
     )
@@ -344,10 +344,10 @@ def test_a_stage_that_fails_ends_the_figure_with_one_line(tiny):
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        ({"a": "train.py seed={b}"}, r"stages\.a: got '\{b\}', expected a stage \(a\) or a key"),
+        ({"a": "train.py seed={b}"}, r"stages\.a: got '\{b\}', expected a stage above it \(none\) or a key"),
         (
             {"a": "evaluate.py checkpoint={b}", "b": "evaluate.py checkpoint={a}"},
-            "stages: got 'a -> b -> a', expected no circle",
+            r"stages\.a: got '\{b\}', expected a stage above it",
         ),
         ({"a": "paint.py"}, "stages: got 'paint.py', expected a command: bench, evaluate"),
         ({"a": "train.py stepz=3"}, "^train.py stepz=3: stepz: no such key .*did you mean steps"),

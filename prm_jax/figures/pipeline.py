@@ -1,8 +1,8 @@
 """The stages of a figure: commands of this repository with overrides, each run once, in a folder that says by what.
 
 A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}`
-a value of the sweep key `seed`, and a line gives one stage for each combination of the sweep keys that it names. A
-reference to a line that has more sweep keys means all its folders, joined by commas.
+a value of the sweep key `seed`, and a line gives one stage for each combination of the sweep keys that it names. A line
+uses lines above it; a reference to one that has more sweep keys means all its folders, joined by commas.
 
 `data` names files that a figure needs and this repository does not ship: {override: path below PRM_JAX_DATA}.
 
@@ -184,35 +184,26 @@ def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
 def make_stages(
     figure: Definition, overrides: dict[str, str], root: Path, folders: dict[str, Path]
 ) -> tuple[dict[str, list[Stage]], set[str]]:
-    """({line: its stages} of a figure, the overrides that no stage takes); InputError where a stage or key is unknown.
-    An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`,
+    """({line: its stages} of a figure, the overrides that no stage takes); InputError where a line names what is neither
+    a line above it nor a key. An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`,
     {hash: folder}, is filled: what two stages, or two figures, have in common is made once, under the first's name."""
     table = sweep_texts(figure.sweep, overrides)
     rest = {key: value for key, value in overrides.items() if key not in table}
-    lines = {name: Line(x) if isinstance(x, str) else x for name, x in figure.stages.items()}
-    made, open_lines, used = {}, [], set()
-
-    def make(name: str) -> list[Stage]:
-        if name in made:
-            return made[name]
-        expect(name not in open_lines, "stages", " -> ".join([*open_lines, name]), "no circle of references")
-        open_lines.append(name)
-        text, words = lines[name].run, REFERENCE.findall(lines[name].run)
+    made, used = {}, set()
+    for name, line in figure.stages.items():
+        line = Line(line) if isinstance(line, str) else line
+        words = REFERENCE.findall(line.run)
         for word in words:
-            known = f"a stage ({', '.join(lines)}) or a key of `sweep` ({', '.join(table)})"
-            expect(word in lines or word in table, f"stages.{name}", f"{{{word}}}", known)
-        below = {word: make(word) for word in words if word in lines}
-        keys = [key for key in table if key in words or key in lines[name].sweep]
-        taken = known_overrides(text, {word: list(table[word].values()) for word in words if word in table}, rest)
+            known = f"a stage above it ({', '.join(made) or 'none'}) or a key of `sweep` ({', '.join(table)})"
+            expect(word in made or word in table, f"stages.{name}", f"{{{word}}}", known)
+        below = {word: made[word] for word in words if word in made}
+        keys = [key for key in table if key in words or key in line.sweep]
+        taken = known_overrides(line.run, {word: list(table[word].values()) for word in words if word in table}, rest)
         used.update(taken)
-        made[name] = [
-            make_stage(name, dict(zip(keys, values, strict=True)), text, table, below, taken, root, folders)
-            for values in itertools.product(*(table[key] for key in keys))
-        ]
-        open_lines.pop()
-        return made[name]
-
-    return {name: make(name) for name in lines}, rest.keys() - used
+        combinations = itertools.product(*(table[key] for key in keys))
+        sweeps = [dict(zip(keys, values, strict=True)) for values in combinations]
+        made[name] = [make_stage(name, sweep, line.run, table, below, taken, root, folders) for sweep in sweeps]
+    return made, rest.keys() - used
 
 
 def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str, str]) -> dict[str, str]:
