@@ -91,12 +91,10 @@ def signed(x: float, low: float, high: float) -> str:
 
 def mean_difference(title: str, a_S, b_S) -> str:
     """Says the mean of a - b over runs that differ in their seed alone, and its interval."""
-    mean, low, high = over_seeds(value_S := np.subtract(a_S, b_S))
-    return (
-        f"{title}: {mean:+.3f} (1 run)"
-        if len(value_S) == 1
-        else f"{title}: {signed(mean, low, high)} ({over(value_S)})"
-    )
+    value_S = np.subtract(a_S, b_S)
+    if len(value_S) == 1:
+        return f"{title}: {value_S[0]:+.3f} (1 run)"
+    return f"{title}: {signed(*over_seeds(value_S))} ({over(value_S)})"
 
 
 def over(value_S) -> str:
@@ -131,10 +129,8 @@ def compare(drawn: Drawn, comparisons: Sequence[Comparison]):
         interval, x = over_seeds(value_S), "" if c.x is None else f" at {c.x:g}"
         name = f"{c.a} - {c.b}{c.b_panel and f' ({c.b_panel})' or ''}"
         drawn.row(f"difference of {c.panel}", name, "" if c.x is None else c.x, *interval, value_S)
-        test = f"p {p[c]:.3f}{tests.get(c, '')} ({over(value_S)})"
-        drawn.statements.append(
-            f"{'secondary' if c in tests else 'primary'}: {c.panel}{x}: {name}: {signed(*interval)}, {test}"
-        )
+        test, kind = f"p {p[c]:.3f}{tests.get(c, '')} ({over(value_S)})", "secondary" if c in tests else "primary"
+        drawn.statements.append(f"{kind}: {c.panel}{x}: {name}: {signed(*interval)}, {test}")
     drawn.statements += left_out
 
 

@@ -100,11 +100,9 @@ def errors_figure(runs: list[dict], results: dict, path: Path) -> Path:
     last.set_xticks(range(len(kinds)), labels, fontsize=7.5)
     last.set(xlabel="kind of error, how many", xlim=(-0.5, len(kinds) - 0.5), title="held-out solutions")
     axes[0].set(ylim=(-0.03, 1.03), ylabel="first wrong lines taken for right")
-    bars = (
-        "95 % bootstrap intervals over problems"
-        if n == 1
-        else f"lowest to highest of {n} runs" + "; left their mean" * bool(steps)
-    )
+    bars = "95 % bootstrap intervals over problems"
+    if n > 1:
+        bars = f"lowest to highest of {n} runs" + "; left their mean" * bool(steps)
     text = f"{drawn.text}; bars: {bars}; {run_names(runs)}; {runs[0]['data']['name']} data"
     counts = [f"{kind} {row['n']}" for step in steps[-1:] for kind, row in learning[0][step].items()]
     text += f"; left: {', '.join(counts)}" * bool(counts)

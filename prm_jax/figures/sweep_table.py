@@ -115,9 +115,8 @@ def have_one_loss(records: list[Record]) -> bool:
     definitions = set()
     for settings in [r.settings for r in records]:
         same = [key for key in settings if key in DEFINE_LOSS or key.startswith("loss.")]
-        definitions.add(
-            repr([(key, settings[key]) for key in sorted(same)] + [settings.get("model.head") == "ternary"])
-        )
+        is_ternary = settings.get("model.head") == "ternary"
+        definitions.add(repr([is_ternary, *((key, settings[key]) for key in sorted(same))]))
     return len(definitions) == 1
 
 

@@ -157,9 +157,8 @@ def draw(table: dict, path: Path) -> Path:
         panels[0, -1].legend(title=plain(",\n".join(keys)), title_fontsize=7.5, **OUTSIDE)
     n_out, commits = len(table["left_out"]), table["commits"]
     text = f"{table['n_runs']} runs" + f", {n_out} left out" * bool(n_out)
-    text += f"; {means(table)}".replace("brackets", "bands" if x == "step" else "bars").replace(
-        "*", "ring"
-    ) + "; dots: runs" * (x != "step")
+    words = {"brackets": "bands" if x == "step" else "bars", "*": "ring"}
+    text += "; " + re.sub(r"brackets|\*", lambda match: words[match[0]], means(table)) + "; dots: runs" * (x != "step")
     text += f". All runs: {' '.join(table['everywhere']) or 'no shared override'}"
     text += f". Runs of {len(commits)} commits, among them" * (len(commits) > 1)
     caption(figure, text, {"versions": {"commit": commits[-1]}})

@@ -2,38 +2,28 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import (
-    UNTAUGHT,
-    Stages,
-    differences,
-    draw_untaught,
-    mean_difference,
-    results_at,
-    scorer_of,
-    share_solved,
-    values_of,
-)
+from prm_jax.figures import paper
 from prm_jax.figures.style import Drawn, line_style, panels, size_axis
 
 KEYS = ("choice", "samples", "training", "seed")
 
 
-def draw(stages: Stages) -> Drawn:
-    (pool,) = results_at(stages["pool"])
-    choices, sizes, budgets, seeds = (values_of(stages["verifier"], key) for key in KEYS)
+def draw(stages: paper.Stages) -> Drawn:
+    (pool,) = paper.results_at(stages["pool"])
+    choices, sizes, budgets, seeds = (paper.values_of(stages["verifier"], key) for key in KEYS)
     base, other = choices
     stage_at = {tuple(stage.sweep[key] for key in KEYS): stage for stage in stages["verifier"]}
     N = pool["n_candidates"]
     figure, axes = panels(2, len(budgets), 5.2, sharex=True, sharey="row")
-    drawn = Drawn(figure, f"{pool['n_problems']} unseen problems x {N} samples; {UNTAUGHT}")
+    drawn = Drawn(figure, f"{pool['n_problems']} unseen problems x {N} samples; {paper.UNTAUGHT}")
     for column, budget in enumerate(budgets):
         for row, n in enumerate((min(16, N), N)):
             panel, title, curves = axes[row, column], f"best of {n}, {budget} training steps", []
             for i, choice in enumerate(choices):
-                y_SX = [[share_solved(pool, stage_at[choice, x, budget, s], n) for x in sizes] for s in seeds]
+                y_SX = [[paper.share_solved(pool, stage_at[choice, x, budget, s], n) for x in sizes] for s in seeds]
                 drawn.curve(panel, title, choice, sizes, y_SX, line_style(i))
                 curves.append(np.mean(y_SX, 0))
-            draw_untaught(panel.axhline, pool, n)
+            paper.draw_untaught(panel.axhline, pool, n)
             size_axis(panel, sizes, "labelled solutions" if row else "")
             panel.set_title(title, fontsize=9)
             text = f"a {other} solution is worth {worth(sizes, *curves)} {base} ones (log-linear)"
@@ -42,19 +32,21 @@ def draw(stages: Stages) -> Drawn:
             runs = {choice: [stage_at[choice, size, budget, seed] for seed in seeds] for choice in choices}
             title, numbers = f"{other} - {base}, {size:,} solutions, {budget} steps", {}
             for choice, stages_of_choice in runs.items():
-                steps = [pool["calibration"][scorer_of(pool, stage)]["steps"] for stage in stages_of_choice]
+                steps = [pool["calibration"][paper.scorer_of(pool, stage)]["steps"] for stage in stages_of_choice]
                 for n in (min(16, N), N):
-                    shares = [share_solved(pool, stage, n) for stage in stages_of_choice]
+                    shares = [paper.share_solved(pool, stage, n) for stage in stages_of_choice]
                     numbers.setdefault(f"best of {n}", {})[choice] = shares
                 numbers.setdefault("step AUROC", {})[choice] = [x["auroc"] for x in steps]
                 numbers.setdefault("step ECE", {})[choice] = [x["ece"] for x in steps]
-            drawn.statements += [mean_difference(f"{title}, {name}", x[other], x[base]) for name, x in numbers.items()]
-            drawn.statements.append(differences(title, pool, runs[other], runs[base], N))
+            drawn.statements += [
+                paper.mean_difference(f"{title}, {name}", x[other], x[base]) for name, x in numbers.items()
+            ]
+            drawn.statements.append(paper.differences(title, pool, runs[other], runs[base], N))
     drawn.legend_above(axes[0, 0], len(choices))
-    aurocs = ", ".join(f"{results['eval_step_auroc']:.3f}" for results in results_at(stages["selector"]))
+    aurocs = ", ".join(f"{results['eval_step_auroc']:.3f}" for results in paper.results_at(stages["selector"]))
     drawn.statements.append(f"the small PRM: step AUROC {aurocs} on validation problems")
     for choice in choices:
-        counts = [results["counts"][choice] for results in results_at(stages["mining"], samples=sizes[-1])]
+        counts = [results["counts"][choice] for results in paper.results_at(stages["mining"], samples=sizes[-1])]
         mean = {key: np.mean([x[key] for x in counts]) for key in ("solutions", "steps", "wrong_answers", "unsound")}
         shares = f"{mean['wrong_answers']:.3f} with a wrong answer, {mean['unsound']:.3f} with a wrong step"
         size = f"{mean['solutions']:,.0f} solutions, {mean['steps']:,.0f} steps to label"

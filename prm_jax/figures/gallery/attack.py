@@ -16,24 +16,17 @@ def draw(stages: Stages) -> Drawn:
     (checker,) = results_at(stages["checker"])
     arms = {arm: results_at(stages["attack"], training=arm) for arm in values_of(stages["attack"], "training")}
     names, (figure, (all_axes,)) = ["before", *checker["edits"]], panels(1, 3, 5.2, 9.6, sharey=True)
-    drawn = Drawn(
-        figure, f"{checker['solutions']:,} solutions, {checker['sound']} sound; each row: the worst place of one edit"
-    )
+    drawn = Drawn(figure, f"{checker['solutions']:,} solutions, {checker['sound']} sound")
+    drawn.text += "; each row: the worst place of one edit"
     drawn.spread = "dots: runs, bars: 95 % t intervals of their mean"
     for axes, (key, title) in zip(all_axes, QUANTITIES.items(), strict=True):
         exact = [table_of(checker, name)[key] for name in names]
         axes.plot(exact, range(len(names)), "|", color=GREY, markersize=16, label="the exact checker")
         for i, (arm, runs) in enumerate(arms.items()):
+            shift = 0.18 * (i - (len(arms) - 1) / 2)
             for y, name in enumerate(names):
                 value_S = [table_of(run, name)[key] for run in runs]
-                drawn.dots(
-                    axes,
-                    title,
-                    f"{arm}: {row_name(name)}",
-                    y + 0.18 * (i - (len(arms) - 1) / 2),
-                    value_S,
-                    line_style(i),
-                )
+                drawn.dots(axes, title, f"{arm}: {row_name(name)}", y + shift, value_S, line_style(i))
             axes.plot([], [], **line_style(i) | NO_LINE, label=arm)
         for y, x in enumerate(exact):
             drawn.row(title, f"the exact checker: {row_name(names[y])}", "", x, np.nan, np.nan, [x])

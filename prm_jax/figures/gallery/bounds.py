@@ -11,10 +11,8 @@ def draw(stages: Stages) -> Drawn:
     steps = [results["runs"][0]["bounds"] for results in results_at(stages["steps"])]
     pools = results_at(stages["pool"])
     figure, ((left, right),) = panels(1, 2, 3.9)
-    drawn = Drawn(
-        figure,
-        f"Left: bounds of {steps[0]['of']}; right: {pools[0]['n_problems']} problems, exact or over random orders",
-    )
+    right_text = f"right: {pools[0]['n_problems']} problems, exact or over random orders"
+    drawn = Drawn(figure, f"Left: bounds of {steps[0]['of']}; {right_text}")
     left.plot([0, 1], [0, 1], "--", color=GREY, linewidth=0.8)
     for i, (way, label) in enumerate(WAYS.items()):
         for nominal, *seen_S in zip(NOMINAL, *(run[way]["seen"] for run in steps), strict=True):

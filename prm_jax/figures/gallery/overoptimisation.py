@@ -16,16 +16,12 @@ def draw(stages: Stages) -> Drawn:
     first = next(iter(pools.values()))
     N, weight = first["n_candidates"], first["policy_weight"]
     figure, (axes,) = panels(1, 2, 3.6, sharex=True)
-    drawn = Drawn(
-        figure, f"{first['n_problems']} problems x {N} samples; lines: weights ref exp(score / beta), ref uniform or"
-    )
-    drawn.text += f" (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}"
+    drawn = Drawn(figure, f"{first['n_problems']} problems x {N} samples; lines: weights ref exp(score / beta), ref")
+    drawn.text += f" uniform or (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}"
     for i, value in enumerate(values_of(stages["by_steps"], "training")):
-        members = [stage for stage in stages["by_steps"] if stage.sweep["training"] == value]
-        runs = [
-            (pools[stage.sweep["seed"]]["reward_kl"], scorer_of(pools[stage.sweep["seed"]], stage)) for stage in members
-        ]
-        runs, series, style = [curves[scorer] for curves, scorer in runs], f"{value} steps", line_style(i)
+        members = [(pools[s.sweep["seed"]], s) for s in stages["by_steps"] if s.sweep["training"] == value]
+        runs = [pool["reward_kl"][scorer_of(pool, stage)] for pool, stage in members]
+        series, style = f"{value} steps", line_style(i)
         for panel, number, name in zip(axes, ("accuracy", "score"), ("gold", "proxy"), strict=True):
             for law in [law for law in LEGEND if all(law in run for run in runs)]:
                 ends = [floats(run[law]["kl"]) for run in runs]
@@ -36,15 +32,14 @@ def draw(stages: Stages) -> Drawn:
             kl, y = (np.mean([floats(run["best_of_n"][k]) for run in runs], 0) for k in ("kl", number))
             panel.plot(kl, y, **style | NO_LINE | {"markerfacecolor": "white"})
         for n in [n for n in (4, N) if n <= N]:
-            y_S = [share_solved(pools[stage.sweep["seed"]], stage, n) for stage in members]
+            y_S = [share_solved(pool, stage, n) for pool, stage in members]
             drawn.row("gold", f"{series}, best of {n}", n, *over_seeds(y_S), y_S)
-        y_S = [share_solved(pools[stage.sweep["seed"]], stage, N, rule="with_policy") for stage in members]
+        y_S = [share_solved(pool, stage, N, rule="with_policy") for pool, stage in members]
         drawn.row("gold", f"{series}, best of {N} + {weight:g} log p", N, *over_seeds(y_S), y_S)
         for name, x_S in zip(("alpha", "beta"), np.transpose([gao_fit(run["best_of_n"]) for run in runs]), strict=True):
             drawn.row(name, series, "", *over_seeds(x_S), x_S)
-            drawn.statements.append(
-                f"{series}: {name} {', '.join(f'{x:.3f}' for x in x_S)} (gold = start + d (alpha - beta d))"
-            )
+            values = ", ".join(f"{x:.3f}" for x in x_S)
+            drawn.statements.append(f"{series}: {name} {values} (gold = start + d (alpha - beta d))")
     for panel, label in zip(axes, ("gold: share right", "proxy: mean score (nats)"), strict=True):
         square_root(panel)
         panel.set(xlim=(0, None), xticks=[x for x in (0, 0.25, 1, 2, 4) if x <= panel.get_xlim()[1]])

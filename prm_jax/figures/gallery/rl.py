@@ -25,9 +25,8 @@ def draw(stages: Stages) -> Drawn:
             all_S, is_free = [run["tokens"][-1] for run in runs], not any(cost_S)
         elif is_free and any(cost_S):  # at the tokens of the first arm, which no verifier's samples precede
             left_S = np.subtract(all_S, cost_S)
-            y_S = [
-                np.interp(left, run["tokens"], run["eval_pass_at_1"]) for left, run in zip(left_S, runs, strict=True)
-            ]
+            pairs = zip(left_S, runs, strict=True)
+            y_S = [np.interp(left, run["tokens"], run["eval_pass_at_1"]) for left, run in pairs]
             drawn.row(PANELS["eval_pass_at_1"], f"{kind} at equal tokens", np.mean(left_S) / 1e3, *over_seeds(y_S), y_S)
         changes = []
         for name in IN_WORDS:
