@@ -81,15 +81,15 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                     check_experiment(config_name)
                     main(cfg)
             except Exception as error:
-                hydra_cfg = HydraConfig.get()
-                if is_sweep := hydra_cfg.mode == RunMode.MULTIRUN:
-                    why = one_line(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
+                hydra_cfg, is_users = HydraConfig.get(), isinstance(error, USER_ERRORS)
+                if hydra_cfg.mode == RunMode.MULTIRUN:
+                    why = one_line(error) if is_users else f"{type(error).__name__}: {error}"
                     path = Path(hydra_cfg.runtime.output_dir) / "error.txt"
                     path.write_text(f"{why} ({' '.join(hydra_cfg.overrides.task)})\n")
                     print(f"job {hydra_cfg.job.num}: {why}", file=sys.stderr)
                     error.is_printed = True
-                # SystemExit would end a sweep; an exception lets Hydra start the next job.
-                if is_sweep or full_error or not isinstance(error, USER_ERRORS):
+                    raise  # SystemExit would end a sweep; an exception lets Hydra start the next job
+                if full_error or not is_users:
                     raise
                 if not any(word.startswith("hydra.run.dir=") for word in hydra_cfg.overrides.hydra):
                     with contextlib.suppress(OSError):  # the folder is not empty
@@ -113,16 +113,7 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
                 options = {"version_base": "1.3"}
                 # Python 3.14 checks the help of every option and refuses that of Hydra 1.3's --shell-completion.
                 argparse.ArgumentParser._check_help = lambda self, action: None
-            with contextlib.redirect_stderr(io.StringIO()) as said:
-                try:
-                    get_args_parser().parse_args()
-                except (
-                    SystemExit
-                ) as end:  # a flag that Hydra does not have, of which it would print its usage; --version
-                    why = said.getvalue().strip().rpartition("error: ")[2]
-                    sys.exit(
-                        f"error: {why}; keys are KEY=VALUE, flags (-m) stand before them (--help)" if end.code else 0
-                    )
+            refuse_unknown_flags()
             run = hydra.main(config_path=str(CONF), config_name=config_name, **options)(job)
             os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors, which become one line here
             try:
@@ -157,6 +148,17 @@ def command(config_name: str, end_of_sweep: Callable[[Path], None] | None = None
     return decorate
 
 
+def refuse_unknown_flags():
+    """Ends in one line at a flag that Hydra does not have, of which it would print its usage."""
+    with contextlib.redirect_stderr(io.StringIO()) as output:
+        try:
+            get_args_parser().parse_args()
+        except SystemExit as end:
+            why = output.getvalue().strip().rpartition("error: ")[2]
+            wrong = f"error: {why}; keys are KEY=VALUE, flags (-m) stand before them (--help)"
+            sys.exit(wrong if end.code else 0)  # 0: --version
+
+
 def experiment_of(path: Path) -> str:
     """The command that an experiment's file is for, by the one in its first lines: train or rl."""
     return re.search(r"# python (?:-m prm_jax\.)?(\w+)", path.read_text())[1]
@@ -176,8 +178,8 @@ def exit_interrupted(hint: str = ""):
 
 
 def one_line(error: Exception, config_name: str | None = None, overrides: list[str] | None = None) -> str:
-    """`error: MESSAGE` in one line; for a mistyped key the message suggests the nearest real one of the configuration
-    with these overrides, by default the command line's."""
+    """`error: MESSAGE` in one line, which suggests a key for a mistyped one of the configuration with these overrides,
+    by default the command line's."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'a file'}: {error.strerror}"
@@ -190,27 +192,8 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
     text = " ".join(line.strip() for line in text.splitlines() if line.strip())
     mistyped = re.match(r"Could not override '([^']+)'", text)
     if config_name and mistyped and not (CONF / mistyped[1]).is_dir():
-        words = overrides or sys.argv[1:]
-        chosen = [word for word in words if (CONF / word.split("=")[0]).is_dir() and "," not in word]
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            key, cfg = mistyped[1], hydra.compose(config_name, chosen)
-            of_data = ("data=jsonl", "data=chain") if "data" in cfg and key.startswith("data.") else ()
-            elsewhere = [x for x in of_data if key in dict(flatten(hydra.compose(config_name, [*chosen, x])))]
-        keys = [name for name, _ in flatten(cfg) if name != key]
-        names = {k.split(".")[-1]: k for k in keys}
-        close = [
-            ours for ours, theirs in SYNONYMS.items() if key in theirs.split() and ours.split("=")[0] in {*keys, *cfg}
-        ]
-        close = close or difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
-        close = close or [names[n] for n in difflib.get_close_matches(key.split(".")[-1], names, n=1, cutoff=0.75)]
-        hint = f"did you mean {close[0]}?" if close else "--help lists every key"
-        hint = f"it is a key of {elsewhere[0]}" if elsewhere else hint
-        tasks = [
-            path.stem for path in CONF.glob("task/*.yaml") if re.search(rf"(?m)^{re.escape(key)}s?:", path.read_text())
-        ]
-        if config_name == "evaluate" and tasks and not close:
-            hint = f"it is a key of task={', '.join(sorted(tasks))}"
-        return f"error: {key}: no such key in the configuration; {hint}"
+        hint = hint_at(mistyped[1], config_name, overrides or sys.argv[1:])
+        return f"error: {mistyped[1]}: no such key in the configuration; {hint}"
     options = r"Available options in '[^']+': (.*?)(?: Config search path|$)"
     if unknown := re.match(rf".*Could not find '([\w/]+)/([^'/]+)'.*?{options}", text):
         names = sorted(unknown[3].split(), key=lambda x: -difflib.SequenceMatcher(None, unknown[2], x).ratio())
@@ -218,6 +201,30 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
     if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
         text += f" ({cause})"
     return f"error: {text}"
+
+
+def hint_at(key: str, config_name: str, words: list[str]) -> str:
+    """Says what may be meant by a key that the configuration with these overrides lacks."""
+    chosen = [word for word in words if (CONF / word.split("=")[0]).is_dir() and "," not in word]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = hydra.compose(config_name, chosen)
+        for data in ("data=jsonl", "data=chain") if "data" in cfg and key.startswith("data.") else ():
+            if key in dict(flatten(hydra.compose(config_name, [*chosen, data]))):
+                return f"it is a key of {data}"
+    keys = [name for name, _ in flatten(cfg) if name != key]
+    for ours, theirs in SYNONYMS.items():
+        if key in theirs.split() and ours.split("=")[0] in {*keys, *cfg}:
+            return f"did you mean {ours}?"
+    last = {name.split(".")[-1]: name for name in keys}
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
+    close = close or [last[x] for x in difflib.get_close_matches(key.split(".")[-1], last, n=1, cutoff=0.75)]
+    if close:
+        return f"did you mean {close[0]}?"
+    line = re.compile(rf"(?m)^{re.escape(key)}s?:")
+    tasks = sorted(path.stem for path in CONF.glob("task/*.yaml") if line.search(path.read_text()))
+    return (
+        f"it is a key of task={', '.join(tasks)}" if tasks and config_name == "evaluate" else "--help lists every key"
+    )
 
 
 def command_name(config_name: str) -> str:
@@ -260,8 +267,8 @@ def having(name: str, groups: list[tuple], sections: dict[str, str]) -> list[str
     """The sections that have a key, `loss.gamma` or `gamma`; else its lines in the files of the groups."""
     inside, _, key = name.rpartition(".")
     line = rf"(?m)^(?: +|\w+: {{(?:[^#\n]*, )?|){re.escape(key)}:.*(?:\n +#.*)*"
-    if found := [text for x, text in sections.items() if inside in ("", x) and re.search(line, text)]:
-        return found
+    if texts := [text for x, text in sections.items() if inside in ("", x) and re.search(line, text)]:
+        return texts
     files = [path for group, *_ in groups if inside in ("", group) for path in sorted((CONF / group).glob("*.yaml"))]
     lines = ((path, re.search(line, path.read_text())) for path in files)
     return [f"# ----- {path.parent.name}={path.stem} -----\n{x[0]}" for path, x in lines if x]
