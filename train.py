@@ -117,9 +117,7 @@ def main(cfg):
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
-    if (
-        cfg.loss.lm_weight is None
-    ):  # what the embedded model knows of its task finds errors, and labels alone make it forget
+    if cfg.loss.lm_weight is None:  # the embedded model knows its task, which labels alone would make it forget
         knows = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
         lm_weight = 0.5 if knows and not cfg.batch.share_prefixes else 0.0
         cfg = dataclasses.replace(cfg, loss=dataclasses.replace(cfg.loss, lm_weight=lm_weight))

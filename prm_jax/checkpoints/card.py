@@ -88,12 +88,11 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
     if not is_lm:
         what = f"A process reward model (objective {config.objective}, step head {cfg.head})"
         meaning = f"\nMeaning of a label: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).\n"
-    sections = {
-        **(
-            {}
-            if is_lm
-            else {"Use": code(name, cfg, parse(config.format, Format, "format")), "Use elsewhere": serving(cfg, tag)}
-        ),
+    sections = {}
+    if not is_lm:
+        fmt = parse(config.format, Format, "format")
+        sections = {"Use": code(name, cfg, fmt), "Use elsewhere": serving(cfg, tag)}
+    sections |= {
         "Format of its input": as_block(config.format),
         "Data": as_block(config.data),
         "Metrics": "Of the run, on its validation split where the name begins with eval; "

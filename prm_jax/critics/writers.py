@@ -55,10 +55,10 @@ class LocalWriter:
     def verdicts(self, prompts: Sequence[str], critiques: Sequence[Continuation]) -> np.ndarray:
         """Log-odds logit_n of the verdicts that the critiques end with, NaN where there is none."""
         prompt_ids = self.policy.prefix_ids([(prompt, ()) for prompt in prompts])
-        ids_n = [
-            None if (n := self.verdict_token(c.ids_L, c.text)) is None else (*ids_L.tolist(), *c.ids_L[:n].tolist())
-            for ids_L, c in zip(prompt_ids, critiques, strict=True)
-        ]
+        ids_n = []
+        for ids_L, c in zip(prompt_ids, critiques, strict=True):
+            n = self.verdict_token(c.ids_L, c.text)
+            ids_n.append(None if n is None else (*ids_L.tolist(), *c.ids_L[:n].tolist()))
         return self.read(ids_n)
 
     def after(self, texts: Sequence[str]) -> np.ndarray:

@@ -57,10 +57,8 @@ def run(setup: Setup, cfg: Config) -> dict:
             setup = dataclasses.replace(setup, checkpoints=[*setup.checkpoints, model])
     elif setup.checkpoints or cfg.checker:
         problems = pools.read_pool(cfg.input, as_written=is_own(cfg.checker), split_by=cfg.split_by)
-    else:
-        problems = pools.iter_pool(
-            cfg.input, split_by=cfg.split_by
-        )  # a pool of any size is read problem by problem, none kept
+    else:  # a pool of any size is read problem by problem, none kept
+        problems = pools.iter_pool(cfg.input, split_by=cfg.split_by)
     grading_counts, groups = {"checker": "as stored; answers are equal as texts"}, None
     if is_own(cfg.checker):
         problems, grading_counts = grade_own(problems, cfg.checker)
@@ -120,20 +118,22 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
     n = len(setup.checkpoints)
     expect(cfg.scores_name is None or n == 1, "scores_name", cfg.scores_name, f"null where {n} verifiers score")
     verifiers, lower_bounds, total = {}, [], sum(len(problem.candidates) for problem in problems)
+
+    def scored(scorer, name):
+        path = setup.folder / f"pool_scores_{name}.jsonl"
+        scores = score_into(path, scorer, pools.candidate_rows(problems), total)
+        return list(pools.with_scores(problems, name, scores, scorer.unit))
+
     pools.note_unsplit(sum(pools.is_unsplit(steps) for *_, steps in pools.candidate_rows(problems)), total)
     for checkpoint in setup.checkpoints:
         scorer = open_scorer(setup, checkpoint)
         taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
         name = new_name(cfg.scores_name, scorer, taken)
-        scores = score_into(setup.folder / f"pool_scores_{name}.jsonl", scorer, pools.candidate_rows(problems), total)
-        problems = list(pools.with_scores(problems, name, scores, scorer.unit))
+        problems = scored(scorer, name)
         verifiers[name] = describe(scorer) | trained(checkpoint)
         for bound in common.bounds_of(scorer)[:1]:
             lower_bounds.append(new_name(f"{name}_lower", bound, taken))
-            scores = score_into(
-                setup.folder / f"pool_scores_{name}_lower.jsonl", bound, pools.candidate_rows(problems), total
-            )
-            problems = list(pools.with_scores(problems, lower_bounds[-1], scores, bound.unit))
+            problems = scored(bound, lower_bounds[-1])
     return problems, verifiers, lower_bounds
 
 
@@ -150,7 +150,7 @@ def over_seeds(results: dict, verifiers: dict) -> list[dict]:
     """For each setting with several seeds its scorers, and the spread over them of the headline selection at n = 4, 16,
     64, ... and the pool's size, and of the weighted vote there."""
     names, groups = list(verifiers), run_folder.group_by_settings([x["settings"] for x in verifiers.values()])
-    found = []
+    rows = []
     for setting, scorers in [(setting, [names[i] for i in ids]) for setting, ids in groups if len(ids) > 1]:
         tables = [results["scorers"][name][results["headline"][name]] for name in scorers]
         sizes = list(tables[0]["best_of_n"])
@@ -158,8 +158,8 @@ def over_seeds(results: dict, verifiers: dict) -> list[dict]:
         rules = {"best_with_policy": "with_policy", "weighted_vote": "weighted_vote"}
         columns += [(name, rule, sizes[-1]) for name, rule in rules.items() if rule in tables[0]]
         numbers = {f"{name}_of_{n}": common.spread([x[rule][n] for x in tables]) for name, rule, n in columns}
-        found.append({"setting": setting, "scorers": scorers, "spread": numbers})
-    return found
+        rows.append({"setting": setting, "scorers": scorers, "spread": numbers})
+    return rows
 
 
 def show(results: dict):
@@ -239,9 +239,8 @@ def show_selections(results: dict, N: str):
     within = ", ".join(f"{scorer} {auroc:.3f}" for scorer, auroc in results["outcome_auroc_within"].items())
     print(f"  AUROC of right solutions within a problem (.5 knows nothing): {within}")
     for test in tests_at(results, N):
-        if {test["a"], test["b"]} == selections or test["b"].endswith(
-            ".members"
-        ):  # which are the mean of an ensemble's
+        of_members = test["b"].endswith(".members")  # the mean of an ensemble's
+        if {test["a"], test["b"]} == selections or of_members:
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
 
 

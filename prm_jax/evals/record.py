@@ -121,13 +121,10 @@ def show(results: dict):
     x = results["record"]
     most = {key: max(cost[key] for cost in x["costs"]) for key in x["costs"][0]}
     number = f"{x['mean']:.4f} [{x['lowest']:.4f}, {x['highest']:.4f}]"
-    rule = (
-        f"best of {results['n_candidates']} ({x['aggregator']}) of {results['n_problems']} problems, pool {x['pool']}"
-    )
-    cost = "{cpu_seconds:.0f} CPU seconds, {labelled:,} labelled solutions, {policy_tokens:,} policy tokens".format(
-        **most
-    )
+    problems = f"{results['n_problems']} problems, pool {x['pool']}"
+    rule = f"best of {results['n_candidates']} ({x['aggregator']}) of {problems}"
+    cost = f"{most['cpu_seconds']:.0f} CPU seconds, {most['labelled']:,} labelled solutions"
+    cost += f", {most['policy_tokens']:,} policy tokens"
     commits = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in x["commits"])
-    print(
-        f"record      {x['budget']}: {number}, mean and range of {VERIFIERS}; {rule}; at most {cost}; commit {commits}"
-    )
+    what = f"{number}, mean and range of {VERIFIERS}; {rule}"
+    print(f"record      {x['budget']}: {what}; at most {cost}; commit {commits}")

@@ -330,10 +330,8 @@ def _tiled_backward(cap, saved, do_NGmK):
             ds_Gtm = p_Gtm * (_batch_multiply(v_GtK, do_GmK, 2, 2) - _read(delta_NGm, i)[:, None])
             p_Gtm, ds_Gtm = p_Gtm.astype(dtype), (ds_Gtm * cap_slope(s_Gtm, cap)).astype(dtype)
             dq_GKm = _read(dq_NGKm, i) + _batch_multiply(k_GKt, ds_Gtm, 2, 1)
-            dk_GtK, dv_GtK = (
-                dk_GtK + _batch_multiply(ds_Gtm, q_GmK, 2, 1),
-                dv_GtK + _batch_multiply(p_Gtm, do_GmK, 2, 1),
-            )
+            dk_GtK += _batch_multiply(ds_Gtm, q_GmK, 2, 1)
+            dv_GtK += _batch_multiply(p_Gtm, do_GmK, 2, 1)
             return _write(dq_NGKm, dq_GKm, i), dk_GtK, dv_GtK
 
         dq_NGKm, dk_NGtK, dv_NGtK = carry

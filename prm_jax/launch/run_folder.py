@@ -83,11 +83,8 @@ def begin_job(cfg: DictConfig) -> bool:
     (folder / "error.txt").unlink(missing_ok=True)  # of the call before
     if "resume" not in cfg or cfg.resume is not None or not (folder / ".hydra").is_dir():
         return True
-    free = (*KEYS_WITHOUT_EFFECT, *DEVICES)
-    old, new = (
-        {o for o in overrides if re.split(r"[.=]", o)[0] not in free}
-        for overrides in (overrides_of(folder), hydra_cfg.overrides.task)
-    )
+    free, both = (*KEYS_WITHOUT_EFFECT, *DEVICES), (overrides_of(folder), hydra_cfg.overrides.task)
+    old, new = ({word for word in words if re.split(r"[.=]", word)[0] not in free} for words in both)
     if old != new:
         was, now = (" ".join(sorted(words)) or "no other override" for words in (old - new, new - old))
         why = f"holds the job with {was}, expected {now}; give another sweep another folder"
