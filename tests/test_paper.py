@@ -361,12 +361,6 @@ def test_a_definition_that_is_wrong_is_one_line(stages, message, tiny, tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_that_has_another_name_now_is_named(tiny, tmp_path):
-    (tmp_path / "conf/tiny.yaml").write_text("draw: best_of_n\nover: {seed: [0]}\nstages: {a: train.py seed={seed}}\n")
-    with pytest.raises(InputError, match=r"tiny\.yaml: over: is now called sweep"):
-        figures.run(["name=tiny", "seed=0"])
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

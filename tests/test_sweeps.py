@@ -386,12 +386,3 @@ def test_help(capsys, monkeypatch):
     sweeps.main()
     assert "Usage: python -m prm_jax.figures.sweeps [key=value" in capsys.readouterr().out
     assert train.end_of_sweep
-
-
-def test_a_stored_key_that_is_gone_is_read_where_it_had_no_effect(tmp_path):
-    """A folder of an earlier version: format.critic.first_error=false changed nothing, true was another method."""
-    (tmp_path / ".hydra").mkdir()
-    for value, kept in ((False, []), (True, ["first_error"])):
-        stored = {"format": {"name": "judge", "critic": {"votes": 1, "first_error": value}}}
-        OmegaConf.save(OmegaConf.create(stored), tmp_path / ".hydra" / "config.yaml")
-        assert [*run_folder.run_config(tmp_path).format.critic] == ["votes", *kept]

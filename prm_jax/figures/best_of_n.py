@@ -124,7 +124,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
 def aggregator_dots(results: dict, folder: Path) -> Path:
     """Draws the share solved at the pool's size by aggregator: a dot a scorer, best-of-n beside the weighted vote."""
     N, scorers = str(results["n_candidates"]), results["scorers"]
-    names = results.get("aggregators") or list(next(iter(scorers.values())))  # older results name none
+    names = results["aggregators"]
     rules = [("best_of_n", "interval", f"Best of {N}")]
     rules += [("weighted_vote", "weighted_vote_interval", f"Weighted vote of {N}")] if "majority" in results else []
     size = 1.6 + 3.4 * len(rules), 1.4 + len(names) * (0.22 + 0.09 * len(scorers))

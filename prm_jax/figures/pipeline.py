@@ -140,8 +140,6 @@ def read_definition(name: str) -> Definition:
     expect(name in names(), "name", name, f"all, {', '.join(names())}")
     path = FIGURES / f"{name}.yaml"
     try:
-        if re.search(r"^[^#\n]*\bover:", path.read_text(), flags=re.MULTILINE):
-            raise InputError("over: is now called sweep")
         return parse(yaml.safe_load(path.read_text()), Definition)
     except (yaml.YAMLError, InputError) as error:
         raise InputError(f"{path}: {error}") from None

@@ -59,7 +59,7 @@ def witness_mass(results: dict, path: Path) -> Path:
 
 def witness_phases(results: dict, path: Path) -> Path:
     plane, traces, panels = results["plane"], results["traces"], results["plane"]["by_aggregator"]
-    panels = {name: panels[name] for name in results.get("aggregators", panels)}  # older results name none
+    panels = {name: panels[name] for name in results["aggregators"]}
     beta_b, error_e = np.array(plane["beta"]), np.array(plane["error"])
     winners = np.unique([panel["winner"] for panel in panels.values()])
     rows = -(-len(panels) // 3)

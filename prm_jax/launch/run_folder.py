@@ -137,8 +137,6 @@ def run_config(folder: Path) -> DictConfig:
     stored = read_yaml(path)
     if not OmegaConf.is_dict(stored) or not stored:
         raise InputError(f"{path}: holds no configuration, expected that of a run")
-    if OmegaConf.select(stored, "format.critic.first_error", default=None) is False:  # an old key, without effect
-        del stored.format.critic.first_error
     return stored
 
 
