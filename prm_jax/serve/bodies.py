@@ -1,6 +1,5 @@
 """Parses and checks the bodies of requests, and makes the bodies of answers."""
 
-import json
 import time
 import uuid
 
@@ -11,6 +10,7 @@ from prm_jax.data.formats import Encoded
 from prm_jax.data.units import UNITS, probability
 from prm_jax.heads import HEADS
 from prm_jax.launch.config import shown
+from prm_jax.launch.files import STRICT, decode_json
 from prm_jax.rerank import AGGREGATORS
 from prm_jax.scoring import ModelScorer
 from prm_jax.serve.worker import Job, Refused
@@ -23,18 +23,9 @@ def expect(is_right: bool, where: str, value, expected: str, status: int = 400):
         raise Refused(status, f"{where}: got {shown(value, 80)}, expected {expected}")
 
 
-def no_number(text: str):
-    raise ValueError(f"{text} is no JSON")
-
-
 def read_json(body: bytes) -> dict:
     """The JSON object of a body; NaN and Infinity, which Python accepts, are refused."""
-    try:
-        parsed = json.loads(body.decode(), parse_constant=no_number)
-    except RecursionError:
-        raise Refused(400, "the body: nested too deeply") from None
-    except ValueError as error:
-        raise Refused(400, f"the body: not JSON in UTF-8 ({error})") from None
+    parsed = decode_json(body, "the body", STRICT.decode)
     expect(isinstance(parsed, dict), "the body", parsed, "a JSON object")
     return parsed
 
@@ -43,11 +34,6 @@ def check_keys(value, where: str, allowed: tuple[str, ...]):
     expect(isinstance(value, dict), where, value, "an object")
     for key in value:
         expect(key in allowed, f"{where}: unknown key", key, ", ".join(allowed))
-
-
-def check_text(x, where: str):
-    expect(isinstance(x, str), where, x, "a text")
-    expect(x.isascii() or not any("\ud800" <= c <= "\udfff" for c in x), where, x, "a text that UTF-8 can write")
 
 
 def check_list(x, where: str, most: int):
@@ -78,7 +64,7 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
     for p, problem in enumerate(problems):
         where = f"problems[{p}]." if many else ""
         check_keys(problem, where.rstrip("."), ("problem", "steps", "candidates"))
-        check_text(problem.get("problem"), f"{where}problem")
+        expect(isinstance(text := problem.get("problem"), str), f"{where}problem", text, "a text")
         is_one = "steps" in problem
         expect(is_one != ("candidates" in problem), f"{where}steps", sorted(problem), "steps or candidates")
         candidates = [problem["steps"]] if is_one else problem["candidates"]
@@ -87,8 +73,8 @@ def score_job(body: dict, default: str, limits) -> tuple[Job, list[int]]:
             key = f"{where}steps" if is_one else f"{where}candidates[{c}]"
             check_list(steps, key, limits.steps)
             for t, step in enumerate(steps):
-                check_text(step, f"{key}[{t}]")
-            rows.append((problem["problem"], tuple(steps)))
+                expect(isinstance(step, str), f"{key}[{t}]", step, "a text")
+            rows.append((text, tuple(steps)))
         counts.append(len(candidates))
     expect(len(rows) <= limits.solutions, "problems", f"{len(rows)} solutions", f"at most {limits.solutions}", 413)
     sizes = [len(problem) + sum(map(len, steps)) + len(steps) for problem, steps in rows]
@@ -145,7 +131,6 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
     check_list(inputs, "input", limits.solutions)
     for i, one in enumerate(inputs):
         if isinstance(one, str):
-            check_text(one, f"input[{i}]")
             continue
         check_list(one, f"input[{i}]", limits.tokens)
         for token in one:
