@@ -126,9 +126,8 @@ def compare(drawn: Drawn, comparisons: Sequence[Comparison]):
     secondary = [c for c in differences if c != comparisons[0]]
     tests = {c: f", by Holm {x:.3f}" for c, x in zip(secondary, holm([p[c] for c in secondary]), strict=True)}
     for c, value_S in differences.items():
-        interval, x = over_seeds(value_S), "" if c.x is None else f" at {c.x:g}"
-        name = f"{c.a} - {c.b}{c.b_panel and f' ({c.b_panel})' or ''}"
-        drawn.row(f"difference of {c.panel}", name, "" if c.x is None else c.x, *interval, value_S)
+        name, x = f"{c.a} - {c.b}{c.b_panel and f' ({c.b_panel})' or ''}", "" if c.x is None else f" at {c.x:g}"
+        interval = drawn.number(f"difference of {c.panel}", name, value_S, "" if c.x is None else c.x)
         test, kind = f"p {p[c]:.3f}{tests.get(c, '')} ({over(value_S)})", "secondary" if c in tests else "primary"
         drawn.statements.append(f"{kind}: {c.panel}{x}: {name}: {signed(*interval)}, {test}")
     drawn.statements += left_out

@@ -86,16 +86,20 @@ class Drawn:
 
     def dots(self, axes, panel: str, series: str, height: float, value_S, style: dict):
         """Draws the runs of one setting at a height, their mean and its interval, and adds a row to the table."""
-        mean, low, high = over_seeds(value_S)
+        mean, low, high = self.number(panel, series, value_S)
         style = style | NO_LINE
         axes.plot([low, high], [height, height], color=style["color"], linewidth=1.2)
         axes.plot(value_S, [height] * len(value_S), **style | {"alpha": 0.45, "markersize": 3})
         axes.plot(mean, height, **style | {"markersize": 6})
-        self.row(panel, series, "", mean, low, high, value_S)
 
     def legend_above(self, axes, columns: int):
         handles, labels = axes.get_legend_handles_labels()
         self.figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
+
+    def number(self, panel: str, series: str, value_S, x="") -> tuple:
+        """Adds the mean over runs to the table; returns it and its interval: (mean, low, high)."""
+        self.row(panel, series, x, *(interval := over_seeds(value_S)), value_S)
+        return interval
 
     def row(self, panel: str, series: str, x, y, low, high, value_S):
         """Adds a number to the table: its interval, how many runs have it, and the value of each."""

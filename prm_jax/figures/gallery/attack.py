@@ -6,7 +6,7 @@ import numpy as np
 
 from prm_jax.figures.attack import QUANTITIES, SHOWN
 from prm_jax.figures.paper import Stages, mean_difference, results_at, signed, values_of
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, over_seeds, panels
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, panels
 
 UNEDITED = "AUROC without edits"
 FALLS = {"worst": "fall of AUROC, worst edit", "worst_wrong_line": "fall of AUROC, a wrong line left"}
@@ -55,9 +55,7 @@ def state_falls(drawn: Drawn, arms: dict[str, list[dict]], checker: dict):
     for arm, runs in (arms | {"the exact checker": [checker]}).items():
         numbers = {UNEDITED: before(runs)}
         numbers |= {text: before(runs) - [run["edits"][name]["auroc"] for run in runs] for name, text in FALLS.items()}
-        for text, value_S in numbers.items():
-            drawn.row(text, arm, "", *over_seeds(value_S), value_S)
-        words = [f"{text} {signed(*over_seeds(value_S))}" for text, value_S in numbers.items()]
+        words = [f"{text} {signed(*drawn.number(text, arm, value_S))}" for text, value_S in numbers.items()]
         drawn.statements.append(f"{arm}: {', '.join(words)}")
     for a, b in itertools.pairwise(arms):
         drawn.statements.append(mean_difference(f"{UNEDITED}, {b} - {a}", before(arms[b]), before(arms[a])))

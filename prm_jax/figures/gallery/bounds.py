@@ -1,7 +1,7 @@
 """How often the bounds of a value hold it, and what N chosen a problem by the lower bound solves at equal policy tokens."""
 
 from prm_jax.figures.paper import Stages, results_at, signed
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, over_seeds, panels, size_axis
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, panels, size_axis
 
 WAYS = {"raw": "as learned", "now": "moved by the conformal shift"}
 NOMINAL = (0.05, 0.5, 0.95)
@@ -17,12 +17,11 @@ def draw(stages: Stages) -> Drawn:
     for i, (way, label) in enumerate(WAYS.items()):
         for nominal, *seen_S in zip(NOMINAL, *(run[way]["seen"] for run in steps), strict=True):
             left.plot([nominal] * len(seen_S), seen_S, **line_style(i) | NO_LINE | {"alpha": 0.5})
-            drawn.row("share of values up to the quantile", label, nominal, *over_seeds(seen_S), seen_S)
+            drawn.number("share of values up to the quantile", label, seen_S, nominal)
         left.plot([], [], **line_style(i) | NO_LINE, label=label)
         for name in ("coverage", "width"):
-            values = [run[way]["all"][name] for run in steps]
-            drawn.row(name, label, "", *over_seeds(values), values)
-            drawn.statements.append(f"{name} of nominal .90, {label}: {signed(*over_seeds(values))}")
+            interval = drawn.number(name, label, [run[way]["all"][name] for run in steps])
+            drawn.statements.append(f"{name} of nominal .90, {label}: {signed(*interval)}")
     left.set(xlabel="quantile", ylabel="share of exact values up to it", xlim=(0, 1), ylim=(0, 1))
     left.legend(loc="upper left", fontsize=7.5)
     first = next(iter(pools[0]["verifiers"]))

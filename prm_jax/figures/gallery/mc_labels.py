@@ -3,7 +3,7 @@
 import numpy as np
 
 from prm_jax.figures.paper import Stages, results_at, run_of, share_solved, untaught
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, over_seeds, panels
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, panels
 
 KINDS = {  # {line of the figure: its name}
     "exact": "exact correctness",
@@ -43,8 +43,7 @@ def draw(stages: Stages) -> Drawn:
     for k, (name, members) in enumerate(kinds.items()):
         for a, aggregator in enumerate(HOWS):
             value_S = [share_solved(pool, stage, n, aggregator) for stage in members]
-            mean_KA[k, a], low, high = over_seeds(value_S)
-            drawn.row(f"best of {n}", name, aggregator, mean_KA[k, a], low, high, value_S)
+            mean_KA[k, a], *_ = drawn.number(f"best of {n}", name, value_S, aggregator)
             says[name].append(f"{f'best of {n} ' * (a == 0)}{aggregator} {interval_text(drawn.rows[-1])}")
     right.imshow(mean_KA, cmap="cividis", aspect="auto")
     middle = (mean_KA.min() + mean_KA.max()) / 2

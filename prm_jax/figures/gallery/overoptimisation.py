@@ -6,7 +6,7 @@ import numpy as np
 
 from prm_jax.figures.best_of_n import square_root
 from prm_jax.figures.paper import Stages, scorer_of, share_solved, values_of
-from prm_jax.figures.style import NO_LINE, Drawn, floats, line_style, over_seeds, panels
+from prm_jax.figures.style import NO_LINE, Drawn, floats, line_style, panels
 
 LEGEND = {"reweighted": "-", "with_policy": "--"}
 
@@ -33,11 +33,11 @@ def draw(stages: Stages) -> Drawn:
             panel.plot(kl, y, **style | NO_LINE | {"markerfacecolor": "white"})
         for n in [n for n in (4, N) if n <= N]:
             y_S = [share_solved(pool, stage, n) for pool, stage in members]
-            drawn.row("gold", f"{series}, best of {n}", n, *over_seeds(y_S), y_S)
+            drawn.number("gold", f"{series}, best of {n}", y_S, n)
         y_S = [share_solved(pool, stage, N, rule="with_policy") for pool, stage in members]
-        drawn.row("gold", f"{series}, best of {N} + {weight:g} log p", N, *over_seeds(y_S), y_S)
+        drawn.number("gold", f"{series}, best of {N} + {weight:g} log p", y_S, N)
         for name, x_S in zip(("alpha", "beta"), np.transpose([gao_fit(run["best_of_n"]) for run in runs]), strict=True):
-            drawn.row(name, series, "", *over_seeds(x_S), x_S)
+            drawn.number(name, series, x_S)
             values = ", ".join(f"{x:.3f}" for x in x_S)
             drawn.statements.append(f"{series}: {name} {values} (gold = start + d (alpha - beta d))")
     for panel, label in zip(axes, ("gold: share right", "proxy: mean score (nats)"), strict=True):

@@ -27,7 +27,7 @@ def draw(stages: Stages) -> Drawn:
             left_S = np.subtract(all_S, cost_S)
             pairs = zip(left_S, runs, strict=True)
             y_S = [np.interp(left, run["tokens"], run["eval_pass_at_1"]) for left, run in pairs]
-            drawn.row(PANELS["eval_pass_at_1"], f"{kind} at equal tokens", np.mean(left_S) / 1e3, *over_seeds(y_S), y_S)
+            drawn.number(PANELS["eval_pass_at_1"], f"{kind} at equal tokens", y_S, np.mean(left_S) / 1e3)
         changes = []
         for name in IN_WORDS:
             first_S, last_S = np.array([[run[name][k] for run in runs] for k in (0, -1)])

@@ -26,8 +26,7 @@ def draw(stages: Stages) -> Drawn:
     ways = [way for way in WAYS if way in runs["shifted"][0]["recalibrated"]]
     for i, (line, label) in enumerate(LINES.items()):
         reliability(left, [(pooled([run["reliability"] for run in runs[line]]), i, label)])
-        aurocs = [run["step_auroc"] for run in runs[line]]
-        drawn.row("step AUROC", label, "", *over_seeds(aurocs), aurocs)
+        drawn.number("step AUROC", label, [run["step_auroc"] for run in runs[line]])
         ece_WS = [[run["recalibrated"].get(way, {}).get("ece", math.nan) for run in runs[line]] for way in ways]
         mean_W, low_W, high_W = over_seeds(np.transpose(ece_WS))
         height_W, style = np.arange(len(ways)) + 0.26 * (i - 1), line_style(i)
