@@ -93,14 +93,10 @@ def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
 
 
 def f1_curve(low, high, is_wrong, thresholds) -> np.ndarray:
-    """F1 at every threshold, by counting the solutions whose window (low, high] holds it. is_wrong: has an error."""
-    accuracy = []
-    for members in (is_wrong, ~is_wrong):
-        open_ = members & (low < high)
-        n_right = np.searchsorted(np.sort(low[open_]), thresholds)  # windows that begin below the threshold
-        n_right = n_right - np.searchsorted(np.sort(high[open_]), thresholds)  # less those that end there
-        accuracy.append(n_right / members.sum() if members.any() else np.full(len(thresholds), np.nan))
-    a, b = accuracy
+    """F1 at every threshold. A solution is right where its window (low, high] holds it. is_wrong: has an error."""
+    is_right = (low[:, None] < thresholds) & (thresholds <= high[:, None])
+    unknown = np.full(len(thresholds), np.nan)
+    a, b = (is_right[x].mean(0) if x.any() else unknown for x in (is_wrong, ~is_wrong))
     return np.divide(2 * a * b, a + b, out=np.where(np.isnan(a + b), np.nan, 0.0), where=a + b > 0)
 
 
