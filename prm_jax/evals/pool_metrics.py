@@ -55,13 +55,13 @@ class Rules:
 
 def shown_aggregators(names: str | list | None, headlines: Iterable[str] = ()) -> list[str]:
     """The aggregators of tables and figures: `names`, or `all`, by default without HIDDEN_BY_DEFAULT; and headlines."""
-    every = rerank.AGGREGATORS
-    if names is None or names == "all":
-        names = [name for name in every if names == "all" or name not in HIDDEN_BY_DEFAULT]
-    names = [names] if isinstance(names, str) else names
+    if names is None:
+        names = [name for name in rerank.AGGREGATORS if name not in HIDDEN_BY_DEFAULT]
+    names = rerank.AGGREGATORS if names == "all" else [names] if isinstance(names, str) else names
     for name in names:
-        expect(name in every, "aggregators", name, f"all, null, or names of {', '.join(every)}")
-    return [name for name in every if name in {*names, *headlines}]
+        expected = f"all, null, or names of {', '.join(rerank.AGGREGATORS)}"
+        expect(name in rerank.AGGREGATORS, "aggregators", name, expected)
+    return [name for name in rerank.AGGREGATORS if name in {*names, *headlines}]
 
 
 def solution_scores(pool: Pool, name: str, unit: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -155,8 +155,8 @@ class Values:
 
     def add_members(self, scorer: str, members: list[str], headline: dict[str, str]):
         """Adds the mean of an ensemble's members, each by best of n of its own headline selection."""
-        own = [self.value["scorers", name, headline[name], "best_of_n"] for name in members]
-        mean = {n: np.mean([by_size[n] for by_size in own], 0) for n in self.sizes}
+        solved = [self.value["scorers", name, headline[name], "best_of_n"] for name in members]
+        mean = {n: np.mean([by_size[n] for by_size in solved], 0) for n in self.sizes}
         self.value["scorers", scorer, headline[scorer], "members"] = mean
 
     def tables(self) -> dict:
@@ -187,14 +187,7 @@ class Values:
 
 
 def pool_results(
-    pool: Pool,
-    scorers: list[str],
-    rules: Rules,
-    seed: int,
-    value_scorers=(),
-    outcome_scorers=(),
-    ensembles=(),
-    lower_bounds=(),
+    pool: Pool, scorers, rules: Rules, seed: int, value_scorers=(), outcome_scorers=(), ensembles=(), lower_bounds=()
 ) -> dict:
     """Every number of a pool under the step scores named in `scorers`: the results.json of task=best_of_n. Where the
     pool has correctness labels, `trace` counts winners without a wrong step, `chosen` is trace_error.py's part, and
@@ -211,8 +204,7 @@ def pool_results(
     ended_n = pool.finished_n
     problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
     group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
-    units, zero_scores, best_PN, reward_kl, calibrations, correlations, within = {}, {}, {}, {}, {}, {}, {}
-    targets = {}
+    units, zero_scores, best_PN, reward_kl, calibrations, correlations, within, targets = ({} for _ in range(8))
     for scorer, aggregator in headline.items():
         units[scorer] = pool.unit(scorer, rules.scores_unit)
         score_PN, is_zero_PN = solution_scores(pool, scorer, units[scorer])

@@ -179,12 +179,10 @@ def sweep_texts(sweep: dict, overrides: dict[str, str]) -> dict[str, dict]:
     return table
 
 
-def make_stages(
-    figure: Definition, overrides: dict[str, str], root: Path, folders: dict[str, Path]
-) -> tuple[dict[str, list[Stage]], set[str]]:
+def make_stages(figure: Definition, overrides: dict[str, str], root: Path, folders: dict) -> tuple[dict, set[str]]:
     """({line: its stages} of a figure, the overrides that no stage takes); InputError where a line names what is neither
-    a line above it nor a key. An override goes to every line whose command has that key, except lines that set it by a sweep key. `folders`,
-    {hash: folder}, is filled: what two stages, or two figures, have in common is made once, under the first's name."""
+    a line above it nor a key. An override goes to every line whose command has that key, except lines that set it by a
+    sweep key. `folders`, {hash: folder}, is filled: what two stages, or two figures, have in common is made once."""
     table = sweep_texts(figure.sweep, overrides)
     rest = {key: value for key, value in overrides.items() if key not in table}
     made, used = {}, set()
@@ -224,14 +222,13 @@ def known_overrides(text: str, swept: dict[str, list[str]], overrides: dict[str,
     return {key: value for key, value in overrides.items() if key not in taken and is_known(key)}
 
 
-def make_stage(
-    line: str, sweep: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders: dict[str, Path]
-) -> Stage:
+def make_stage(line, sweep: dict, text: str, table: dict, below: dict, overrides: dict, root: Path, folders) -> Stage:
     """A stage at one combination of sweep keys; it uses the stages `below` that agree with it in these keys."""
-    used = {
-        name: [stage for stage in stages if all(sweep.get(key, x) == x for key, x in stage.sweep.items())]
-        for name, stages in below.items()
-    }
+
+    def agrees(stage: Stage) -> bool:
+        return all(sweep.get(key, x) == x for key, x in stage.sweep.items())
+
+    used = {name: list(filter(agrees, stages)) for name, stages in below.items()}
     text = REFERENCE.sub(lambda match: table[match[1]][sweep[match[1]]] if match[1] in sweep else match[0], text)
     command, *words = shlex.split(text)
     words = [word for word in words if word.split("=")[0] not in overrides]
