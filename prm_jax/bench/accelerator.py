@@ -73,8 +73,8 @@ def measure_kernel(cfg: BenchConfig, attend) -> Measured:
         with jax.default_matmul_precision("highest"):
             exact = [x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x for x in arrays]
             exact = output_and_gradients(dense)(*exact)
-        got = output_and_gradients(attend)(*arrays)
-        o, *gradients = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(got, exact, strict=True)]
+        measured = output_and_gradients(attend)(*arrays)
+        o, *gradients = [float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(measured, exact, strict=True)]
         yield from (("output_error", o), ("gradient_error", float(np.max(gradients))))
         both = (output_and_gradients(f) for f in (attend, dense))
         ours, slow = (common.median_seconds(lambda f=f: f(*arrays), cfg.warmup, cfg.repeats) for f in both)
@@ -98,10 +98,10 @@ def peak_bytes() -> float:
 def measure_job(cfg: BenchConfig) -> Measured:
     """Memory and speed of one of JOBS; MFU where the chip's peak is known, else the share of the measured one."""
     yield "predicted_gb", predicted_bytes(cfg) / 1e9
-    before, got, after = peak_bytes(), {row.name: row.value for row in JOBS[cfg.what](cfg)}, peak_bytes()
+    before, values, after = peak_bytes(), {row.name: row.value for row in JOBS[cfg.what](cfg)}, peak_bytes()
     yield "peak_gb", after / 1e9 if after > before else math.nan
-    yield "tokens_per_second", got["bfloat16_tokens_per_second"]
-    share, published = got["bfloat16_share_of_matmul_peak"], published_peak(jax.devices()[0].device_kind)
+    yield "tokens_per_second", values["bfloat16_tokens_per_second"]
+    share, published = values["bfloat16_share_of_matmul_peak"], published_peak(jax.devices()[0].device_kind)
     mfu = share * common.matmul_peak("bfloat16", cfg.warmup, cfg.repeats) / published
     yield ("share_of_measured_peak", share) if math.isnan(mfu) else ("mfu", mfu)
 
@@ -113,9 +113,9 @@ def bench_accelerator(cfg: BenchConfig) -> list[Row]:
     kernels = {"dense": dense} | KERNELS[platform()]
     for name, changes in a.models.items():
         model = parse(vars(cfg.model) | changes, ModelChoice, f"accelerator.models.{name}")
-        of_job = {job: dataclasses.replace(cfg, what=job, model=model) for job in JOBS}
-        measures |= {f"{name}/{k}": functools.partial(measure_kernel, of_job["train"], f) for k, f in kernels.items()}
-        measures |= {f"{name}/{job}": functools.partial(measure_job, of_this) for job, of_this in of_job.items()}
+        cfgs = {job: dataclasses.replace(cfg, what=job, model=model) for job in JOBS}
+        measures |= {f"{name}/{k}": functools.partial(measure_kernel, cfgs["train"], f) for k, f in kernels.items()}
+        measures |= {f"{name}/{job}": functools.partial(measure_job, job_cfg) for job, job_cfg in cfgs.items()}
     peak = common.matmul_peak("bfloat16", cfg.warmup, cfg.repeats), published_peak(jax.devices()[0].device_kind)
     rows = [Row(f"peak/{kind}/tflops", x / 1e12) for kind, x in zip(("measured", "published"), peak)]
     for name, measure in measures.items():

@@ -125,9 +125,9 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
     """`fmt`, or for auto the one format whose checkpoints have this head; InputError where the head does not fit.
     `classes` are the architectures of config.json, which distinguish an outcome model from a PRM."""
     is_outcome = kind != "none" and any(str(name).endswith(OUTCOME) for name in classes)
-    has = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
+    description = f"has the step head {layer}.weight ({kind})" if kind != "none" else "has no step head"
     if is_outcome:
-        has = f"is an outcome model ({', '.join(map(str, classes))}), with the head {layer}.weight ({kind})"
+        description = f"is an outcome model ({', '.join(map(str, classes))}), with the head {layer}.weight ({kind})"
     heads = (None, kind) if kind != "none" else ("tokens", "vocabulary", "implicit")
     suitable = (True, False) if not classes else (is_outcome,)  # values of Format.outcome
     fits = [f for f in all_formats() if f.head in heads and f.layer == layer and f.outcome in suitable]
@@ -135,11 +135,11 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
     if fmt.name == "auto":
         defaults = [f for f in fits if f.auto]
         if len(defaults) != 1 or defaults[0].head is None:
-            raise InputError(f"{where}: {has}; say which convention it follows: {listed}")
+            raise InputError(f"{where}: {description}; say which convention it follows: {listed}")
         if others := " and ".join(f"format={f.name}" for f in fits if not f.auto):
             print(f"format      {where}: is read with format={defaults[0].name}; its head fits {others}, too")
         return parse(dataclasses.asdict(defaults[0]) | (fmt.changes or {}), Format, "format")
     if fmt.head not in heads or fmt.outcome not in suitable:
         reads = fmt.head or "one" if fmt.outcome in suitable else "texts" if fmt.outcome else "steps"
-        raise InputError(f"{where}: {has}, but format={fmt.name} reads {reads}; expected {listed}")
+        raise InputError(f"{where}: {description}, but format={fmt.name} reads {reads}; expected {listed}")
     return fmt

@@ -75,8 +75,8 @@ def likelihood_scorer(name: str, options: OpenOptions) -> ModelScorer:
     expect(path, "checkpoint", name, "policy:NAME, a language model, where the data have no policy of their own")
     loaded = open_checkpoint(path, options.which, None, options.dtype)
     expect(loaded.objective == "lm", "checkpoint", name, "a language model, not a verifier")
-    asked = options.format if options.format is not None and options.format.name != "auto" else read_format("plain")
-    fmt = loaded.format or asked
+    requested = None if options.format is None or options.format.name == "auto" else options.format
+    fmt = loaded.format or requested or read_format("plain")
     args = loaded.model, loaded.tokenizer, fmt, "unknown", "prm", name, None, options.rows, options.tokens
     return ModelScorer(*args, likelihood=True)
 
@@ -116,5 +116,7 @@ def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions
     else:
         data = data_config(options.data)
         judge = functools.partial(tasks.TASKS[data.name].values, data.task)
-    said = {"name": name, "label_kind": "correctness" if kind == "checker" else "value"}
-    return NoisyChecker(judge, *faults, options.seed, **said) if faults else CheckerScorer(judge, **said)
+    label_kind = "correctness" if kind == "checker" else "value"
+    if faults:
+        return NoisyChecker(judge, *faults, options.seed, name=name, label_kind=label_kind)
+    return CheckerScorer(judge, name, label_kind)

@@ -102,9 +102,9 @@ class Critic:
         self.stats.solutions += len(rows)
         if lost := self.stats.no_verdict - before.no_verdict:
             critiques = self.stats.critiques - before.critiques
-            then = "left out of the votes" if critic.force is None else "forced (format.critic.force)"
-            within = f"came to no verdict within {critic.max_tokens:,} tokens"
-            print(f"critic      {lost:,} of {critiques:,} critiques {within}: {then}")
+            outcome = "left out of the votes" if critic.force is None else "forced (format.critic.force)"
+            limit = f"came to no verdict within {critic.max_tokens:,} tokens"
+            print(f"critic      {lost:,} of {critiques:,} critiques {limit}: {outcome}")
         logit = {prefix: self.decide(self.known[prefix][0]) for prefix in prefixes}
         return [np.array([logit[p, steps[: t + 1]] for t in range(len(steps))], np.float32) for p, steps in rows]
 
@@ -140,8 +140,8 @@ class Critic:
             logit_n = np.full(len(drafts), np.nan)
             lost_n |= [not self.has_ended(d) for d in drafts]
         logit_n[lost_n] = np.nan
-        behind = {i: text for i, lost in enumerate(lost_n) if (text := c.force if lost else c.ask) is not None}
-        logit_n[[*behind]] = self.ask([(prompts[i], drafts[i], text) for i, text in behind.items()])
+        questions = {i: text for i, lost in enumerate(lost_n) if (text := c.force if lost else c.ask) is not None}
+        logit_n[[*questions]] = self.ask([(prompts[i], drafts[i], text) for i, text in questions.items()])
         self.stats.critiques += len(drafts)
         self.stats.tokens += (written := sum(d.tokens for d in drafts))
         self.stats.computed += written + self.writer.computed - computed_before

@@ -207,8 +207,8 @@ def detail(results: dict):
     few, headlines = len(results["scorers"]) <= FEW_SCORERS, results["headline"].items()
     names = {f"{scorer}.{aggregator}" for scorer, aggregator in headlines if few or scorer != POLICY}
     for test in tests_at(results, N):
-        of, rules = zip(*(test[side].rpartition(".")[::2] for side in "ab"), strict=True)
-        if {*of} <= names and (few or {*rules} <= {"best_of_n", "members"}):
+        selections, rules = zip(*(test[side].rpartition(".")[::2] for side in "ab"), strict=True)
+        if {*selections} <= names and (few or {*rules} <= {"best_of_n", "members"}):
             print(f"  {test['a']} - {test['b']}: {difference_text(test)}")
 
 

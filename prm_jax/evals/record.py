@@ -67,12 +67,12 @@ def run(setup: Setup, cfg: Config) -> dict:
 def costs_of(verifiers: list[list[str]], budget: Budget, pool: set[str]) -> list[dict]:
     """What each verifier, a list of its members' runs, has cost; InputError where one breaks a rule of the record.
     pool: hashes of its problems."""
-    n, each = len(verifiers), len(verifiers[0])
-    is_even = n == VERIFIERS and {*map(len, verifiers)} == {each}
+    n, size = len(verifiers), len(verifiers[0])
+    is_even = n == VERIFIERS and {*map(len, verifiers)} == {size}
     expect(is_even, "checkpoint", n, f"{VERIFIERS} verifiers, all of one run or of equally many")
     members = [[cost_of(run, budget, pool) for run in runs] for runs in verifiers]
     seeds = sorted(member.pop("seed") for member in itertools.chain(*members))
-    expect(seeds == [*range(n * each)], "checkpoint: seeds", seeds, f"0 to {n * each - 1}, each once")
+    expect(seeds == [*range(n * size)], "checkpoint: seeds", seeds, f"0 to {n * size - 1}, each once")
     for runs in zip(*verifiers, strict=True):
         settings = run_folder.group_by_settings([run_folder.settings(run) for run in runs])
         expect(len(settings) == 1, "checkpoint", [x for x, _ in settings], "runs that differ in their seed alone")

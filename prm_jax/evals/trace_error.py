@@ -42,15 +42,16 @@ def chosen_numbers(pool, score_PN: dict[str, np.ndarray], trace_PN, rules, seed:
     hidden_PX = np.stack([(x_PN * (pool.right_PN - trace_PN)).sum(-1) for x_PN in weight_PN.values()], -1)
     final, trace = ratio_interval(1 - right_PX, np.ones_like(right_PX), seed), ratio_interval(hidden_PX, right_PX, seed)
     column = {rule: i for i, rule in enumerate(weight_PN)}
-    first, every, differences = f"{next(iter(score_PN))}.best_of_n", np.arange(len(right_PX)), []
+    first, all_problems, differences = f"{next(iter(score_PN))}.best_of_n", np.arange(len(right_PX)), []
 
     def minus(problems, rule):
         a, b = (ratio(hidden_PX[problems, column[name]], right_PX[problems, column[name]]) for name in (first, rule))
         return a - b
 
     for rule in [rule for rule in column if rule != first and not rule.endswith(".weighted_vote")]:
-        interval = bootstrap_interval(functools.partial(minus, rule=rule), every, seed)
-        differences.append({"a": first, "b": rule, "difference": float(minus(every, rule)), "interval": interval})
+        interval = bootstrap_interval(functools.partial(minus, rule=rule), all_problems, seed)
+        difference = float(minus(all_problems, rule))
+        differences.append({"a": first, "b": rule, "difference": difference, "interval": interval})
     table = {}
     for rule, i in column.items():
         table[rule] = {

@@ -167,8 +167,8 @@ def experiment_of(path: Path) -> str:
 def check_experiment(config_name: str):
     """Raises InputError where experiment=NAME is one of another command."""
     name = HydraConfig.get().runtime.choices.get("experiment")
-    if name and (of := experiment_of(CONF / f"experiment/{name}.yaml")) != config_name:
-        raise InputError(f"experiment: {name} is one of {command_name(of)}")
+    if name and (owner := experiment_of(CONF / f"experiment/{name}.yaml")) != config_name:
+        raise InputError(f"experiment: {name} is one of {command_name(owner)}")
 
 
 def exit_interrupted(hint: str = ""):
@@ -245,9 +245,9 @@ def print_help(config_name: str, doc: str, names: list[str]):
         files = sorted((CONF / group).glob("*.yaml")) if re.fullmatch(r"\w+", group) else []
         shown = [f"# ----- {group}={path.stem} -----\n{path.read_text().strip()}\n" for path in files]
         if stem:
-            of = {path.stem: text for path, text in zip(files, shown, strict=True)}
-            base = re.search(r"(?m)^defaults: \[(\w+), _self_\]", of.get(stem, ""))
-            shown = [of[x] for x in (stem, base and base[1]) if x in of]
+            texts = {path.stem: text for path, text in zip(files, shown, strict=True)}
+            base = re.search(r"(?m)^defaults: \[(\w+), _self_\]", texts.get(stem, ""))
+            shown = [texts[x] for x in (stem, base and base[1]) if x in texts]
         shown += [sections[group]] if group in sections else []
         print("\n".join(shown or having(name, groups, sections) or [f"--help {name}: no such group, section or key"]))
     if names:
