@@ -126,5 +126,5 @@ def show(results: dict):
     cost = f"{most['cpu_seconds']:.0f} CPU seconds, {most['labelled']:,} labelled solutions"
     cost += f", {most['policy_tokens']:,} policy tokens"
     commits = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in x["commits"])
-    what = f"{number}, mean and range of {VERIFIERS}; {rule}"
-    print(f"record      {x['budget']}: {what}; at most {cost}; commit {commits}")
+    result = f"{number}, mean and range of {VERIFIERS}; {rule}"
+    print(f"record      {x['budget']}: {result}; at most {cost}; commit {commits}")
