@@ -85,7 +85,7 @@ def test_an_entry_takes_its_options_from_the_configuration(name):
     assert {*estimator.options} <= inspect.signature(estimator.f).parameters.keys()
     one, other = EstimatorConfig(name, True, "min", 1.0), EstimatorConfig(name, False, "sum", 0.5, "group")
     plain = estimator.f(*given)
-    plain = advantages.whitened(plain, given[3]) if estimator.whitens else plain
+    plain = advantages.whitened(plain, estimator.learns(*given[2:4])) if estimator.whitens else plain
     np.testing.assert_array_equal(one.estimate(*given), plain)
     varied = {"normalise", "form", "discount", "first_step"} & {*estimator.options}
     assert (other.estimate(*given) != one.estimate(*given)).any() == bool(varied)
@@ -133,8 +133,7 @@ def test_expected_gradients_are_the_true_one_or_off_by_what_the_table_says():
     # exactly a price of each step, minus its mean reward, whose sign is the rewards'
     for k, bad in enumerate((0, -3)):
         r = exact.responses(bad)
-        n_N = (r.mask_NL.sum(1) - 1).astype(float)
-        mean = r.chance_N @ (r.step_reward_NT.sum(1) / n_N)
+        mean = r.chance_N @ (r.step_reward_NT.sum(1) / r.steps_N)
         assert rows["rloo_sources"][k].hidden == pytest.approx(-mean) and rows["rloo_sources"][k].rest < 1e-9
         assert np.sign(rows["pure, form=sum"][k].hidden) == -np.sign(mean) and rows["pure, form=sum"][k].rest < 1e-9
     assert rows["rloo_steps"][0].variance < 0.7 * rows["rloo"][0].variance

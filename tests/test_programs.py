@@ -1,5 +1,7 @@
 """What authors' programs do, on random rewards: each formula is written out here in loops, token by token."""
 
+from types import SimpleNamespace
+
 import hydra
 import jax
 import jax.numpy as jnp
@@ -8,10 +10,12 @@ import pytest
 from test_advantages import laid_out
 
 from prm_jax.launch.config import CONF, parse
+from prm_jax.rl import __main__ as rl
 from prm_jax.rl import advantages
 from prm_jax.rl.__main__ import RLConfig
 from prm_jax.rl.advantages import ESTIMATORS, EstimatorConfig
 from prm_jax.rl.rewards import has_drop, over_largest_return
+from prm_jax.rl.rollouts import Rollout
 from prm_jax.rl.update import UpdateConfig, of_sequence, surrogate, token_weights
 
 
@@ -109,6 +113,38 @@ def test_pure_on_main(given, form):
     assert_rows(estimate("pure", arrays(given), -0.1 * kl_NL, form=form), rows)
 
 
+@pytest.mark.parametrize("form", ["min", "mean"])
+def test_pure_on_main_as_it_runs(given, form):
+    """The same with num_tokens_per_step, response_length and the masks of make_experience_list and normalize(), whose count
+    also takes padding for separators, which is not copied."""
+    rewards, tokens, outcome, group = given
+    tokens = [[n + 1 for n in own] for own in tokens]
+    arguments = arrays((rewards, tokens, outcome, group))
+    kl_NL = np.random.default_rng(0).normal(size=arguments[3].shape)
+    weighted = [softmin(own) if form == "min" else [x / len(own) for x in own] for own in rewards]
+    rows, ends = [], [np.cumsum(own) - 1 for own in tokens]
+    for i, own in enumerate(weighted):
+        rest, row = others(i, group), [0.0] * sum(tokens[i])
+        per_token = sum(sum(weighted[j]) for j in rest) / sum(sum(tokens[j]) for j in rest)
+        for r, n, end in zip(own, tokens[i], ends[i], strict=True):
+            row[end] = r - per_token * (n - 1)
+        row[-1] += outcome[i] - np.mean([outcome[j] for j in rest])
+        rows.append(to_go([r - 0.1 * k for r, k in zip(row, kl_NL[i], strict=False)]))
+    learned = [np.delete(row, end) for row, end in zip(rows, ends, strict=True)]
+    for row, own, end in zip(rows, whiten(learned), ends, strict=True):
+        row[:] = np.insert(own, end - np.arange(len(end)), 0.0)
+    assert_rows(estimate("pure_main", arguments, -0.1 * kl_NL, form=form), rows)
+
+
+def test_no_token_behind_the_last_step_learns_in_pures_program():
+    """A step of 3 tokens, then a blank line and the end of sequence, of no step."""
+    step_NL = np.array([[0, 0, 0, ~1, ~2, 0]])
+    mask_NL = np.arange(6)[None] < 5
+    assert advantages.step_ends(step_NL, mask_NL).tolist() == [[False, False, True, True, True, False]]
+    assert ESTIMATORS["pure_main"].learns(step_NL, mask_NL).tolist() == [[True, True] + [False] * 4]
+    assert (ESTIMATORS["pure"].learns(step_NL, mask_NL) == mask_NL).all()
+
+
 def test_a_kl_of_one_step_is_not_the_return_of_all():
     """Inside the softmin a penalty of 3 on the third step gave returns of -2.2 at every step."""
     given = laid_out([0.9, 0.2, 0.8], tokens=[[1, 1, 1]])
@@ -193,7 +229,8 @@ def test_dr_grpo_by_one_switch(given):
 
 
 @pytest.mark.parametrize(
-    ("name", "advantage"), [("dapo", "grpo"), ("prime", "prime"), ("gspo", "grpo"), ("cispo", "grpo")]
+    ("name", "advantage"),
+    [("dapo", "grpo"), ("lambda_grpo", "grpo"), ("prime", "prime"), ("gspo", "grpo"), ("cispo", "grpo")],
 )
 def test_a_programs_options_are_a_configuration(name, advantage):
     assert composed(name).advantage == advantage
@@ -209,6 +246,29 @@ def test_lambda_grpo_counts_shared_tokens():
             assert count == sum(
                 g == group[i] and x.tolist()[: t + 1] == prefix for g, x in zip(group, ids, strict=True)
             )
+
+
+def test_lambda_grpo_divides_a_tokens_loss_by_what_shares_it(monkeypatch):
+    """Sullivan 2025, 2509.21154: sum over tokens of A_i / |lambda(i, t)|, over all tokens of the group."""
+    cfg, rng, seen = composed("lambda_grpo"), np.random.default_rng(0), {}
+    ids = [rng.integers(0, 2, size=4) for _ in range(6)]
+    rollouts = [
+        Rollout("p", g, ("x",), True, ids[0], own, np.zeros(4), np.zeros(4, int))
+        for g, own in zip([0, 0, 0, 1, 1, 1], ids)
+    ]
+    monkeypatch.setattr(rl, "loss_inputs", lambda layout, *given: seen.update(given=given) or {})
+    monkeypatch.setattr(rl, "shard_batch", lambda *given, axis: None)
+    monkeypatch.setattr(rl, "update", lambda model, opt, *given: (model, opt, {}))
+    trainer = SimpleNamespace(cfg=cfg, policy=SimpleNamespace(model=None), opt=None)
+    trainer.lay_out = lambda *given: SimpleNamespace(batch={}, used=1)
+    outcome_N = np.array([1, 0, 0, 1, 1, 0.0])
+    rl.Trainer.update(trainer, rollouts, np.zeros((6, 1)), outcome_N)
+    weight_NL, advantage_NL, *_ = seen["given"]
+    for i, own in enumerate(ids):
+        group = [j for j in range(6) if j // 3 == i // 3]
+        a = (outcome_N[i] - outcome_N[group].mean()) / outcome_N[group].std()
+        sizes = [sum((ids[j][: t + 1] == own[: t + 1]).all() for j in group) for t in range(4)]
+        assert weight_NL[i] * advantage_NL[i] == pytest.approx(a / np.array(sizes) / 24)
 
 
 def test_primes_filter_keeps_middling_groups():
@@ -261,4 +321,5 @@ def test_cispo_weighs_every_token_by_its_clipped_ratio():
 
 
 def test_every_estimator_that_is_whitened_says_so():
-    assert {name for name, e in ESTIMATORS.items() if e.whitens} == {"prime", "pure_verl", "reinforce"}
+    assert {name for name, e in ESTIMATORS.items() if e.whitens} == {"prime", "pure_main", "pure_verl", "reinforce"}
+    assert [name for name, e in ESTIMATORS.items() if e.skips_ends] == ["pure_main"]

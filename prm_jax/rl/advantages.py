@@ -13,7 +13,7 @@ rewards have separate baselines (as in PRIME and GDPO), so that the scale of one
 
 `python -m prm_jax.rl.exact` prints the expected gradient of every estimator (docs/lab.md has its table). Unbiased: grpo
 without a standard deviation, rloo, rloo_steps, and in a large batch reinforce and pure_verl's sum form. grpo_process,
-rloo_sources, prime and pure subtract a baseline for every step that a response has, so an extra step costs about the
+rloo_sources, prime, pure and pure_main subtract a baseline for every step that a response has, so an extra step costs about the
 mean step reward. A policy that decides when to stop then maximises R - price x (number of steps), exactly so under
 rloo_sources and pure's sum form: fewer steps than R asks for where the mean is positive (P(good)), else more.
 
@@ -45,6 +45,13 @@ def at_tokens(x_NT, step_of_token_NL, mask_NL) -> np.ndarray:
     """x_NT at each token's step, x_NL; 0 where a token is of no step or the mask is off."""
     x_NL = np.take_along_axis(x_NT, np.maximum(step_of_token_NL, 0), 1)
     return np.where(mask_NL & (step_of_token_NL >= 0), x_NL, 0.0)
+
+
+def step_ends(step_of_token_NL, mask_NL) -> np.ndarray:
+    """True for the last token of each step, its separator, and for all tokens behind the last step, end_NL."""
+    L = mask_NL.shape[1]
+    changes_NL = np.diff(np.where(mask_NL, step_of_token_NL, L), append=L) != 0
+    return mask_NL & (changes_NL | (step_of_token_NL < 0))
 
 
 def of_group(x_N, group_N) -> np.ndarray:
@@ -81,8 +88,9 @@ def leave_one_out(x_N, group_N) -> np.ndarray:
 
 def grpo(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, normalise: bool = True) -> np.ndarray:
     """Outcome GRPO (Shao et al. 2024, arXiv 2402.03300, 4.1.2): A = (R - mean R) / std R at every token, R the outcome
-    plus all step rewards, as in verl. The division is a bias, towards groups that agree. Without it Dr. GRPO (Liu et
-    al. 2025, arXiv 2503.20783), which needs loss_norm=constant, too (experiment=dr_grpo)."""
+    plus all step rewards, as in verl, whose std is the sample's: A is sqrt(1 - 1 / n) of this one there and in TRL. The
+    division is a bias, towards groups that agree. Without it Dr. GRPO (Liu et al. 2025, arXiv 2503.20783), which needs
+    loss_norm=constant, too (experiment=dr_grpo)."""
     return np.where(mask_NL, centred(outcome_N + step_reward_NT.sum(1), group_N, normalise)[:, None], 0.0)
 
 
@@ -149,18 +157,32 @@ def pure(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="mi
     """PURE (Cheng et al. 2025, arXiv 2504.15275): the return is the lowest step reward to come, not their sum.
 
     Rewards become r* = softmax(-r / .1) r; summed from a step on, they are about the lowest reward while that is ahead,
-    then about 0. The baseline is per token, as in the authors' program (CJReinforce/PURE at 41f9363, branch main): a step
-    of n tokens loses n times the mean reward a token of the other responses in its group, so neither many short steps
-    nor a long one pay more than that mean. `rloo` of the outcome is added. form=sum keeps the rewards; its policies learn
-    to write more high-scoring steps. form=mean divides them by the number of steps (main's --disable_weighted_reward).
-    Steps have a price, exactly so under form=sum."""
+    then about 0. The baseline is per token, as in `pure_main`: a step of n tokens loses n times the mean reward a token
+    of the other responses in its group, so neither many short steps nor a long one pay more than that mean. `rloo` of
+    the outcome is added. form=sum keeps the rewards; its policies learn to write more high-scoring steps. form=mean
+    divides them by the number of steps. Steps have a price, exactly so under form=sum."""
     n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
     reward_NT = form_weights(step_reward_NT, n_NT > 0, form) * step_reward_NT
-    reward_N, tokens_N = reward_NT.sum(1), n_NT.sum(1)
-    others_N, other_tokens_N = of_group(reward_N, group_N) - reward_N, of_group(tokens_N, group_N) - tokens_N
-    a_token_N = np.where(other_tokens_N > 0, others_N / np.maximum(other_tokens_N, 1), 0.0)
-    return_NT = returns(reward_NT - a_token_N[:, None] * n_NT)
+    return_NT = returns(reward_NT - others_a_token(reward_NT.sum(1), n_NT.sum(1), group_N)[:, None] * n_NT)
     return at_tokens(return_NT, step_of_token_NL, mask_NL) + outcome_rloo(outcome_N, mask_NL, group_N)
+
+
+def others_a_token(reward_N, tokens_N, group_N) -> np.ndarray:
+    """The reward of the other responses in a response's group, divided by their tokens; 0 where there are none."""
+    reward_N, tokens_N = (of_group(x_N, group_N) - x_N for x_N in (reward_N, tokens_N))
+    return np.where(tokens_N > 0, reward_N / np.maximum(tokens_N, 1), 0.0)
+
+
+def pure_main(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="min") -> np.ndarray:
+    """PURE's program (CJReinforce/PURE at 41f9363, branch main) as it runs by default, before it is whitened. Otherwise
+    than in `pure` a step's separator and what follows the last step have no advantage, so nothing rewards the choice to
+    end, and they count among the others' tokens alone. form=mean: --disable_weighted_reward. Biased in every form."""
+    n_NT = tokens_of_steps(step_of_token_NL, mask_NL, step_reward_NT.shape[1])
+    reward_NT = form_weights(step_reward_NT, n_NT > 0, form) * step_reward_NT
+    a_token_N1 = others_a_token(reward_NT.sum(1), mask_NL.sum(1), group_N)[:, None]
+    learns_NL = mask_NL & ~step_ends(step_of_token_NL, mask_NL)
+    return_NT = returns(reward_NT - a_token_N1 * tokens_of_steps(step_of_token_NL, learns_NL, reward_NT.shape[1]))
+    return at_tokens(return_NT, step_of_token_NL, learns_NL) + outcome_rloo(outcome_N, learns_NL, group_N)
 
 
 def pure_verl(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, form="min") -> np.ndarray:
@@ -201,10 +223,9 @@ def pav(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, first_ste
 
 def reinforce(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, discount: float = 1.0) -> np.ndarray:
     """REINFORCE++ (Hu 2025, arXiv 2501.03262), before it is whitened: discounted returns of a step's reward at its last
-    token and the outcome at the response's last; groups play no part."""
+    token and the outcome at the response's last; groups play no part. discount=1 is unbiased."""
     N, L = mask_NL.shape
-    last_NL = mask_NL & (np.diff(np.where(mask_NL, step_of_token_NL, L), append=L) != 0)
-    reward_NL = np.where(last_NL, at_tokens(step_reward_NT, step_of_token_NL, mask_NL), 0.0)
+    reward_NL = at_tokens(step_reward_NT, step_of_token_NL, step_ends(step_of_token_NL, mask_NL))
     reward_NL[np.arange(N), L - 1 - mask_NL[:, ::-1].argmax(1)] += outcome_N
     return np.where(mask_NL, returns(reward_NL, discount), 0.0)
 
@@ -224,6 +245,11 @@ class Estimator(NamedTuple):
     sums_steps: bool = False  # it adds a response's step rewards up
     needs_group: bool = True  # its baseline is the other responses to the problem
     whitens: bool = False  # f's advantages are then whitened
+    skips_ends: bool = False  # separators and what follows the last step have no advantage
+
+    def learns(self, step_of_token_NL, mask_NL) -> np.ndarray:
+        """True for the tokens that have an advantage, learns_NL."""
+        return mask_NL & ~step_ends(step_of_token_NL, mask_NL) if self.skips_ends else mask_NL
 
 
 ESTIMATORS = {
@@ -234,6 +260,7 @@ ESTIMATORS = {
     "rloo_sources": Estimator(rloo_sources),
     "prime": Estimator(prime, whitens=True),
     "pure": Estimator(pure, ("form",)),
+    "pure_main": Estimator(pure_main, ("form",), whitens=True, skips_ends=True),
     "pure_verl": Estimator(pure_verl, ("form",), whitens=True),
     "pav": Estimator(pav, ("first_step",)),
     "reinforce": Estimator(reinforce, ("discount",), needs_group=False, whitens=True),
@@ -256,10 +283,11 @@ class EstimatorConfig:  # the estimator and the options of all of them; conf/rl.
         """advantage_NL by the chosen estimator with its options. Token rewards, a KL divergence, are added as returns to
         go: outside of baselines and of PURE's softmin, as in OpenRLHF and PURE, but before the whitening of REINFORCE++."""
         options = {name: getattr(self, name) for name in self.estimator.options}
+        learns_NL = self.estimator.learns(step_of_token_NL, mask_NL)
         advantage_NL = self.estimator.f(step_reward_NT, outcome_N, step_of_token_NL, mask_NL, group_N, **options)
         if token_reward_NL is not None:
-            advantage_NL = advantage_NL + mask_NL * returns(mask_NL * token_reward_NL, options.get("discount", 1.0))
-        return whitened(advantage_NL, mask_NL) if self.estimator.whitens else advantage_NL
+            advantage_NL = advantage_NL + learns_NL * returns(mask_NL * token_reward_NL, options.get("discount", 1.0))
+        return whitened(advantage_NL, learns_NL) if self.estimator.whitens else advantage_NL
 
 
 def shared_by(ids: Sequence[np.ndarray], group_N) -> list[np.ndarray]:

@@ -4,7 +4,8 @@ python -m prm_jax.rl.exact    the table of docs/lab.md
 
 The policy writes one, two or three steps, each good or bad; after a step, and before the third, it may draw the end of
 sequence in place of the next one. Its five logits decide whether the first step, one after a bad and one after a good
-step is good, and whether it ends after a bad and after a good one. The outcome is 1 where the last step is good.
+step is good, and whether it ends after a bad and after a good one. The outcome is 1 where the last step is good. A step is
+two tokens, of which the second is its separator, and then the end or the next step is drawn.
 
 Dimension key: N responses, T steps, L tokens, K logits.
 """
@@ -35,6 +36,10 @@ class Responses(NamedTuple):
     mask_NL: np.ndarray
     score_NLK: np.ndarray  # the gradient of each token's log p
 
+    @property
+    def steps_N(self) -> np.ndarray:
+        return self.step_of_token_NL.max(1) + 1
+
 
 class Row(NamedTuple):
     """An estimator's expected gradient g beside the true one, that of E[goal]."""
@@ -49,19 +54,19 @@ def responses(bad: float) -> Responses:
     """The responses; a good step is rewarded 1, a bad one `bad`."""
     rows = []
     for is_good_T in itertools.chain(*(itertools.product((0, 1), repeat=n) for n in range(1, STEPS + 1))):
-        T, chance, score_LK = len(is_good_T), 1.0, np.zeros((STEPS + 1, LOGITS))
+        T, chance, score_LK = len(is_good_T), 1.0, np.zeros((2 * STEPS + 1, LOGITS))
         for t, good in enumerate(is_good_T):
             k, p = (0, FIRST_IS_GOOD) if t == 0 else (1 + is_good_T[t - 1], IS_GOOD[is_good_T[t - 1]])
             chance *= p if good else 1 - p
-            score_LK[t, k] = good - p
+            score_LK[2 * t, k] = good - p
             if t + 1 < STEPS:  # the next token is the end or of the next step
                 ends, p = t + 1 == T, ENDS[good]
                 chance *= p if ends else 1 - p
-                score_LK[t + 1, 3 + good] = ends - p
+                score_LK[2 * t + 2, 3 + good] = ends - p
         reward_T = [1.0 if good else bad for good in is_good_T]
-        step_L, behind = [*range(T), ~T], STEPS - T
-        rows.append((chance, reward_T + [0.0] * behind, is_good_T[-1], step_L + [0] * behind, score_LK))
-        rows[-1] += ([True] * (T + 1) + [False] * behind,)
+        step_L, behind = [*np.repeat(np.arange(T), 2), ~T], STEPS - T
+        rows.append((chance, reward_T + [0.0] * behind, is_good_T[-1], step_L + [0, 0] * behind, score_LK))
+        rows[-1] += ([True] * (2 * T + 1) + [False, False] * behind,)
     chance_N, step_reward_NT, outcome_N, step_NL, score_NLK, mask_NL = map(np.array, zip(*rows, strict=True))
     return Responses(chance_N, step_reward_NT, outcome_N, step_NL, mask_NL, score_NLK)
 
@@ -74,13 +79,13 @@ def exact(estimator: Estimator, options: dict, r: Responses, goal_N, n: int = 3)
     chance_G = orders_G * r.chance_N[members_Gn].prod(1)
     batch = (x[members_Gn].reshape(-1, *x.shape[1:]) for x in r[1:5])
     advantage_NL = estimator.f(*batch, np.arange(members_Gn.size) // n, **options)
-    advantage_GnL, mask_GnL = advantage_NL.reshape(*members_Gn.shape, -1), r.mask_NL[members_Gn]
+    advantage_GnL = advantage_NL.reshape(*members_Gn.shape, -1)
+    learns_GnL = estimator.learns(r.step_of_token_NL, r.mask_NL)[members_Gn]
     if estimator.whitens:
-        weight_GnL = chance_G[:, None, None] * mask_GnL
+        weight_GnL = chance_G[:, None, None] * learns_GnL
         advantage_GnL = advantage_GnL - (weight_GnL * advantage_GnL).sum() / weight_GnL.sum()
-    gradient_GK = np.einsum("gnl,gnlk->gk", advantage_GnL * mask_GnL, r.score_NLK[members_Gn]) / n
-    steps_N = (r.mask_NL & (r.step_of_token_NL >= 0)).sum(1)
-    true_K, of_steps_K = (np.einsum("n,n,nlk->k", r.chance_N, x_N, r.score_NLK) for x_N in (goal_N, steps_N))
+    gradient_GK = np.einsum("gnl,gnlk->gk", advantage_GnL * learns_GnL, r.score_NLK[members_Gn]) / n
+    true_K, of_steps_K = (np.einsum("n,n,nlk->k", r.chance_N, x_N, r.score_NLK) for x_N in (goal_N, r.steps_N))
     expected_K = chance_G @ gradient_GK
     scale, scaled_hidden = np.linalg.lstsq(np.stack([true_K, of_steps_K], 1), expected_K)[0]
     length, rest_K = np.linalg.norm(expected_K), expected_K - scale * true_K - scaled_hidden * of_steps_K
@@ -96,7 +101,7 @@ def table() -> Iterator[tuple[str, Row, Row]]:
             options, rows = dict(zip(estimator.options, values, strict=True)), []
             for bad in (0.0, -3.0):
                 r = responses(bad)
-                is_step_NT = np.arange(STEPS) < (r.mask_NL.sum(1) - 1)[:, None]
+                is_step_NT = np.arange(STEPS) < r.steps_N[:, None]
                 weight_NT = form_weights(r.step_reward_NT, is_step_NT, options.get("form", "sum"))
                 goal_N = (weight_NT * r.step_reward_NT).sum(1) + r.outcome_N
                 rows.append(exact(estimator, options, r, goal_N))
