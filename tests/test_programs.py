@@ -1,5 +1,7 @@
 """What authors' programs do, on random rewards: each formula is written out here in loops, token by token."""
 
+import dataclasses
+import operator
 from types import SimpleNamespace
 
 import hydra
@@ -228,12 +230,24 @@ def test_dr_grpo_by_one_switch(given):
         assert own_L[arguments[3][i]] == pytest.approx((total[i] - mean) / (12 * cfg.sampling.max_tokens))
 
 
-@pytest.mark.parametrize(
-    ("name", "advantage"),
-    [("dapo", "grpo"), ("lambda_grpo", "grpo"), ("prime", "prime"), ("gspo", "grpo"), ("cispo", "grpo")],
-)
-def test_a_programs_options_are_a_configuration(name, advantage):
-    assert composed(name).advantage == advantage
+PROGRAMS = {
+    "dapo": {"advantage": "grpo", "normalise": True, "select": "mixed", "resample": 9, "accuracy_low": 0, "accuracy_high": 1,
+             "update.loss_norm": "token", "update.clip_low": 0.2, "update.clip_high": 0.28, "update.kl": 0},
+    "prime": {"advantage": "prime", "select": "mixed", "accuracy_low": 0.2, "accuracy_high": 0.8, "reward.answer": 1,
+              "reward.prm": 1, "reward.prm_checkpoint": "embedded", "reward.prm_form": "log_odds", "reward.prm_norm": "return",
+              "online.every": 1, "online.labels": "outcome", "update.loss_norm": "token"},
+    "gspo": {"advantage": "grpo", "update.surrogate": "gspo", "update.loss_norm": "response", "update.clip_low": 3e-4,
+             "update.clip_high": 4e-4},
+    "cispo": {"advantage": "grpo", "update.surrogate": "cispo", "update.loss_norm": "token", "update.clip_low": 10},
+    "dr_grpo": {"advantage": "grpo", "normalise": False, "update.loss_norm": "constant"},
+    "lambda_grpo": {"advantage": "grpo", "share_counts": True, "update.loss_norm": "token"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_programs_options_are_a_configuration(name):
+    cfg = composed(name)
+    assert {key: operator.attrgetter(key)(cfg) for key in PROGRAMS[name]} == PROGRAMS[name]
 
 
 def test_lambda_grpo_counts_shared_tokens():
@@ -248,33 +262,48 @@ def test_lambda_grpo_counts_shared_tokens():
             )
 
 
-def test_lambda_grpo_divides_a_tokens_loss_by_what_shares_it(monkeypatch):
-    """Sullivan 2025, 2509.21154: sum over tokens of A_i / |lambda(i, t)|, over all tokens of the group."""
-    cfg, rng, seen = composed("lambda_grpo"), np.random.default_rng(0), {}
-    ids = [rng.integers(0, 2, size=4) for _ in range(6)]
-    rollouts = [
-        Rollout("p", g, ("x",), True, ids[0], own, np.zeros(4), np.zeros(4, int))
-        for g, own in zip([0, 0, 0, 1, 1, 1], ids)
-    ]
-    monkeypatch.setattr(rl, "loss_inputs", lambda layout, *given: seen.update(given=given) or {})
+def learned(monkeypatch, cfg, ids, outcome_N, log_ratio_NL=None):
+    """weight x advantage of each token that `Trainer.update` learns from, of two groups of three responses of one step."""
+    seen, n, shape = {}, len(ids), (len(ids), len(ids[0]))
+    monkeypatch.setattr(rl, "loss_inputs", lambda layout, *inputs: seen.update(inputs=inputs) or {})
     monkeypatch.setattr(rl, "shard_batch", lambda *given, axis: None)
     monkeypatch.setattr(rl, "update", lambda model, opt, *given: (model, opt, {}))
+    rollouts = [Rollout("p", i // 3, ("x",), True, x, x, np.zeros(shape[1]), 0 * x) for i, x in enumerate(ids)]
     trainer = SimpleNamespace(cfg=cfg, policy=SimpleNamespace(model=None), opt=None)
     trainer.lay_out = lambda *given: SimpleNamespace(batch={}, used=1)
-    outcome_N = np.array([1, 0, 0, 1, 1, 0.0])
-    rl.Trainer.update(trainer, rollouts, np.zeros((6, 1)), outcome_N)
-    weight_NL, advantage_NL, *_ = seen["given"]
-    for i, own in enumerate(ids):
-        group = [j for j in range(6) if j // 3 == i // 3]
-        a = (outcome_N[i] - outcome_N[group].mean()) / outcome_N[group].std()
-        sizes = [sum((ids[j][: t + 1] == own[: t + 1]).all() for j in group) for t in range(4)]
-        assert weight_NL[i] * advantage_NL[i] == pytest.approx(a / np.array(sizes) / 24)
+    trainer.reference_logps = lambda *given: -log_ratio_NL
+    rl.Trainer.update(trainer, rollouts, np.zeros((n, 1)), outcome_N)
+    return seen["inputs"][0] * seen["inputs"][1]
+
+
+IDS = [np.array(own) for own in ([0, 1, 1], [0, 1, 0], [1, 1, 1], [0, 1, 1], [0, 0, 0], [0, 0, 0])]
+
+
+def test_lambda_grpo_divides_a_tokens_loss_by_what_shares_it(monkeypatch):
+    """Sullivan and Koller 2025, 2509.21154: sum over tokens of A_i / |lambda(i, t)|, over all tokens."""
+    found = learned(monkeypatch, composed("lambda_grpo"), IDS, np.array([1, 0, 0, 1, 1, 0.0]))
+    up, down = 2**0.5 / 18, -(0.5**0.5) / 18  # of one right of three, at each of 18 tokens
+    expected = [[up / 2, up / 2, up], [down / 2, down / 2, down], [down] * 3]
+    expected += [[-down / 3, -down, -down], [-down / 3, -down / 2, -down / 2], [-up / 3, -up / 2, -up / 2]]
+    assert found == pytest.approx(np.array(expected))
+
+
+def test_a_divergence_as_reward_is_taken_away_from_each_token_on(monkeypatch):
+    cfg, outcome_N = composed("dr_grpo"), np.array([1, 0, 0, 1, 1, 0.0])
+    cfg = dataclasses.replace(cfg, update=dataclasses.replace(cfg.update, kl=0.1, kl_as="reward", kl_estimator="k1"))
+    ratio_NL = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    found = learned(monkeypatch, cfg, IDS, outcome_N, ratio_NL) * 6 * cfg.sampling.max_tokens
+    for own_L, ratio_L, outcome, mean in zip(found, ratio_NL, outcome_N, [1 / 3] * 3 + [2 / 3] * 3, strict=True):
+        assert own_L == pytest.approx(outcome - mean - 0.1 * np.array(to_go(ratio_L)), abs=1e-5)
 
 
 def test_primes_filter_keeps_middling_groups():
     right_N, group_N = np.array([1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1]), np.repeat([0, 1, 2], 5)
     assert advantages.keep_mixed(right_N, group_N, 0.2, 0.8).tolist() == [True] * 10 + [False] * 5
     assert advantages.keep_mixed(right_N, group_N, 0.3, 0.8).tolist() == [False] * 5 + [True] * 5 + [False] * 5
+    cfg = SimpleNamespace(problems=3, n=5, accuracy_low=0.3, accuracy_high=1.0)
+    rollouts = [SimpleNamespace(group=group) for group in group_N]
+    assert rl.keep_mixed(cfg, right_N, rollouts).tolist() == [False] * 5 + [True] * 5 + [False] * 5
 
 
 def test_a_drop_moment_is_a_relative_fall():

@@ -252,6 +252,54 @@ def test_a_subtree_ends_with_its_best_step_if_that_is_finished():
     assert texts(dvts.finished(0)) == ["aR", "acW", "acW"]
 
 
+def random_tree(rng, depth=4):
+    """(script, {path: whether a right leaf lies at or below it}) of a tree of three branches, some of which end early."""
+    script, holds = {}, {}
+
+    def grow(path):
+        script[path] = "".join(x.upper() if len(path) == depth - 1 or rng.random() < 0.2 else x for x in "abc")
+        for child in (path + x for x in script[path]):
+            holds[child] = bool(rng.random() < 0.02) if child[-1].isupper() else grow(child)
+        return any(holds[path + x] for x in script[path])
+
+    return script, {"": grow("")} | holds
+
+
+@pytest.mark.parametrize("method", ["beam", "dvts"])
+def test_with_exact_values_a_search_finds_a_right_leaf_of_every_tree_that_has_one(method):
+    """Not so lookahead, which ranks a step by what greedy play makes of it, nor blocks, whose later steps are drawn once."""
+    rng, found = np.random.default_rng(0), set()
+    for _ in range(40):
+        script, holds = random_tree(rng)
+        scorer = Table({path: 9.0 if right else -9.0 for path, right in holds.items()})
+        state = explore(scorer, ["?"], Scripted(script), "last")
+        arguments = METHODS[method].plan(3, dataclasses.replace(OPTIONS, branch=3))
+        METHODS[method].run(state, [0], **arguments)
+        right = any(holds["".join(x.steps)] for x in state.finished(0))
+        assert right == holds[""]
+        found.add(right)
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_beams_of_random_trees_are_those_of_the_definition(apart):
+    """A beam keeps the best two of all open children; each of two subtrees its best child, until that is finished."""
+    rng = np.random.default_rng(1)
+    for _ in range(40):
+        script, holds = random_tree(rng)
+        logits = {path: float(x) for path, x in zip(holds, rng.permutation(len(holds)), strict=True)}
+        state = explore(Table(logits), ["?"], Scripted(script), "last")
+        beam(state, [0], width=6, branch=3, apart=apart)
+        finished, beams = set(), [""]
+        while beams:
+            children = [path + x for path in beams for x in script[path]]
+            finished |= {path for path in children if path[-1].isupper()}
+            ranked = sorted(children, key=lambda path: -logits[path])
+            ranked = ranked[:1] if apart else [path for path in ranked if path[-1].islower()][:2]
+            beams = [path for path in ranked if path[-1].islower()]
+        assert {*texts(state.finished(0))} == finished
+
+
 def test_lookahead_chooses_by_what_follows_and_pays_for_it():
     """Greedy play goes a, c (5) and b, e (0): a is better two steps on, though b scores higher."""
     scorer = Table(LOGITS)
