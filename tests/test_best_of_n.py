@@ -426,7 +426,8 @@ def test_an_aggregator_is_one_entry(monkeypatch, tmp_path):
     found = witness.results("harmonic")
     grids = witness.grids("harmonic", 3, 2)
     assert len(grids["plane"]["by_aggregator"]) == len(rerank.AGGREGATORS)
-    witness_phases(found | grids | {"versions": {"commit": "unknown"}}, tmp_path / "phases.png")
+    made = {"aggregators": list(rerank.AGGREGATORS), "versions": {"commit": "unknown"}}
+    witness_phases(found | grids | made, tmp_path / "phases.png")
 
 
 def test_tables_and_figures_have_the_usual_aggregators_or_those_asked_for(capsys):

@@ -154,8 +154,10 @@ def test_another_structure_is_refused(tmp_path):
     path = tmp_path / "model" / "model_config.json"
     config = json.loads(path.read_text())
     del config["checksum"]
-    path.write_text(json.dumps({key: x for key, x in config.items() if key != "norm_topk_prob"}))  # a field since then
-    assert load_run(tmp_path, "latest", "float32")[-1] == 2
+    old_names = {orbax.RENAMED.get(name, name): x for name, x in config.items()}
+    for earlier in (old_names, {k: v for k, v in config.items() if k not in orbax.RENAMED}):  # of earlier versions
+        path.write_text(json.dumps(earlier))
+        assert load_run(tmp_path, "latest", "float32")[-1] == 2
     for changed, pattern in (
         (config | {"norm_eps": 1e-5}, "latest/2: its parameters are not those .* written by another version"),
         (config | {"rope_theta": 5e5}, "its parameters are not those"),

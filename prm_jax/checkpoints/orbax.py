@@ -152,6 +152,10 @@ def newest_whole(folder: Path) -> int | None:
 HASHED = "vocab dim layers heads kv_heads head_dim ffn rope_theta norm_eps qkv_bias tied family o_bias mlp_bias qk_norm"
 HASHED = {*HASHED.split(), "window", "sliding", "rope_scaling", "lm_head", "head"}
 NOT_HASHED = {"dtype", "remat", "head_dropout", "max_positions"}  # change no parameter and no output
+# Field: its name in runs before 2026-11-23.
+RENAMED = {"local_rope_theta": "near_theta", "post_norms": "out_norms", "attn_logit_softcap": "score_cap"}
+RENAMED |= {"final_logit_softcap": "logit_cap", "experts_per_token": "experts_taken", "max_positions": "positions"}
+RENAMED |= {"norm_topk_prob": "shares_to_one"}
 
 
 def structure_hash(model) -> str:
@@ -161,7 +165,7 @@ def structure_hash(model) -> str:
     for field in dataclasses.fields(model.cfg):
         name, is_default = field.name, getattr(model.cfg, field.name) == field.default
         if name in HASHED or not is_default and name not in NOT_HASHED:
-            fields[name] = values[name]
+            fields[RENAMED.get(name, name)] = values[name]
     return sha256(json.dumps([shapes, fields], sort_keys=True))
 
 
@@ -198,6 +202,7 @@ def load_description(folder: Path) -> ModelConfig:
         raise InputError(f"{path}: no such file: the run stopped before its first step, or another version wrote it")
     values = read_json(path)
     try:
+        values = {new: values.pop(old) for new, old in RENAMED.items() if old in values} | values
         return parse(values, ModelConfig)
     except (ValueError, TypeError, AttributeError, AssertionError) as error:
         raise InputError(f"{path}: {error}: written by another version?") from error
