@@ -247,7 +247,7 @@ def test_one_round_of_all_tokens_finds_the_best_single_replacement(verifier, ran
     assert after == pytest.approx(probability(verifier.score([(problem, found)])[0]).prod(), rel=1e-5)
 
 
-def test_more_rounds_never_lose_and_a_checker_is_obeyed(verifier):
+def test_more_rounds_never_lose_and_a_checker_is_obeyed(verifier, capsys):
     rows = [("7+5", ("7 + 5", "= 2")), ("2+2", ("5", "2 = 7", "5"))]
     made = []
     for rounds in (1, 3):
@@ -258,4 +258,6 @@ def test_more_rounds_never_lose_and_a_checker_is_obeyed(verifier):
             assert sum(a != b for a, b in zip(x["steps"], x["edited"], strict=True)) <= 1 and x["after"] >= x["before"]
         assert results["numbers"]["gradient"][0] == pytest.approx(np.mean(made[-1]))
     assert all(b >= a for a, b in zip(*made, strict=True)) and made[0] != made[1]
+    token_search.show(results)
+    assert f"gradient    {np.mean(made[1]):.3f} [" in capsys.readouterr().out
     assert token_search.search(verifier, cfg, "min", *rows[0], lambda *_: False)[2] == rows[0][1]
