@@ -102,6 +102,8 @@ def data_config(node, key: str = "data") -> DataConfig:
         cfg = dataclasses.replace(cfg, task=parse(node.get("task"), tasks.TASKS[name].Config, f"{key}.task"))
     for option in sources.OPTIONS.keys() & vars(cfg).keys():
         value, allowed = getattr(cfg, option), sources.OPTIONS[option]
+        if option == "after_first_error" and isinstance(cfg, TaskData):
+            allowed = (*allowed, "stands")
         expect(value in allowed, f"{key}.{option}", value, ", ".join(allowed))
     if cfg.label_kind != "correctness":
         expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"

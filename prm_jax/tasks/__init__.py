@@ -10,6 +10,7 @@ A task is a module of this folder; TASKS names it for data.name=NAME and conf/da
     gold_answer(problem)              the right final answer, a text
     stated_answer(steps)              the final answer that a solution gives, or None
     solved(problem, steps)            whether that answer counts as right
+    standing(problem, steps)          after each step, whether all steps that stand are right: where steps are taken back
 
 All but make_problem, solve and values read only text, so they check anybody's solutions; they raise InputError if a
 text is not a problem of the task. The rest of the code calls the functions below, which take any task. A problem's
@@ -98,9 +99,18 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
                     solutions[i] = dataclasses.replace(s, outcome=float(0 not in step_labels(task, s.problem, s.steps)))
         if side == "train" and cfg.augment:
             solutions += [*edited_solutions(task, cfg, solutions, seed)]
-        splits[side] = [relabel_after_error(s, cfg.after_first_error) for s in solutions]
+        splits[side] = [relabel(task, s, cfg.after_first_error) for s in solutions]
     counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"], "lucky_share_of_right_answers": lucky}
     return splits, counts
+
+
+def relabel(task: ModuleType, s: Solution, after_first_error: str) -> Solution:
+    """`relabel_after_error`, or labels of what stands after each step (`stands`), with a rating of -1 where it is wrong."""
+    if after_first_error != "stands":
+        return relabel_after_error(s, after_first_error)
+    labels = standing_labels(task, s.problem, s.steps)
+    ratings = s.ratings and tuple(r if y else -1 for r, y in zip(s.ratings, labels, strict=True))
+    return dataclasses.replace(s, labels=tuple(labels), ratings=ratings)
 
 
 def edited_solutions(task: ModuleType, cfg, solutions: Sequence[Solution], seed: int) -> Iterator[Solution]:
@@ -153,6 +163,11 @@ def step_labels(task: ModuleType, problem: str, steps: Sequence[str]) -> list[fl
     return correctness(task.verdicts(problem, steps))
 
 
+def standing_labels(task: ModuleType, problem: str, steps: Sequence[str]) -> list[float]:
+    """1 after each step while all steps that then stand are right; the labels of `step_labels` where none is taken back."""
+    return task.standing(problem, steps) if hasattr(task, "standing") else step_labels(task, problem, steps)
+
+
 def first_wrong(task: ModuleType, problem: str, steps: Sequence[str]) -> tuple[int, str] | None:
     """(index, kind of error) of the first wrong step; None if there is none."""
     verdicts = enumerate(task.verdicts(problem, steps))
@@ -176,5 +191,5 @@ def grade(task: ModuleType, problem: Problem) -> Problem:
 
 def lucky_share(task: ModuleType, solutions: Iterable[Solution]) -> float:
     """Share of the right answers that rest on a wrong step."""
-    lucky = [0 in step_labels(task, s.problem, s.steps) for s in solutions if s.outcome == 1]
+    lucky = [standing_labels(task, s.problem, s.steps)[-1] == 0 for s in solutions if s.outcome == 1]
     return sum(lucky) / max(len(lucky), 1)

@@ -6,6 +6,10 @@ each operation, `4+5=2`, or for two, `2*3max2=6`, which hides the value in betwe
 The solver's errors are systematic. Some facts, such as 4 * 5, are hard: there the solver is seldom right and often
 writes the same wrong result, its belief. So majorities can be wrong, a model of such solutions takes beliefs for right,
 and max and min, which are not injective, lead from wrong lines to right answers.
+
+A line `back 4` takes back the last line that stands (with the lines without effect after it) and restates the value
+before it; the next line does the operations from there again. What was taken back stands no more. A second `back`
+takes back the line before. One with another value, or where no line stands, is an error that stands itself.
 """
 
 import bisect
@@ -15,6 +19,7 @@ import itertools
 import operator
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +31,7 @@ CONFUSED = {"+": "-", "-": "+", "*": "+"}  # operation -> the one it is mistaken
 OPERATION = r"(?:[-+*]|max|min)\d+"
 PROBLEM = re.compile(rf"(\d+)((?: {OPERATION})+) mod(\d+)\?")
 LINE = re.compile(rf"(\d+)((?:{OPERATION})*)=(\d+)")
+BACK = re.compile(r"\s*back (\d+)\s*")
 
 Operations = tuple[tuple[str, int], ...]  # (operation, operand) of each
 
@@ -45,6 +51,9 @@ class Config:
     merge: Share  # P(a line does two operations), where two are left
     restate: Share  # P(a line is followed by one without effect, `9=9`)
     seed: Seed  # of the hard facts and the beliefs
+    # Configs of older runs lack the keys below. A line that follows one that was taken back stays.
+    retract: Share = 0.0  # P(a wrong line is taken back)
+    doubt: Share = 0.0  # P(a right line is taken back)
 
     def __post_init__(self):
         low, high, prime = self.min_operations, self.max_operations, self.modulus
@@ -107,37 +116,74 @@ def compute(value: int, operations: Operations, modulus: int) -> int:
     return value
 
 
+class State(NamedTuple):
+    """What stands after a line."""
+
+    value: int | None  # written last; None after a step that is not a line
+    done: int  # operations
+    right: bool  # whether all lines that stand are
+    lost: bool = False  # whether a step that is not a line stands
+
+
+def follow(problem: str, steps: Sequence[str]) -> list[tuple[str, State]]:
+    """(verdict as of `verdicts`, what stands after it) of each line."""
+    value, operations, modulus = parse_problem(problem)
+    stack, followed = [State(value, 0, True)], []  # of states: one before each line that stands, and the last
+    for step in steps:
+        value, done, right, lost = stack[-1]
+        if back := BACK.fullmatch(step):
+            before = stack[-2] if len(stack) > 1 else None
+            is_right = before is not None and before.value == int(back[1])
+            verdict = "neutral" if is_right else "form"
+            stack = (
+                stack[:-1] if is_right else [*stack, (before or stack[-1])._replace(value=int(back[1]), right=False)]
+            )
+        else:
+            first, line, result = parse_line(step) or (None, (), None)
+            if first is None or first != value or line != operations[done : done + len(line)]:
+                verdict = "form"
+            elif result == compute(first, line, modulus):
+                verdict = "right" if line else "neutral"
+            else:
+                verdict = "form" if not line else "merged" if len(line) > 1 else line[0][0]
+            if verdict != "neutral":
+                stack.append(State(result, done + len(line), right and verdict == "right", lost or result is None))
+        followed.append((verdict, stack[-1]))
+    return followed
+
+
 def verdicts(problem: str, steps: Sequence[str]) -> list[str]:
     """Judges each line by itself. "right": it does the next operations on the value written before, with the right
-    result; "neutral": it repeats that value. Errors: "merged", a wrong result of several operations; the operation with
-    a wrong result; "form", the rest."""
-    value, operations, modulus = parse_problem(problem)
-    done, verdict_T = 0, []
-    for step in steps:
-        first, line, result = parse_line(step) or (None, (), None)
-        if first is None or first != value or line != operations[done : done + len(line)]:
-            verdict_T.append("form")
-        elif result == compute(first, line, modulus):
-            verdict_T.append("right" if line else "neutral")
-        else:
-            verdict_T.append("form" if not line else "merged" if len(line) > 1 else line[0][0])
-        value, done = result, done + len(line)
-    return verdict_T
+    result; "neutral": it repeats that value, or takes a line back. Errors: "merged", a wrong result of several
+    operations; the operation with a wrong result; "form", the rest."""
+    return [verdict for verdict, _ in follow(problem, steps)]
+
+
+def standing(problem: str, steps: Sequence[str]) -> list[float]:
+    """After each line 1 if all lines that stand then are right, else 0."""
+    return [float(state.right) for _, state in follow(problem, steps)]
 
 
 def written_out(problem: str, steps: Sequence[str]) -> list[list[str]]:
     """For each line the right lines of its operations, one an operation, which show what a merged line hides. A step
     that is not a line counts as the problem's next operation."""
     value, operations, modulus = parse_problem(problem)
-    done, lines_T = 0, []
+    stack, lines_T = [(value, 0)], []  # (value, operations done) before each line that stands, and now
     for step in steps:
+        if back := BACK.fullmatch(step):
+            done = stack[max(len(stack) - 2, 0)][1]
+            stack[max(len(stack) - 2, 0) :] = [(int(back[1]), done)]
+            lines_T.append([])
+            continue
+        value, done = stack[-1]
         _, line, result = parse_line(step) or (None, operations[done : done + 1], value)
         lines = []
         for name, operand in operations[done : done + len(line)]:
             before, value = value, compute(value, ((name, operand),), modulus)
             lines.append(f"{before}{name}{operand}={value}")
         lines_T.append(lines)
-        value, done = result, done + len(line)
+        if (result, done + len(line)) != stack[-1]:
+            stack.append((result, done + len(line)))
     return lines_T
 
 
@@ -182,15 +228,22 @@ def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
 
 
 def solve(cfg: Config, problem: str, rng) -> tuple[str, ...]:
-    """The lines of one solution by the noisy solver. A merged line makes the errors of both of its operations."""
-    value, operations, _ = parse_problem(problem)
-    cumulative, done, steps = _cumulative(cfg), 0, []
+    """The lines of one solution by the noisy solver. A merged line makes the errors of both of its operations. A line
+    may be taken back at once; the one after that stays, so that a solution ends."""
+    value, operations, modulus = parse_problem(problem)
+    cumulative, done, steps, stays = _cumulative(cfg), 0, [], False
     while done < len(operations):
         line = operations[done : done + 1 + (done + 1 < len(operations) and rng.random() < cfg.merge)]
         first, done = value, done + len(line)
         for operation in line:
             value = bisect.bisect_right(cumulative[operation][value], rng.random())
         steps.append(f"{first}{''.join(f'{name}{operand}' for name, operand in line)}={value}")
+        taken_back = cfg.doubt if value == compute(first, line, modulus) else cfg.retract
+        if taken_back and not stays and rng.random() < taken_back:
+            steps.append(f"back {first}")
+            value, done, stays = first, done - len(line), True
+            continue
+        stays = False
         if cfg.restate and rng.random() < cfg.restate:
             steps.append(f"{value}={value}")
     return tuple(steps)
@@ -204,18 +257,39 @@ def _cumulative(cfg: Config) -> dict[tuple[str, int], list[list[float]]]:
 
 def values(cfg: Config, problem: str, steps: Sequence[str]) -> list[float]:
     """P(final answer right) after each step if the noisy solver of `cfg` continues, 0 after a step that is not a line:
-    exact, as products of matrices, since what follows depends only on the value written and the operations left."""
-    _, operations, modulus = parse_problem(problem)
+    exact, as products of matrices, since what follows depends only on the value written, the operations left, whether
+    the last line may be taken back and what that restores."""
+    start, operations, modulus = parse_problem(problem)
     expect(modulus == cfg.modulus, "data.task.modulus", cfg.modulus, f"{modulus}, as in {problem!r}")
     distributions = fact_distributions(cfg)
-    p_kv = [np.eye(modulus)[int(gold_answer(problem))]]  # P(right | value v is written and k operations are left)
+    # P(right | value v is written and k operations are left): free where the next line may be taken back, else it stays.
+    free_kv = [np.eye(modulus)[int(gold_answer(problem))]]
+    stays_kv = [free_kv[0]]
     for k in range(1, len(operations) + 1):
-        first, *second = operations[len(operations) - k :][:2]
-        one = distributions[first] @ p_kv[k - 1]
-        two = distributions[first] @ distributions[second[0]] @ p_kv[k - 2] if second else one
-        p_kv.append((1 - cfg.merge) * one + cfg.merge * two)
-    value_T, left = [], len(operations)
-    for line in map(parse_line, steps):
-        left = left - len(line[1]) if line else -1  # -1: nothing can follow
-        value_T.append(float(p_kv[left][line[2]]) if left >= 0 and line[2] < modulus else 0.0)
+        left = operations[len(operations) - k :]
+        one, n_two = distributions[left[0]], min(k, 2)
+        two = one @ distributions[left[1]] if k > 1 else one
+        lines = (1 - cfg.merge, one, 1), (cfg.merge, two, n_two)
+        stays_v = sum(p * (p_vw @ free_kv[k - n]) for p, p_vw, n in lines)
+        free_v = stays_v
+        for p, p_vw, n in lines if cfg.retract or cfg.doubt else ():
+            right_v = [compute(v, left[:n], modulus) for v in range(modulus)]
+            back_vw = p_vw * np.where(np.eye(modulus)[right_v], cfg.doubt, cfg.retract)
+            free_v = free_v + p * (back_vw.sum(1) * stays_v - back_vw @ free_kv[k - n])
+        free_kv.append(free_v)
+        stays_kv.append(stays_v)
+
+    def p_right(p_kv, state: State) -> float:
+        k = len(operations) - state.done
+        return float(p_kv[k][state.value]) if k >= 0 and not state.lost and state.value < modulus else 0.0
+
+    value_T, before, stays = [], State(start, 0, True), False
+    for step, (verdict, now) in zip(steps, follow(problem, steps), strict=True):
+        is_back = BACK.fullmatch(step) is not None
+        value = p_right(stays_kv if is_back else free_kv, now)
+        if not (is_back or stays or now.lost or verdict == "neutral"):  # a line that may be taken back
+            p = cfg.doubt if verdict == "right" else cfg.retract
+            value = (1 - p) * value + p * p_right(stays_kv, before)
+        value_T.append(value)
+        before, stays = now, is_back
     return value_T
