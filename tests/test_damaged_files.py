@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bad_input import BENCH, GOOD, POOL, PRMBENCH, QUESTION, RAW, WORD
 from test_kept import damaged
-from test_mistakes import agent, bbm, mr
+from test_mistakes import agent, bbm, delta, mr
 
 from prm_jax import InputError
 from prm_jax.data.pools import read_pool
@@ -29,6 +29,7 @@ ROWS = {
     "prm800k of phase 2": PHASE_2, "text": WORD, "processbench": BENCH, "prmbench": PRMBENCH,
     "math_shepherd": {"input": "q Step 1: a ки\nStep 2: b ки", "label": "q Step 1: a +\nStep 2: b -"},
     "big_bench_mistake": bbm(1), "mr_gsm8k": mr("wrong", 1), "agent_process_bench": agent({"2": 0, "4": -1}),
+    "deltabench": delta((2,), (3,)),
     "hard2verify": {"question": "q", "model_response_by_step": ["a", "b"], "human_labels": [1, 0], "canary": "c"},
     "toolprmbench": {"history": [{"role": "user", "content": "q", "tool_calls": [CALL]}], "functions": [CALL],
                      "action_chosen": CALL, "action_rejected": "b"},

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from prm_jax import metrics
+from prm_jax.evals import later
 from prm_jax.evals.baselines import (
     L2,
     SMOOTHING_STEPS,
@@ -297,6 +298,21 @@ def test_step_metrics_read_no_score_after_the_first_error_in_step_numbers():
         assert before[name] == after[name]
     relabelled = [[1, 0, 0], *LABELS[1:]]  # how the steps after the first error are labelled is a convention
     np.testing.assert_equal(metrics.step_metrics(SCORES, relabelled, PROBLEMS), before)
+
+
+def test_later_steps_by_hand():
+    """After each first error: bad after bad goes on, bad after good is new, good after bad is a correction."""
+    labels = [(1, 0, 0, 1, 1, None, 0), (0, None, 1, 0), (1, 1, 1), (1, 1, 0)]
+    p = [(0.9, 0.1, 0.6, 0.7, 0.4, 0.9, 0.2), (0.1, 0.9, 0.3, 0.9), (0.5, 0.1, 0.1), (0.1, 0.1, 0.9)]
+    found = later.later_steps([np.array(x) for x in p], labels, ["a", "b", "c", "d"], 0.5, 0)
+    # bad: .6 (goes on), .2 and .9 (new); good: .7 and .3 (corrections), .4 (after a good one)
+    assert found["propagation_seen"] == 0 and found["new_errors_seen"] == 0.5 and found["cessation_seen"] == 0.5
+    assert found["later_auroc"] == pytest.approx(4 / 9)  # .7 above .6 and .2, .3 and .4 above .2
+    assert found["later"]["counts"] == {"steps": 6, "propagation": 1, "new_errors": 2, "cessation": 2}
+    assert found["later"]["intervals"].keys() == later.SHOWN.keys()
+    # Nothing to say without both kinds: masked labels, all bad after the first error, no error.
+    for label_T in ((1, 0, None, None), (1, 0, 0, 0), (1, 1, 1, 1)):
+        assert later.later_steps([np.full(4, 0.5)], [label_T], ["a"], 0.5, 0) == {}
 
 
 def test_step_metrics_of_a_perfect_verifier_and_of_nothing():

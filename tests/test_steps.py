@@ -61,7 +61,7 @@ def test_nothing_is_lost(text, how):
     steps = split_steps(text, how)
     assert same_up_to_space(text, steps)
     assert all(step == step.strip() and step for step in steps)
-    if how in ("line", "blank", "think", "cue", "words"):
+    if how != "sentence":  # which reads formulas across sentences, so that the pieces of a broken one may be cut again
         assert all(split_steps(step, how) == [step] for step in steps)
 
 

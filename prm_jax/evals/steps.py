@@ -11,7 +11,7 @@ from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import TaskData, load_evaluation
 from prm_jax.data.units import probability
-from prm_jax.evals import biases, bounds, common
+from prm_jax.evals import biases, bounds, common, later
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
 from prm_jax.evals.common import Setup, data_of, describe, interval_of, open_scorer, plus_minus, trained
@@ -89,6 +89,7 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
         **step_metrics(p, labels, problems, cfg.threshold, kind),
         "step_accuracy_interval": interval_of(np.mean, problem_n, seed, hit_n),
         **(biases.step_shares(labels, [s.outcome for s in test]) if kind == "correctness" else {}),
+        **(later.later_steps(p, labels, problems, cfg.threshold, seed) if kind == "correctness" else {}),
         "length_correlation": correlation,
         "score_length_r": correlation["r"],  # a number that is averaged over seeds
         "reliability": reliability_table(p_n, y_n),
@@ -252,6 +253,7 @@ def by_settings(runs: list[dict]) -> list[dict]:
 def average(runs: list[dict]) -> dict:
     """The mean over runs of every metric, and `spread`, that of each over them, where there are several."""
     names = [name for name, x in runs[0].items() if isinstance(x, int | float) and not name.startswith("train_")]
+    names = [name for name in names if all(name in run for run in runs)]
     means = {name: statistics.fmean(run[name] for run in runs) for name in names} | {"mean_of": len(runs)}
     if len(runs) > 1:
         means["spread"] = {name: common.spread([run[name] for run in runs]) for name in names}
@@ -300,8 +302,11 @@ def detail(results: dict):
             aurocs = "  ".join(f"{run[name]:.3f} {plus_minus(run['intervals'][name])}" for name in names)
             bias = " ".join(f"{row['bias']:+.2f}" for row in run["value_depth"]["done"].values())
             print(f"  {aurocs}  {bias}  {run['verifier']}")
-    for run in [run for run in results["runs"] if "bounds" in run]:
-        show_bounds(run)
+    for run in results["runs"]:
+        if "bounds" in run:
+            show_bounds(run)
+        if "later" in run:
+            later.detail(run)
     if "errors" in first:
         which = " (first run)" * (n > 1)
         print(f"errors      first wrong lines by kind, and the share that the verifier takes for right{which}")
@@ -331,12 +336,15 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
     steps = f"{group['n_solutions']:.0f} solutions, {group['n_steps']:.0f} labelled steps ({kind} labels)"
     print(f"measured    {steps}")
     if "spread" in group:
-        common.show_spread(str(group["mean_of"]), {name: group["spread"][name] for name in METRICS})
+        names = (*METRICS, *(later.SHOWN if "later_auroc" in group else ()))
+        common.show_spread(str(group["mean_of"]), {name: group["spread"][name] for name in names})
     for i in range(0, len(METRICS), 3) if group["mean_of"] == 1 else ():
         print("  " + "  ".join(f"{name:<21}{group[name]:.4f}" for name in METRICS[i : i + 3]))
     for name in METRICS:
         if np.isnan(group[name]):
             print(f"  {name} is undefined: needs {NEEDS.get(name, 'good and bad steps')}")
+    if "later_auroc" in group and group["mean_of"] == 1:
+        later.show(group)
     if "bound_coverage" in group:
         inside = f"{group['bound_coverage']:.3f} of the values inside"
         print(f"bounds      nominal .90: {inside}, mean width {group['bound_width']:.3f}; by depth: report.txt")
