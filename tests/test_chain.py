@@ -1,6 +1,7 @@
 """The default task: the checker against an independent one, the solver's laws, exact values against simulation, splits."""
 
 import dataclasses
+import itertools
 import re
 import zlib
 
@@ -269,6 +270,13 @@ def test_labels_of_what_stands():
     assert stands.labels == (0, 1, 1, 1, 1, 1) and stands.ratings == (-1, 0, 1, 1, 1, 1)
     other = tasks.labelled(chain, cfg, PROBLEM, ["4+5=3", "3*4=5"], "correctness", "a")
     assert tasks.relabel(chain, other, "stands").ratings == (-1, -1)
+    own = {"after_first_error": "stands", "samples": "solver", "solutions": 40, "test_solutions": 10}
+    own |= {"task": {"retract": 0.6, "doubt": 0.1}}
+    data = data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), own))
+    splits, _ = tasks.load_splits(data, 0, None)
+    for s in splits["train"]:
+        assert list(s.labels) == chain.standing(s.problem, s.steps)
+    assert any((0.0, 1.0) in itertools.pairwise(s.labels) for s in splits["train"])
     with pytest.raises(InputError, match="data.after_first_error: got .stand., expected keep, mask, bad, stands"):
         data_config(OmegaConf.merge(OmegaConf.load(CONF / "data/chain.yaml"), {"after_first_error": "stand"}))
 

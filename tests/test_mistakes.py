@@ -70,7 +70,9 @@ def test_hard2verify_rows_plain_and_hidden(tmp_path):
 
 def delta(errors=(2,), unuseful=(), judged=4, **more):
     """A hand-written row of DeltaBench's layout; people judged the first `judged` of five sections."""
-    info = [{"section_number": n, "reasoning_correctness": "01"[n in errors] if n <= judged else ""} for n in range(1, 7)]
+    info = [
+        {"section_number": n, "reasoning_correctness": "01"[n in errors] if n <= judged else ""} for n in range(1, 7)
+    ]
     sections = [{"start": 1, "end": 2, "description": "d", "content": text} for text in "abcd"] + [{"section": "e"}]
     row = {"id": "x", "question": "q", "answer": "7", "long_cot": "abcde", "sections": sections, "final_correct": 0}
     numbers = {"reason_error_section_numbers": list(errors), "reason_unuseful_section_numbers": list(unuseful)}

@@ -85,11 +85,13 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
     good_n = y_n >= 0.5
     hit_n, histograms = (p_n >= cfg.threshold) == good_n, {"good": p_n[good_n], "bad": p_n[~good_n]}
     correlation = biases.length_correlation(p_n, length_n, good_n, problem_n, seed)
+    further = later.later_steps(p, labels, problems, cfg.threshold, seed) if kind == "correctness" else {}
+    if kind == "correctness" and not further:  # these shares take all that follows an error for wrong
+        further = biases.step_shares(labels, [s.outcome for s in test])
     return {
         **step_metrics(p, labels, problems, cfg.threshold, kind),
         "step_accuracy_interval": interval_of(np.mean, problem_n, seed, hit_n),
-        **(biases.step_shares(labels, [s.outcome for s in test]) if kind == "correctness" else {}),
-        **(later.later_steps(p, labels, problems, cfg.threshold, seed) if kind == "correctness" else {}),
+        **further,
         "length_correlation": correlation,
         "score_length_r": correlation["r"],  # a number that is averaged over seeds
         "reliability": reliability_table(p_n, y_n),
