@@ -1,10 +1,12 @@
 """task=steps: metrics of step scores against labels, for one verifier or for the runs of a sweep."""
 
 import dataclasses
+import math
 import statistics
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.hf import load_tokenizer, locate
@@ -20,11 +22,14 @@ from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Share
 from prm_jax.launch.run_log import read_log
-from prm_jax.metrics import labelled_steps, mean, soft_auroc, step_metrics
+from prm_jax.metrics import first_error_f1, labelled_steps, mean, soft_auroc, step_metrics
 from prm_jax.scoring import ModelScorer, score_into
 from prm_jax.stats import problem_numbers, ratio_interval
 
 SAMPLED = ("policy_tokens", "lucky_share_of_right_answers")  # counts of an embedded task's samples: in report.txt
+THRESHOLDS = np.arange(1, 100) / 100  # of the curve of first-error F1
+REFUSED = 0.05  # share of right lines that any verifier calls wrong at the threshold of `missed_at_equal_refusals`
+COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
 HARDLY_LEARNED = 0.03  # of step AUROC above the policy's own likelihood: default runs that fail end below, others above
 
 
@@ -89,12 +94,25 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
         **step_metrics(p, labels, problems, cfg.threshold, kind),
         "step_accuracy_interval": interval_of(np.mean, problem_n, seed, hit_n),
         **(biases.step_shares(labels, [s.outcome for s in test]) if kind == "correctness" else {}),
+        **({"f1_by_threshold": f1_by_threshold(p, labels, problems)} if kind == "correctness" else {}),
         "length_correlation": correlation,
         "score_length_r": correlation["r"],  # a number that is averaged over seeds
         "reliability": reliability_table(p_n, y_n),
         "recalibrated": recalibrated(p_n, y_n, problem_n, elsewhere),
         "histogram": {name: np.histogram(x, 20, (0, 1))[0].tolist() for name, x in histograms.items()},
     }
+
+
+def f1_by_threshold(p: list[np.ndarray], labels: list, problem) -> dict[str, list]:
+    """ProcessBench's F1 of first errors at each of THRESHOLDS: `all`, and of each half of the problems (`halves`), so that
+    what is chosen on one can be measured on the other."""
+    p_NT = np.stack([np.pad(p_T, (0, max(map(len, p)) - len(p_T)), constant_values=2.0) for p_T in p])
+    error_N = np.array([labelled_steps(label_T)[1] for label_T in labels])
+    is_bad_XNT = p_NT < THRESHOLDS[:, None, None]
+    predicted_XN = np.where(is_bad_XNT.any(-1), is_bad_XNT.argmax(-1), -1)
+    parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]
+    whole, *halves = ([first_error_f1(x_N[part], error_N[part])["f1"] for x_N in predicted_XN] for part in parts)
+    return {"threshold": THRESHOLDS.tolist(), "all": whole, "halves": halves}
 
 
 def moved(setup: Setup, name: str) -> list[float] | None:
@@ -139,18 +157,21 @@ def likelihood_auroc(setup: Setup, cfg: TaskData, test: list[Solution]) -> float
 
 def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
     """`kinds`: the number of first errors of each kind, and the share that a verifier misses (P >= threshold) with its
-    95 % bootstrap interval over problems; `lines`: the errors missed most often."""
-    of_kind, of_line = {}, {}
+    95 % bootstrap interval over problems; the share missed where it refuses REFUSED of the lines before; `lines`: the
+    errors missed most often."""
+    of_kind, of_line, right = {}, {}, []
     for s, p_T in zip(test, p, strict=True):
-        if error := tasks.first_wrong(task, s.problem, s.steps):
-            t, kind = error
-            of_kind.setdefault(kind, []).append((s.problem, p_T[t] >= threshold))
+        t, kind = tasks.first_wrong(task, s.problem, s.steps) or (len(s.steps), None)
+        right.extend(p_T[:t])
+        if kind:
+            of_kind.setdefault(kind, []).append((s.problem, p_T[t]))
             of_line.setdefault(s.steps[t], []).append(p_T[t] >= threshold)
-    kinds = {}
+    kinds, equal = {}, np.quantile(right, REFUSED) if right else math.nan
     for kind, errors in sorted(of_kind.items()):
-        problems, missed_n = zip(*errors)
-        interval = interval_of(np.mean, problems, seed, np.array(missed_n))
-        kinds[kind] = {"n": len(errors), "missed": float(np.mean(missed_n)), "interval": interval}
+        problems, p_n = zip(*errors)
+        missed_n, missed_equal = np.array(p_n) >= threshold, float(np.mean(np.array(p_n) >= equal))
+        numbers = {"n": len(errors), "missed": float(missed_n.mean()), "missed_at_equal_refusals": missed_equal}
+        kinds[kind] = numbers | {"interval": interval_of(np.mean, problems, seed, missed_n)}
     most = sorted(of_line.items(), key=lambda line: (-sum(line[1]), line[0]))[:10]
     return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
 
@@ -205,7 +226,30 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
         intervals[name] = interval_of(soft_auroc, problem[steps], seed, score[steps], y[steps])
     depths = {"done": done, "left": np.repeat(sizes, sizes) - done}
     tables = {name: by_depth(score, value, depth, problem, seed) for name, depth in depths.items()}
-    return {**aurocs, "intervals": intervals, "value_depth": tables}
+    unfinished = counted & (depths["left"] > 0)
+    labels = label_errors(value[unfinished], good[unfinished])
+    return {**aurocs, "intervals": intervals, "value_depth": tables, "label_errors": labels}
+
+
+def label_errors(value, good) -> dict[str, dict]:
+    """{K: errors of a label by K completions, in expectation over them}, of steps with these values and correctness: the
+    share of labels `any` (one is right) and `half` (half of them are) that are wrong, the mean |share right - value|
+    (`soft`), and the shares of wrong steps that `any` calls good and of right ones that it calls bad."""
+    table, is_good = {}, good == 1
+    for k in COMPLETIONS:
+        p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
+        share_K, none_n = np.arange(k + 1) / k, p_Kn[0]
+        half_n = p_Kn[share_K >= 0.5].sum(0)
+        table[str(k)] = {
+            "any": mean(np.where(is_good, none_n, 1 - none_n)), "half": mean(np.where(is_good, 1 - half_n, half_n)),
+            "soft": mean((p_Kn * np.abs(share_K[:, None] - value)).sum(0)),
+            "wrong_called_good": mean(1 - none_n[~is_good]), "right_called_bad": mean(none_n[is_good]),
+        }  # fmt: skip
+    constants = {
+        "any": mean(~is_good),
+        "soft": mean(np.abs(value - mean(value))),
+    }  # of a label that says the same of all
+    return table | {"constant": constants}
 
 
 def by_depth(score, value, depth, problem, seed: int) -> dict:
