@@ -2,17 +2,12 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Stages, results_at, signed
+from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.style import BLUE, GREY, NO_LINE, Drawn, line_style, over_seeds, panels
 
-KINDS = {
-    "*": ["*"],
-    "-": ["-"],
-    "+": ["+"],
-    "max or min": ["max", "min"],
-    "hidden value": ["merged"],
-    "malformed": ["form"],
-}
+# {name in the figure: kinds of the checker}
+KINDS = {x: [x] for x in "*-+"} | {"max or min": ["max", "min"], "hidden value": ["merged"], "malformed": ["form"]}
+STYLES = {"PRM": line_style(0), "likelihood": line_style(6) | {"color": GREY}}
 
 
 def draw(stages: Stages) -> Drawn:
@@ -21,23 +16,18 @@ def draw(stages: Stages) -> Drawn:
     figure, ((axes,),) = panels(1, 1, 3.6)
     drawn = Drawn(figure, "at the threshold that refuses 1 in 20 of the right lines; ring: PRM at .5, mean of the runs")
     drawn.spread = "small markers: runs, bars: 95 % t intervals of their mean"
-    names = [name for name, kinds in KINDS.items() if set(kinds) & set(runs["PRM"][0])]
+    names = [name for name, kinds in KINDS.items() if set(kinds) & set(prms[0])]
     for height, name in enumerate(names):
-        for (verifier, tables), style in zip(
-            runs.items(), (line_style(0), line_style(6) | {"color": GREY}), strict=True
-        ):
-            offset = height + 0.22 * (verifier != "PRM")
+        for i, (verifier, tables) in enumerate(runs.items()):
             missed_S = [share(table, name, "missed_at_equal_refusals") for table in tables]
-            drawn.dots(axes, name, verifier, offset, missed_S, style)
-            drawn.statements.append(
-                f"{name}: {verifier} misses {signed(*(drawn.rows[-1][k] for k in ('y', 'low', 'high')))}"
-            )
-            if height == 0:
-                axes.plot([], [], **style | NO_LINE | {"markersize": 6}, label=verifier)
-        missed_S = [share(table, name, "missed") for table in runs["PRM"]]
+            drawn.dots(axes, name, verifier, height + 0.22 * i, missed_S, STYLES[verifier])
+            drawn.statements.append(f"{name}: {verifier} misses {np.mean(missed_S):.3f}")
+        missed_S = [share(table, name, "missed") for table in prms]
         axes.plot(np.mean(missed_S), height, "o", color=BLUE, markerfacecolor="none", markersize=9)
         drawn.row(name, "PRM, threshold .5", "", *over_seeds(missed_S), missed_S)
-    counts = [sum(runs["PRM"][0][kind]["n"] for kind in KINDS[name] if kind in runs["PRM"][0]) for name in names]
+    for verifier, style in STYLES.items():
+        axes.plot([], [], **style | NO_LINE | {"markersize": 6}, label=verifier)
+    counts = [sum(prms[0].get(kind, {"n": 0})["n"] for kind in KINDS[name]) for name in names]
     axes.set_yticks(range(len(names)), [f"{name} ({n})" for name, n in zip(names, counts, strict=True)])
     axes.set(xlabel="share of first wrong lines taken for right", ylabel="kind of error (lines)", xlim=(-0.03, 1.03))
     axes.invert_yaxis()

@@ -8,6 +8,8 @@ from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over
 PANELS = {"its own task": "home", "longer problems": "longer"}
 STYLES = {"PRM": line_style(0) | {"marker": ""}, "likelihood": {"color": GREY, "linestyle": "-.", "linewidth": 1.4}}
 
+CHOSEN = line_style(1) | NO_LINE | {"marker": "^"}
+
 
 def draw(stages: Stages) -> Drawn:
     figure, (axes_C,) = panels(1, 2, 3.7, sharey=True)
@@ -30,9 +32,7 @@ def draw(stages: Stages) -> Drawn:
                 drawn.row(panel, f"{verifier}, {way}", "", *over_seeds(value_S), value_S)
                 drawn.statements.append(f"{panel}: {verifier}, {way}: {signed(*over_seeds(value_S))}")
             if verifier == "PRM":
-                axes.plot(
-                    x[best_S], f1_SX[runs, best_S], **line_style(1) | NO_LINE | {"marker": "^"}, label="best at home"
-                )
+                axes.plot(x[best_S], f1_SX[runs, best_S], **CHOSEN, label="chosen at home")
         axes.set(xlabel="threshold of P(line right)", xlim=(0, 1), ylim=(0, 1), title=panel)
     axes_C[0].set_ylabel("F1 of the first wrong line")
     drawn.legend_above(axes_C[0], 3)
