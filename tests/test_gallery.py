@@ -362,7 +362,7 @@ def made_up_labels_k(tmp_path):
         made[line] = [Made(line, {})]
         made[line][0].folder = folder = tmp_path / line
         folder.mkdir()
-        row = lambda i, wrong: {
+        row = lambda i, wrong, tokens=tokens: {
             "id": str(i), "prompt": "4 +5 *3 mod7?", "labels": [1.0, None if wrong else 1.0], "outcome": 1.0 - wrong,
             "policy_tokens": tokens,
         }  # fmt: skip
