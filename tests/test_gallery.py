@@ -333,7 +333,8 @@ def made_up_blind_spots():
     row = lambda n, x: {"n": n, "missed": x / 2, "missed_at_equal_refusals": x}
     prm = lambda s: {"*": row(4, 0.1 + s / 100), "max": row(1, 1.0), "min": row(3, 0.0), "merged": row(2, 0.2)}
     kinds = lambda s: {k: row(2, 0.7 * (k == "*")) for k in ("*", "max", "min", "merged")} if s is None else prm(s)
-    return runs_and_likelihood(lambda s: {"errors": {"kinds": kinds(s)}})
+    lines = {"merged": {"auroc": 0.9}}
+    return runs_and_likelihood(lambda s: {"errors": {"kinds": kinds(s)}, "lines": lines})
 
 
 def made_up_threshold():

@@ -11,7 +11,8 @@ STYLES = {"PRM": line_style(0), "likelihood": line_style(6) | {"color": GREY}}
 
 
 def draw(stages: Stages) -> Drawn:
-    *prms, likelihood = [run["errors"]["kinds"] for run in results_at(stages["home"])[0]["runs"]]
+    measured = results_at(stages["home"])[0]["runs"]
+    *prms, likelihood = [run["errors"]["kinds"] for run in measured]
     runs = {"PRM": prms, "likelihood": [likelihood]}
     figure, ((axes,),) = panels(1, 1, 3.6)
     drawn = Drawn(figure, "at the threshold that refuses 1 in 20 of the right lines; ring: PRM at .5, mean of the runs")
@@ -25,6 +26,9 @@ def draw(stages: Stages) -> Drawn:
         missed_S = [share(table, name, "missed") for table in prms]
         axes.plot(np.mean(missed_S), height, "o", color=BLUE, markerfacecolor="none", markersize=9)
         drawn.row(name, "PRM, threshold .5", "", *over_seeds(missed_S), missed_S)
+    *auroc_S, other = [run["lines"]["merged"]["auroc"] for run in measured]
+    drawn.row("AUROC, hidden value", "PRM", "", *over_seeds(auroc_S), auroc_S)
+    drawn.statements.append(f"AUROC on lines that hide a value: {drawn.rows[-1]['values']}; likelihood {other:.3f}")
     for verifier, style in STYLES.items():
         axes.plot([], [], **style | NO_LINE | {"markersize": 6}, label=verifier)
     counts = [sum(prms[0].get(kind, {"n": 0})["n"] for kind in KINDS[name]) for name in names]
