@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Stages, results_at, signed
+from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
 
 PANELS = {"its own task": "home", "longer problems": "longer"}
@@ -28,9 +28,11 @@ def draw(stages: Stages) -> Drawn:
                 ".5": f1_SX[runs, np.abs(x - 0.5).argmin()],
                 "threshold that is best": x[f1_SX.argmax(1)],
             }
+            if line == "home":
+                ways.pop("chosen at home")  # on the problems that it was chosen on
             for way, value_S in ways.items():
                 drawn.row(panel, f"{verifier}, {way}", "", *over_seeds(value_S), value_S)
-                drawn.statements.append(f"{panel}: {verifier}, {way}: {signed(*over_seeds(value_S))}")
+                drawn.statements.append(f"{panel}: {verifier}, {way}: {np.mean(value_S):.3f}")
             if verifier == "PRM":
                 axes.plot(x[best_S], f1_SX[runs, best_S], **CHOSEN, label="chosen at home")
         axes.set(xlabel="threshold of P(line right)", xlim=(0, 1), ylim=(0, 1), title=panel)
