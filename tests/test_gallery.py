@@ -394,7 +394,7 @@ def test_threshold_is_measured_where_it_was_not_chosen(tmp_path):
     # At home each half's best lies .2 off the other's; .3 from home costs .2 on longer problems, whose halves differ by .2.
     assert y["its own task", "PRM, chosen here"] == pytest.approx(0.61)
     assert y["longer problems", "PRM, chosen at home"] == pytest.approx(0.61)
-    assert y["longer problems", "PRM, threshold that is best"] == 0.1
+    assert y["longer problems", "PRM, threshold that is best"] == pytest.approx(0.1)
     assert "primary: longer problems: PRM, chosen here - PRM, chosen at home: +0.000" in " ".join(says)
     assert any(
         line.startswith("secondary: its own task: PRM, chosen here - likelihood, chosen here: +0.210") for line in says
