@@ -1,6 +1,7 @@
 """What evaluate.py's tasks share: which runs are one setting, scorers without a folder, names of files, folders that a kill leaves."""
 
 import importlib
+import itertools
 import json
 import math
 from pathlib import Path
@@ -18,7 +19,7 @@ from prm_jax.data import sources
 from prm_jax.data.questions import read_questions
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
-from prm_jax.evals import steps
+from prm_jax.evals import processbench, steps
 from prm_jax.evals.common import new_name
 from prm_jax.evals.sentences import sentences
 from prm_jax.figures.steps import file_name
@@ -348,3 +349,43 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
         assert note not in printed(evaluate.main, monkeypatch, *task, *asked, *line, cwd=tmp_path)
         (row,) = map(json.loads, next(Path(f"{scores}_cut").glob(f"{scores}*.jsonl")).read_text().splitlines())
         assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
+
+
+def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
+    """Two problems by hand: each with a sound solution of lowest score .6 and one whose second line, of score .3, is wrong."""
+    p = [np.array(x) for x in ([0.9, 0.6], [0.8, 0.3], [0.9, 0.6, 0.9], [0.25, 0.3])]
+    labels = [(1, 1), (1, 0), (1, 1, 1), (1, 0)]
+    curve = processbench.f1_by_threshold(p, labels, [0, 0, 1, 1])
+    at = {x: i for i, x in enumerate(np.round(curve["threshold"], 2))}
+    # Below .25 nothing is refused; to .3 the fourth's first line alone is, to .6 the second's error too, which is right.
+    assert [curve["all"][at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)] == pytest.approx([0, 0, 2 / 3, 2 / 3, 0])
+    assert [half[at[0.5]] for half in curve["halves"]] == [1, 0]
+
+
+def test_misses_at_equal_refusals_leave_out_what_a_verifier_gains_by_refusing_much():
+    """Scores below .5 throughout: nothing is missed at .5, and at the 5 % quantile of the right lines, .2, one error of two."""
+    texts = ("4+5=2", "2max3=3"), ("4+5=1", "1max3=3"), ("4+5=1", "1max3=3")
+    test = [Solution(PROBLEM, text, id=str(i)) for i, text in enumerate(texts)]
+    p = [np.array(x) for x in ([0.2, 0.2], [0.1, 0.1], [0.3, 0.1])]
+    kinds = steps.errors_by_kind(chain, test, p, 0.5, 0)["kinds"]
+    assert kinds["+"]["n"] == 2 and (kinds["+"]["missed"], kinds["+"]["missed_at_equal_refusals"]) == (0, 0.5)
+
+
+def test_errors_of_labels_against_every_outcome_of_the_completions():
+    """K = 2 and 4 by brute force over all outcomes: a wrong step of value .25, a right one of .5."""
+    value, good = np.array([0.25, 0.5]), np.array([0.0, 1.0])
+    errors = steps.label_errors(value, good)
+    assert list(errors) == ["1", "2", "4", "8", "16", "32", "64", "constant"]
+    for k in (2, 4):
+        sums = {"any": 0.0, "half": 0.0, "soft": 0.0}
+        for v, y in zip(value, good, strict=True):
+            for outcome in itertools.product((0, 1), repeat=k):
+                p = np.prod([v if x else 1 - v for x in outcome]) / 2
+                right = sum(outcome) / k
+                sums["any"] += p * ((right > 0) != y)
+                sums["half"] += p * ((right >= 0.5) != y)
+                sums["soft"] += p * abs(right - v)
+        assert {name: errors[str(k)][name] for name in sums} == pytest.approx(sums)
+    assert errors["2"]["wrong_called_good"] == pytest.approx(1 - 0.75**2)
+    assert errors["2"]["right_called_bad"] == pytest.approx(0.25)
+    assert errors["constant"] == {"any": 0.5, "soft": 0.125}

@@ -322,6 +322,94 @@ def made_up_bounds():
     return {"steps": steps, "pool": pools}
 
 
+def runs_and_likelihood(numbers):
+    """A stage that has measured a PRM of each seed by numbers(seed), and the policy's likelihood by numbers(None)."""
+    runs = [numbers(seed) for seed in (*SEEDS, None)]
+    return {"prm": [Made("prm", {}, seed=seed) for seed in SEEDS], "home": [Made("home", {"runs": runs})]}
+
+
+def made_up_blind_spots():
+    """Of 4 wrong * the PRMs miss .1 and the likelihood .7; of max (1) and min (3) 1 and 0, the likelihood 0."""
+    row = lambda n, x: {"n": n, "missed": x / 2, "missed_at_equal_refusals": x}
+    prm = lambda s: {"*": row(4, 0.1 + s / 100), "max": row(1, 1.0), "min": row(3, 0.0), "merged": row(2, 0.2)}
+    kinds = lambda s: {k: row(2, 0.7 * (k == "*")) for k in ("*", "max", "min", "merged")} if s is None else prm(s)
+    lines = {"merged": {"auroc": 0.9}}
+    return runs_and_likelihood(lambda s: {"errors": {"kinds": kinds(s)}, "lines": lines})
+
+
+def made_up_threshold():
+    """F1 is highest at .3 on one half of the problems and at .5 on the other; on longer problems at .1."""
+    f1 = lambda best, top: [round(top - abs(x - best), 6) for x in (0.1, 0.3, 0.5)]
+    curve = lambda best, top: {
+        "threshold": [0.1, 0.3, 0.5], "all": f1(best, top), "halves": [f1(best, top), f1(best + 0.2, top)]
+    }  # fmt: skip
+    top = lambda s: 0.6 if s is None else 0.8 + s / 100
+    made = runs_and_likelihood(lambda s: {"f1_by_threshold": curve(0.3, top(s))})
+    longer = [{"f1_by_threshold": curve(0.1, top(s))} for s in (*SEEDS, None)]
+    return made | {"longer": [Made("longer", {"runs": longer})]}
+
+
+def made_up_labels_k(tmp_path):
+    """Labels of 8, and of 2 by bisection, tokens a line of a solution with a wrong answer; of K = 4 and 64 .1 and .2 are wrong."""
+    error = lambda x: dict.fromkeys(("any", "half", "soft", "wrong_called_good", "right_called_bad"), x)
+    table = lambda s: {
+        "4": error(0.1),
+        "8": error(0.1),
+        "64": error(0.2 + s / 100),
+        "constant": {"any": 0.3, "soft": 0.4},
+    }
+    made = {"exact": [Made("exact", {"runs": [{"label_errors": table(s)}]}, seed=s) for s in SEEDS]}
+    for line, tokens in (("every", 8), ("bisected", 2)):
+        made[line] = [Made(line, {})]
+        made[line][0].folder = folder = tmp_path / line
+        folder.mkdir()
+        row = lambda i, wrong, tokens=tokens: {
+            "id": str(i), "prompt": "4 +5 *3 mod7?", "labels": [1.0, None if wrong else 1.0], "outcome": 1.0 - wrong,
+            "policy_tokens": tokens,
+        }  # fmt: skip
+        (folder / "labels.jsonl").write_text("".join(json.dumps(row(i, i < 2)) + "\n" for i in range(3)))
+    return made
+
+
+def says_of(name, stages, folder):
+    """What a figure says of made-up results, its declared differences last, and its table."""
+    declared = pipeline.read_definition(name).compare
+    _, table = paper.draw(gallery.drawing(name), name, stages, {}, folder, declared)
+    return json.loads((folder / "figure.json").read_text())["says"], list(csv.DictReader(table.open()))
+
+
+def test_blind_spots_pool_kinds_by_their_errors_and_compare_with_the_likelihood(tmp_path):
+    says, rows = says_of("blind_spots", made_up_blind_spots(), tmp_path)
+    pooled = next(row for row in rows if (row["panel"], row["series"]) == ("max or min", "PRM"))
+    assert float(pooled["y"]) == 0.25
+    assert (
+        "primary: hidden value: PRM - likelihood: +0.200 [+0.200, +0.200], p 0.250 (lowest to highest, 3 runs)" in says
+    )
+    assert any(line.startswith("secondary: *: PRM - likelihood: -0.590 [-0.600, -0.580]") for line in says)
+
+
+def test_threshold_is_measured_where_it_was_not_chosen(tmp_path):
+    says, rows = says_of("threshold", made_up_threshold(), tmp_path)
+    y = {(row["panel"], row["series"]): float(row["y"]) for row in rows}
+    # At home each half's best lies .2 off the other's; .3 from home costs .2 on longer problems, whose halves differ by .2.
+    assert y["its own task", "PRM, chosen here"] == pytest.approx(0.61)
+    assert y["longer problems", "PRM, chosen at home"] == pytest.approx(0.61)
+    assert y["longer problems", "PRM, threshold that is best"] == pytest.approx(0.1)
+    assert "primary: longer problems: PRM, chosen here - PRM, chosen at home: +0.000" in " ".join(says)
+    assert any(
+        line.startswith("secondary: its own task: PRM, chosen here - likelihood, chosen here: +0.210") for line in says
+    )
+
+
+def test_labels_k_counts_tokens_of_wrong_answers_alone(tmp_path):
+    says, rows = says_of("labels_k", made_up_labels_k(tmp_path), tmp_path / "figure")
+    cost = {row["series"]: (float(row["x"]), float(row["y"])) for row in rows if row["panel"] == "tokens a label"}
+    assert cost == {"all lines": (2, 8), "bisection": (2, 2)}  # one label of two in each wrong solution
+    assert any(
+        line.startswith("primary: error of a label: any right, K = 64 - any right, K = 4: +0.110") for line in says
+    )
+
+
 def test_attack_compares_the_falls(tmp_path):
     paper.draw(
         gallery.drawing("attack"), "x", made_up_attack(), {}, tmp_path, pipeline.read_definition("attack").compare

@@ -1,10 +1,12 @@
 """task=steps: metrics of step scores against labels, for one verifier or for the runs of a sweep."""
 
 import dataclasses
+import math
 import statistics
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.hf import load_tokenizer, locate
@@ -15,6 +17,7 @@ from prm_jax.evals import biases, bounds, common, later
 from prm_jax.evals.baselines import Steps, baseline_aurocs
 from prm_jax.evals.calibration import parameters_of, recalibrated, reliability_table
 from prm_jax.evals.common import Setup, data_of, describe, interval_of, open_scorer, plus_minus, trained
+from prm_jax.evals.processbench import f1_by_threshold
 from prm_jax.figures.steps import step_figures as figures  # noqa: F401 (evaluate.py asks the task)
 from prm_jax.generate.samples import policy_pool
 from prm_jax.launch import cli, run_folder
@@ -25,6 +28,8 @@ from prm_jax.scoring import ModelScorer, score_into
 from prm_jax.stats import problem_numbers, ratio_interval
 
 SAMPLED = ("policy_tokens", "lucky_share_of_right_answers")  # counts of an embedded task's samples: in report.txt
+REFUSED = 0.05  # share of right lines that any verifier calls wrong at the threshold of `missed_at_equal_refusals`
+COMPLETIONS = [2**i for i in range(7)]  # K of a Monte-Carlo label
 HARDLY_LEARNED = 0.03  # of step AUROC above the policy's own likelihood: default runs that fail end below, others above
 
 
@@ -85,9 +90,12 @@ def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarra
     good_n = y_n >= 0.5
     hit_n, histograms = (p_n >= cfg.threshold) == good_n, {"good": p_n[good_n], "bad": p_n[~good_n]}
     correlation = biases.length_correlation(p_n, length_n, good_n, problem_n, seed)
-    further = later.later_steps(p, labels, problems, cfg.threshold, seed) if kind == "correctness" else {}
-    if kind == "correctness" and not further:  # these shares take all that follows an error for wrong
-        further = biases.step_shares(labels, [s.outcome for s in test])
+    further = {}
+    if kind == "correctness":
+        further = later.later_steps(p, labels, problems, cfg.threshold, seed)
+        # Without such steps, since these shares take all that follows an error for wrong.
+        further = further or biases.step_shares(labels, [s.outcome for s in test])
+        further["f1_by_threshold"] = f1_by_threshold(p, labels, problems)
     return {
         **step_metrics(p, labels, problems, cfg.threshold, kind),
         "step_accuracy_interval": interval_of(np.mean, problem_n, seed, hit_n),
@@ -142,18 +150,21 @@ def likelihood_auroc(setup: Setup, cfg: TaskData, test: list[Solution]) -> float
 
 def errors_by_kind(task, test: list[Solution], p: list[np.ndarray], threshold: float, seed: int) -> dict:
     """`kinds`: the number of first errors of each kind, and the share that a verifier misses (P >= threshold) with its
-    95 % bootstrap interval over problems; `lines`: the errors missed most often."""
-    of_kind, of_line = {}, {}
+    95 % bootstrap interval over problems; the share missed where it refuses REFUSED of the lines before; `lines`: the
+    errors missed most often."""
+    of_kind, of_line, right = {}, {}, []
     for s, p_T in zip(test, p, strict=True):
-        if error := tasks.first_wrong(task, s.problem, s.steps):
-            t, kind = error
-            of_kind.setdefault(kind, []).append((s.problem, p_T[t] >= threshold))
+        t, kind = tasks.first_wrong(task, s.problem, s.steps) or (len(s.steps), None)
+        right.extend(p_T[:t])
+        if kind:
+            of_kind.setdefault(kind, []).append((s.problem, p_T[t]))
             of_line.setdefault(s.steps[t], []).append(p_T[t] >= threshold)
-    kinds = {}
+    kinds, equal = {}, np.quantile(right, REFUSED) if right else math.nan
     for kind, errors in sorted(of_kind.items()):
-        problems, missed_n = zip(*errors)
-        interval = interval_of(np.mean, problems, seed, np.array(missed_n))
-        kinds[kind] = {"n": len(errors), "missed": float(np.mean(missed_n)), "interval": interval}
+        problems, p_n = zip(*errors)
+        missed_n, missed_equal = np.array(p_n) >= threshold, float(np.mean(np.array(p_n) >= equal))
+        numbers = {"n": len(errors), "missed": float(missed_n.mean()), "missed_at_equal_refusals": missed_equal}
+        kinds[kind] = numbers | {"interval": interval_of(np.mean, problems, seed, missed_n)}
     most = sorted(of_line.items(), key=lambda line: (-sum(line[1]), line[0]))[:10]
     return {"kinds": kinds, "lines": {line: {"n": len(x), "missed": float(np.mean(x))} for line, x in most if any(x)}}
 
@@ -208,7 +219,30 @@ def against_exact(task, task_cfg, test: list[Solution], p: list[np.ndarray], see
         intervals[name] = interval_of(soft_auroc, problem[steps], seed, score[steps], y[steps])
     depths = {"done": done, "left": np.repeat(sizes, sizes) - done}
     tables = {name: by_depth(score, value, depth, problem, seed) for name, depth in depths.items()}
-    return {**aurocs, "intervals": intervals, "value_depth": tables}
+    unfinished = counted & (depths["left"] > 0)
+    labels = label_errors(value[unfinished], good[unfinished])
+    return {**aurocs, "intervals": intervals, "value_depth": tables, "label_errors": labels}
+
+
+def label_errors(value, good) -> dict[str, dict]:
+    """{K: errors of a label by K completions, in expectation over them}, of steps with these values and correctness: the
+    share of labels `any` (one is right) and `half` (half of them are) that are wrong, the mean |share right - value|
+    (`soft`), and the shares of wrong steps that `any` calls good and of right ones that it calls bad."""
+    table, is_good = {}, good == 1
+    for k in COMPLETIONS:
+        p_Kn = stats.binom.pmf(np.arange(k + 1)[:, None], k, value)  # of 0 ... k right completions
+        share_K, none_n = np.arange(k + 1) / k, p_Kn[0]
+        half_n = p_Kn[share_K >= 0.5].sum(0)
+        table[str(k)] = {
+            "any": mean(np.where(is_good, none_n, 1 - none_n)), "half": mean(np.where(is_good, 1 - half_n, half_n)),
+            "soft": mean((p_Kn * np.abs(share_K[:, None] - value)).sum(0)),
+            "wrong_called_good": mean(1 - none_n[~is_good]), "right_called_bad": mean(none_n[is_good]),
+        }  # fmt: skip
+    constants = {
+        "any": mean(~is_good),
+        "soft": mean(np.abs(value - mean(value))),
+    }  # of a label that says the same of all
+    return table | {"constant": constants}
 
 
 def by_depth(score, value, depth, problem, seed: int) -> dict:
