@@ -60,6 +60,29 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
         (lambda v: v.score(PROBLEM, "4+5=2"), "steps: got '4\\+5=2', expected a list of steps"),
         (lambda v: v.score(PROBLEM, [RIGHT]), "steps: got .* expected a list of steps"),
         (lambda v: v.score([PROBLEM, None], [RIGHT, RIGHT]), "problem: got .* expected a list of problems"),
+        (
+            lambda v: v.score(PROBLEM, iter(RIGHT)),
+            "steps: got <list_iterator .* expected a list of steps",
+        ),  # none was scored
+        (lambda v: v.score(PROBLEM, None), "steps: got None, expected a list of steps"),
+        (lambda v: v.score(None, RIGHT), "problem: got None, expected a list of problems"),
+        (lambda v: v.score([PROBLEM], 3), "steps: got 3, expected a list of solutions"),
+        (
+            lambda v: v.score(PROBLEM, ["4+5=2", "\ud800"]),
+            "steps: got .*ud800.*, expected a list of steps, each a text in",
+        ),
+        (lambda v: v.rank(PROBLEM, iter([RIGHT])), "solutions: got <list_iterator .* expected a list of solutions"),
+        (lambda v: v.rank(PROBLEM, "ab"), "solutions: got 'ab', expected a list of solutions"),
+        (lambda v: v.rank(None, [RIGHT]), "problem: got None, expected a list of problems"),
+        (lambda v: v.rank([PROBLEM], None), "solutions: got None, expected a list of lists"),
+        (lambda v: prm_jax.load("embedded_orm", rows=0), "rows: got 0, expected at least 1"),
+        (lambda v: prm_jax.load("embedded_orm", rows="8"), "rows: got '8', expected an integer"),
+        (lambda v: prm_jax.load("embedded_orm", tokens=1.5), "tokens: got 1.5, expected an integer or null"),
+        (lambda v: prm_jax.load("random", seed=-1), "seed: got -1, expected at least 0"),
+        (lambda v: prm_jax.load("random", which="newest"), "which: got 'newest', expected best or latest"),
+        (lambda v: prm_jax.load("random", row=3), "row: unknown key; did you mean rows"),
+        (lambda v: prm_jax.load("values", data="chain"), "data: got 'chain', expected DictConfig or null"),
+        (lambda v: prm_jax.load("random", aggregator=["min"]), r"aggregator: got \['min'\], expected min, prod"),
         (lambda v: v.score([PROBLEM], [RIGHT, WRONG]), "steps: got '2 solutions', expected 1, one for each problem"),
         (lambda v: v.rank([PROBLEM], [[RIGHT], [WRONG]]), "solutions: got '2 lists', expected 1"),
         (lambda v: prm_jax.load("embedded_orm", aggregator="mx"), "aggregator: got 'mx', expected min, prod"),
@@ -189,6 +212,8 @@ def test_the_list_of_commands_has_every_module_that_is_one():
     [
         (["train", "stps=3"], "error: stps: no such key in the configuration; did you mean steps?"),
         (["export", "too=3"], "error: too: no such key in the configuration; did you mean to?"),
+        (["--help", "trian"], f"error: trian: no such command, expected {', '.join(__main__.COMMANDS)}"),
+        (["rl.exact", "x=1"], "error: x=1: no such key, prm_jax.rl.exact has none"),
         (["trian"], f"error: trian: no such command, expected {', '.join(__main__.COMMANDS)}"),
     ],
 )
