@@ -108,7 +108,8 @@ def check_list(key: str, values: Sequence, what: str):
 def train(*overrides: str, **keys) -> Path:
     """Trains as `python train.py` does, in this process, and returns the run's folder. Overrides are those of the command
     line, as texts ("optimizer.lr=1e-3") or keywords (steps=100, data="jsonl", optimizer={"lr": 1e-3}, hydra={"run":
-    {"dir": "runs/mine"}}); conf/train.yaml lists them. One that cannot be read, like all bad input, raises InputError."""
+    {"dir": "runs/mine"}}); conf/train.yaml lists them. One that cannot be read, like all bad input, raises InputError, and what
+    the system refuses OSError."""
     return run_command("train", overrides, keys)
 
 
@@ -123,6 +124,8 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
     """Runs the `main` of train.py or evaluate.py with a configuration of its own and returns its folder. Neither the
     working folder nor sys.argv change, and the Hydra of a calling program is as it was."""
     words = [*overrides, *(word for key, value in keys.items() for word in as_overrides(key, value))]
+    for word in words:
+        expect(isinstance(word, str), "overrides", word, "texts, KEY=VALUE")
     main = runpy.run_path(str(ROOT / f"{name}.py"))["main"].__wrapped__  # these files lie outside the package
     cli.use_compilation_cache()
     before = HydraConfig.instance().cfg
@@ -133,6 +136,8 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
         cfg.hydra.runtime.output_dir = str(folder)
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
         raise InputError(cli.one_line(error, name, words).removeprefix("error: ")) from None
+    except ValueError as error:  # Hydra's own, such as for data=3
+        raise InputError(f"{' '.join(words)}: Hydra cannot read it: {error}") from None
     job = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     try:
         HydraConfig.instance().set_config(cfg)

@@ -90,6 +90,11 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
         (lambda v: prm_jax.load("nowhere"), "nowhere: no such folder"),
         (lambda v: prm_jax.train(stps=3), "stps: no such key in the configuration; did you mean steps"),
         (lambda v: prm_jax.train(optimizer={"lrr": 3}), "optimizer.lrr: no such key .* did you mean optimizer.lr"),
+        (
+            lambda v: prm_jax.train(data=3),
+            "data=3: Hydra cannot read it: Config group override must be a string or a list",
+        ),
+        (lambda v: prm_jax.train(3), "overrides: got 3, expected texts, KEY=VALUE"),
         (lambda v: prm_jax.train(data="chian"), "data: got 'chian', expected .*chain"),
         (lambda v: prm_jax.train(seed={1}), r"seed: got \{1\}, expected a text, a number"),
         (lambda v: prm_jax.evaluate(task="stps"), "task: got 'stps', expected steps"),

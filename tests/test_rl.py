@@ -385,9 +385,12 @@ def test_a_reward_of_ones_own_that_is_none_is_refused_by_its_key(outcome, policy
     ("outcome", "why"),
     [
         ("sys.exit(0)", "SystemExit: 0"),
-        ("(sys.exit() for r in rollouts)", "SystemExit: "),
+        ("(sys.exit() for r in rollouts)", "SystemExit"),
         ("(_ for _ in ()).throw(GeneratorExit)", "GeneratorExit"),
-        ("(_ for _ in ()).throw(type('Odd', (Exception,), {'__str__': lambda self: 1 / 0}))", "Odd: <exception str"),
+        (
+            "(_ for _ in ()).throw(type('Odd', (Exception,), {'__str__': lambda self: 1 / 0}))",
+            "<run_path>.Odd: <exception str",
+        ),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("f(rollouts)", "RecursionError: "),
         ("[].sort(1, 2)", "TypeError: "),
