@@ -23,6 +23,8 @@ COMMANDS = {
 
 
 def main():
+    if sys.argv[1:2] in (["--help"], ["-h"]) and sys.argv[2:]:  # --help COMMAND
+        sys.argv[1:3] = sys.argv[2:0:-1]
     name = sys.argv[1] if sys.argv[1:] else "--help"
     if name in ("train", "evaluate"):
         del sys.argv[1]

@@ -1,6 +1,7 @@
 """Scores, ranks, trains and evaluates from Python: what `import prm_jax` offers, for notebooks and programs."""
 
 import contextlib
+import dataclasses
 import re
 import runpy
 import signal
@@ -20,7 +21,7 @@ from prm_jax.data.formats import read_format
 from prm_jax.data.units import UNITS, probability
 from prm_jax.evals.common import check_there
 from prm_jax.launch import cli, run_folder
-from prm_jax.launch.config import CONF, ROOT, expect
+from prm_jax.launch.config import CONF, ROOT, expect, parse
 from prm_jax.model import choose_dtype
 from prm_jax.protocols import Scorer
 from prm_jax.rerank import AGGREGATORS, default_aggregator, solution_scores
@@ -36,13 +37,14 @@ def load(
     `dtype`, `rows`, `reference`, ...) are the keys of conf/evaluate.yaml; `aggregator`, a name of rerank.AGGREGATORS,
     makes one score of a solution's step scores, by default `last` for an outcome model and else `min`."""
     formats = sorted(path.stem for path in CONF.glob("format/*.yaml"))
-    for key, value, names in (("format", format, formats), ("aggregator", aggregator or "min", AGGREGATORS)):
+    for key, value, names in (("format", format, formats), ("aggregator", aggregator or "min", [*AGGREGATORS])):
         expect(value in names, key, value, ", ".join(names))
-    options = OpenOptions(format=read_format(format), **options)
+    options = parse(options, OpenOptions, format=read_format(format))
     cli.use_compilation_cache()
     name = str(run_folder.newest_run()) if checkpoint is None else str(checkpoint)
     check_there(name, options.which)
-    return Verifier(open_verifier(name, options._replace(dtype=choose_dtype(options.dtype))), aggregator)
+    options = dataclasses.replace(options, dtype=choose_dtype(options.dtype))
+    return Verifier(open_verifier(name, options), aggregator)
 
 
 class Verifier:
@@ -65,6 +67,7 @@ class Verifier:
         if isinstance(problem, str):
             return self.log_odds([problem], [steps])[0]
         check_texts("problem", problem, "problems")
+        check_list("steps", steps, "solutions")
         expect(len(problem) == len(steps), "steps", f"{len(steps)} solutions", f"{len(problem)}, one for each problem")
         for solution in steps:
             check_texts("steps", solution, "steps")
@@ -78,6 +81,10 @@ class Verifier:
         their order."""
         if isinstance(problem, str):
             return self.rank([problem], [solutions])[0]
+        check_list("problem", problem, "problems")
+        check_list("solutions", solutions, "lists of solutions")
+        for some in solutions:
+            check_list("solutions", some, "solutions")
         expect(len(problem) == len(solutions), "solutions", f"{len(solutions)} lists", f"{len(problem)}, one a problem")
         rows = [(text, steps) for text, candidates in zip(problem, solutions, strict=True) for steps in candidates]
         logits = self.log_odds([text for text, _ in rows], [steps for _, steps in rows])
@@ -86,14 +93,23 @@ class Verifier:
 
 
 def check_texts(key: str, texts: Sequence[str], what: str):
-    is_right = not isinstance(texts, str) and all(isinstance(text, str) for text in texts)
-    expect(is_right, key, texts, f"a list of {what}, each a text")
+    check_list(key, texts, what)
+    is_right = all(isinstance(text, str) and not re.search("[\ud800-\udfff]", text) for text in texts)
+    expect(is_right, key, texts, f"a list of {what}, each a text in Unicode")
+
+
+def check_list(key: str, values: Sequence, what: str):
+    is_list = isinstance(values, Sequence | np.ndarray) and not isinstance(
+        values, str | bytes
+    )  # no iterator, read once
+    expect(is_list, key, values, f"a list of {what}")
 
 
 def train(*overrides: str, **keys) -> Path:
     """Trains as `python train.py` does, in this process, and returns the run's folder. Overrides are those of the command
     line, as texts ("optimizer.lr=1e-3") or keywords (steps=100, data="jsonl", optimizer={"lr": 1e-3}, hydra={"run":
-    {"dir": "runs/mine"}}); conf/train.yaml lists them. One that cannot be read, like all bad input, raises InputError."""
+    {"dir": "runs/mine"}}); conf/train.yaml lists them. One that cannot be read, like all bad input, raises InputError, and what
+    the system refuses OSError."""
     return run_command("train", overrides, keys)
 
 
@@ -108,6 +124,8 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
     """Runs the `main` of train.py or evaluate.py with a configuration of its own and returns its folder. Neither the
     working folder nor sys.argv change, and the Hydra of a calling program is as it was."""
     words = [*overrides, *(word for key, value in keys.items() for word in as_overrides(key, value))]
+    for word in words:
+        expect(isinstance(word, str), "overrides", word, "texts, KEY=VALUE")
     main = runpy.run_path(str(ROOT / f"{name}.py"))["main"].__wrapped__  # these files lie outside the package
     cli.use_compilation_cache()
     before = HydraConfig.instance().cfg
@@ -118,6 +136,8 @@ def run_command(name: str, overrides: Sequence[str], keys: dict) -> Path:
         cfg.hydra.runtime.output_dir = str(folder)
     except (hydra.errors.HydraException, OmegaConfBaseException) as error:
         raise InputError(cli.one_line(error, name, words).removeprefix("error: ")) from None
+    except ValueError as error:  # Hydra's own, such as for data=3
+        raise InputError(f"{' '.join(words)}: Hydra cannot read it: {error}") from None
     job = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     try:
         HydraConfig.instance().set_config(cfg)

@@ -64,7 +64,7 @@ READS |= {"relabel": "many.jsonl", "first_error": "pool.jsonl", "tree": "pool.js
 FROM_NOTHING = ("train", "samples", "rl", "sample", "label", "ratio", "first_error", "tree", "sweep", "figure")
 
 
-TIMES = ("tokens_per_second", "train_seconds", "versions", "overrides", "trained", "verifiers", "checksum")
+TIMES = ("tokens_per_second", "versions", "overrides", "trained", "verifiers", "checksum")
 
 
 class Cell:
@@ -151,7 +151,7 @@ class Cell:
 
 def content(path: Path):
     def drop(x):
-        is_time = lambda name: name in TIMES or name.startswith("seconds")
+        is_time = lambda name: name in TIMES or "seconds" in name
         return {k: drop(y) for k, y in x.items() if not is_time(k)} if isinstance(x, dict) else x
 
     if ".jsonl" in path.suffixes:

@@ -381,6 +381,7 @@ LINES = [
     ("train data=jsonl data.solutions=9", r"data.solutions: no such key in the configuration; it is a key of data=chain$"),
     ("train experiment=dapo", r"experiment: dapo is one of python -m prm_jax.rl$"),
     ("train seed", r"seed: has no value, expected seed=VALUE$"),
+    ("evaluate task=best_of_n input=pool.jsonl lower_bound=''", r"lower_bound: got '', expected step scores that every"),
     ("evaluate task=best_of_n input=pool.jsonl split_by=line", r"pool.jsonl line 1: split_by: found 'line', expected null: the candidates have"),
     ("train --lr 1", r"unrecognized arguments: --lr 1; keys are KEY=VALUE, flags \(-m\) stand before them"),
     ("train loss=focal", r"loss: got 'focal', expected a section of LossConfig keys; did you mean loss.step=focal\?"),

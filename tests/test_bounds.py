@@ -9,7 +9,7 @@ from flax import nnx
 
 from prm_jax import rerank, training
 from prm_jax.data.pools import Candidate, Problem
-from prm_jax.evals import bounds
+from prm_jax.evals import bounds, pool_metrics
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.model import PRM
 from prm_jax.stats import conformal_quantile
@@ -44,11 +44,11 @@ def test_a_bound_near_the_end_holds_the_end():
     assert table["depths"]["2"]["coverage"] == 0 and table["depths"]["1"]["n"] == 2
 
 
-def pool_of(lower, right, tokens=(None, None)):
-    """Two problems of 8 candidates: each problem's lower bound, the places (by score, best first) of its right ones."""
+def pool_of(lower, right, tokens=(None, None), n=8):
+    """Two problems of n candidates: each problem's lower bound, the places (by score, best first) of its right ones."""
     problems = []
     for p in range(2):
-        scores = [{"low": (lower[p],), "s": (0.9 - 0.1 * i,)} for i in range(8)]
+        scores = [{"low": (lower[p],), "s": (0.9 - 0.1 * i,)} for i in range(n)]
         candidates = tuple(Candidate(("1",), "1", i in right[p], step_scores=x) for i, x in enumerate(scores))
         problems.append(Problem(str(p), f"problem {p}", "1", candidates, policy_tokens=tokens[p]))
     return pool_arrays(problems)
@@ -59,6 +59,16 @@ def adaptive(pool):
     lower_PN = bounds.first_bounds(pool, "low", "probability")
     values, targets = bounds.adaptive_best_of_n(pool, score_PN, lower_PN, [2, 4, 5, 8], 4000, 0)
     return values, targets, np.asarray(rerank.best_of_n(score_PN, pool.right_PN))
+
+
+def test_pools_too_small_to_choose_n_say_so(capsys):
+    """A table without numbers was a traceback, of every verifier with a quantile head too."""
+    rules = pool_metrics.Rules("probability", "prod", "share", 5)
+    for n, said in ((3, "note        low: pools of 3 are too small to choose N a problem\n"), (8, "")):
+        pool = pool_of([0.3, 0.3], [{0, 2}, {1}], n=n)
+        results = pool_metrics.pool_results(pool, ["s"], rules, 0, lower_bounds=["low"])
+        assert capsys.readouterr().out == said
+        assert ("adaptive_by_low" in results["scorers"]["s"]["prod"]) == (n == 8)
 
 
 def test_equal_bounds_give_all_problems_the_same_n():

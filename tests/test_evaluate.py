@@ -327,10 +327,12 @@ def test_three_plain_sentences():
 
 def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    Path("raw.jsonl").write_text(json.dumps({"problem": "2+3?", "response": "2+3=5\n\n5+1=7"}) + "\n")
+    raw = [{"problem": "2+3?", "response": text} for text in ("2+3=5\n\n5+1=7", " \n ")]
+    Path("raw.jsonl").write_text("".join(json.dumps(row) + "\n" for row in raw))
     Path("steps.jsonl").write_text(json.dumps({"problem": "2+3?", "steps": ["2+3=5"]}) + "\n")
     score = ("evaluate.py", "task=score", "checkpoint=equations", "figures=0", "hydra.run.dir=run")
-    printed(evaluate.main, monkeypatch, *score[1:], "input=raw.jsonl", "split_by=blank", cwd=tmp_path)
+    out = printed(evaluate.main, monkeypatch, *score[1:], "input=raw.jsonl", "split_by=blank", cwd=tmp_path)
+    assert "counts      1 rows_without_steps_dropped\n" in out
     (row,) = map(json.loads, Path("run/scores.jsonl").read_text().splitlines())
     assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
     refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=a", "input=raw.jsonl")

@@ -382,3 +382,7 @@ def test_help_shows_every_key_and_every_figure(monkeypatch, tmp_path):
     out = printed(figures.main, monkeypatch, "--help", cwd=tmp_path)
     keys = yaml.safe_load((CONF / "figures.yaml").read_text())
     assert all(f"\n{key}: " in out for key in keys) and all(f"# ----- name={name} -----\n#" in out for name in NAMES)
+    out = printed(figures.main, monkeypatch, "--help", "shift", cwd=tmp_path)
+    assert out.count("# ----- name=") == 1 and out.startswith("# ----- name=shift -----\n#")
+    error = call(figures.main, monkeypatch, "figures", "--help", "shft")
+    assert error == f"error: --help shft: no such figure, expected {', '.join(NAMES)}"

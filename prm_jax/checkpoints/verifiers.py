@@ -1,8 +1,11 @@
 """Opens a verifier by its name: a checkpoint, a critic, an ensemble, or one without a folder (checkers, equations, noise)."""
 
+import dataclasses
 import functools
 import re
-from typing import NamedTuple
+from typing import Literal
+
+from omegaconf import DictConfig
 
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints.open import open_checkpoint
@@ -10,7 +13,7 @@ from prm_jax.critics.critic import Critic
 from prm_jax.critics.writers import LocalWriter, RemoteWriter
 from prm_jax.data.formats import Format, read_format
 from prm_jax.data.splits import data_config
-from prm_jax.launch.config import CONF, expect
+from prm_jax.launch.config import CONF, Count, Seed, expect
 from prm_jax.scorers import ENSEMBLES, CheckerScorer, EnsembleScorer, EquationScorer, NoisyChecker, RandomScorer
 from prm_jax.scoring import ModelScorer
 
@@ -22,15 +25,18 @@ BUILT_IN = re.compile(r"equations|random|policy(?::.+)?|(checker|values)(?:-(0|1
 ENSEMBLE = re.compile(rf"({'|'.join(ENSEMBLES)}):\[(.*)\]")  # mean:[A,B,C]
 
 
-class OpenOptions(NamedTuple):  # how to open a verifier; conf/evaluate.yaml explains the keys of the same names
-    which: str = "best"
+@dataclasses.dataclass(frozen=True)
+class OpenOptions:
+    """How to open a verifier; conf/evaluate.yaml explains the keys of the same names."""
+
+    which: Literal["best", "latest"] = "best"
     format: Format | None = None
     dtype: str = "float32"
-    rows: int = 8
-    tokens: int | None = None
+    rows: Count = 8
+    tokens: Count | None = None
     reference: str | None = None
-    seed: int = 0  # of noise, and of the errors that a checker with faults misses
-    data: object = None  # data section of the embedded task, for exact values
+    seed: Seed = 0  # of noise, and of the errors that a checker with faults misses
+    data: DictConfig | None = None  # data section of the embedded task, for exact values
     task: str | None = None  # embedded task, for the checker; None: the one that `files` name
     files: tuple[str, ...] = ()
 
@@ -51,7 +57,7 @@ def open_verifier(name: str, options: OpenOptions):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], options)
     if named := critic_of(name):
-        options, name = options._replace(format=named[0]), named[1]
+        options, name = dataclasses.replace(options, format=named[0]), named[1]
     fmt = options.format
     if fmt is None or fmt.critic is None:
         if name.startswith(SERVER):

@@ -135,7 +135,11 @@ class Values:
         """Adds best of n with N a problem by the lower bounds `bound`; returns the targets."""
         lower_PN = bounds.first_bounds(self.pool, bound, self.pool.unit(bound, self.rules.scores_unit))
         arguments = self.pool, score_PN, lower_PN, self.sizes, self.rules.vote_draws, self.seed
-        self.value[*path, f"adaptive_by_{bound}"], targets = bounds.adaptive_best_of_n(*arguments)
+        made, targets = bounds.adaptive_best_of_n(*arguments)
+        if made:
+            self.value[*path, f"adaptive_by_{bound}"] = made
+        else:
+            print(f"note        {bound}: pools of {self.N} are too small to choose N a problem")
         return targets
 
     def add_with_policy(self, path: tuple, score_PN):

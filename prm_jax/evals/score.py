@@ -12,6 +12,7 @@ from prm_jax.data import pools, rows, sources
 from prm_jax.data.units import UNITS
 from prm_jax.evals.common import Setup, describe, new_name, one_scorer
 from prm_jax.figures.steps import solution_figures as figures  # noqa: F401 (evaluate.py asks the task)
+from prm_jax.launch import cli
 from prm_jax.launch.config import Natural, Share, expect
 from prm_jax.rerank import default_aggregator
 from prm_jax.scoring import ModelScorer, score_into, stored_scores
@@ -40,7 +41,10 @@ def run(setup: Setup, cfg: Config) -> dict:
     expect(not (cfg.split_by and is_split), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
     read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
     reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
-    solutions = () if is_pool else [(s.id, s.problem, s.steps) for s in sources.load(cfg.input, **reading)[0]]
+    loaded, counts = ((), {}) if is_pool else sources.load(cfg.input, **reading)
+    solutions = [(s.id, s.problem, s.steps) for s in loaded]
+    dropped = {name: n for name, n in counts.items() if n and name.endswith("_dropped")}
+    cli.print_counts(dropped)
 
     def source():  # read anew each time: a pool may be larger than memory
         return pools.candidate_rows(read_pool()) if is_pool else solutions
@@ -75,7 +79,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         **describe(scorer), "shown_unit": unit,
         "threshold": float(of_log_odds(UNITS["probability"].log_odds(cfg.threshold))), "aggregator": aggregator,
         "files": {name: str(path) for name, path in files.items()}, "ranking": ranking,
-        "drawn": [drawn[i] for i in wanted],
+        "counts": dropped, "drawn": [drawn[i] for i in wanted],
     }  # fmt: skip
 
 

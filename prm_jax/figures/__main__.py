@@ -73,9 +73,13 @@ def run(args: list[str]):
 
 def main():
     if not sys.argv[1:] or {"--help", "-h"} & set(sys.argv[1:]):
-        print(f"{__doc__}\n\nUsage: python -m prm_jax.figures name=NAME [key=value ...]\n")
-        print((CONF / "figures.yaml").read_text())
-        for name in pipeline.names():
+        named = [word.removeprefix("name=") for word in sys.argv[1:] if not word.startswith("-")]
+        if unknown := set(named).difference(pipeline.names()):
+            sys.exit(f"error: --help {min(unknown)}: no such figure, expected {', '.join(pipeline.names())}")
+        if not named:
+            print(f"{__doc__}\n\nUsage: python -m prm_jax.figures name=NAME [key=value ...]\n")
+            print((CONF / "figures.yaml").read_text())
+        for name in named or pipeline.names():
             header = re.match(r"(?:#.*\n)*", (pipeline.FIGURES / f"{name}.yaml").read_text())[0]
             print(f"# ----- name={name} -----\n{header}")
         return

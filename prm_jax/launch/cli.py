@@ -198,7 +198,8 @@ def one_line(error: Exception, config_name: str | None = None, overrides: list[s
     if unknown := re.match(rf".*Could not find '([\w/]+)/([^'/]+)'.*?{options}", text):
         names = sorted(unknown[3].split(), key=lambda x: -difflib.SequenceMatcher(None, unknown[2], x).ratio())
         return f"error: {unknown[1]}: got {unknown[2]!r}, expected {', '.join(names)}"
-    if error.__cause__ is not None and (cause := str(error.__cause__).splitlines()[0]) not in text:
+    is_whole = error.__cause__ is None or isinstance(error, InputError)
+    if not is_whole and (cause := str(error.__cause__).partition("\n")[0]) not in text:
         text += f" ({cause})"
     return f"error: {text}"
 

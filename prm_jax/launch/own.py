@@ -2,6 +2,7 @@
 
 import copy
 import runpy
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,10 +21,11 @@ def read_function(key: str, place: str, accept: Callable) -> Callable:
     def run(step: Callable):
         try:
             return step()
-        except InputError:
+        except (InputError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # anybody's code; an interrupt passes
-            raise InputError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        except BaseException as error:  # anybody's code: SystemExit, an error whose text is an error
+            why = " ".join("".join(traceback.format_exception_only(error)).split())
+            raise InputError(f"{where}: {why[:300]}") from error
 
     function = run(lambda: runpy.run_path(path).get(name))
     expect(callable(function), key, place, f"a function of {path}")

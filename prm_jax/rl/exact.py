@@ -13,6 +13,7 @@ Dimension key: N responses, T steps, L tokens, K logits.
 import itertools
 import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -120,4 +121,6 @@ def lines(rows) -> Iterator[str]:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(f"error: {sys.argv[1]}: no such key, prm_jax.rl.exact has none")
     print(*lines(table()), sep="\n")

@@ -73,8 +73,8 @@ def open_served(cfg: ServeConfig):
     name = str(run_folder.newest_run()) if cfg.checkpoint is None else cfg.checkpoint
     check_there(name, cfg.which)
     dtype, batch = choose_dtype(cfg.dtype), cfg.batch
-    options = OpenOptions(cfg.which, cfg.format, dtype, batch.rows, batch.tokens, cfg.reference, cfg.seed)
-    scorer = open_verifier(name, options._replace(task=cfg.checker))
+    options = cfg.which, cfg.format, dtype, batch.rows, batch.tokens, cfg.reference, cfg.seed
+    scorer = open_verifier(name, OpenOptions(*options, task=cfg.checker))
     if isinstance(scorer, EnsembleScorer):
         scorer.members = [as_served(member, cfg) for member in scorer.members]
     return as_served(scorer, cfg), name
