@@ -31,12 +31,12 @@ def config(*overrides):
         return hydra.compose("train", ["experiment=record_outcomes", *overrides])
 
 
-def put_run(folder, seed, cfg, problems=(), files=(), **summary):
+def put_run(folder, i, cfg, problems=(), files=(), **summary):
     """A run as train.py leaves it, by name; no checkpoint is in it."""
     (folder / "checkpoints/best/1").mkdir(parents=True)
     (folder / ".hydra").mkdir()
     OmegaConf.save(cfg, folder / ".hydra/config.yaml")
-    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"seed": seed} | summary))
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"seed": i} | summary))
     data = {"files": dict.fromkeys(map(str, files), ""), "problems": list(problems), "validation": []}
     (folder / "data.json").write_text(json.dumps(data))
     return str(folder)
@@ -93,7 +93,7 @@ def test_labels_by_completions_are_no_step_labels_and_their_tokens_count(tmp_pat
 def older(runs):
     """The runs, of which the first has not counted CPU seconds."""
     summary = {key: x for key, x in SUMMARY.items() if key != "cpu_seconds"}
-    (Path(runs[0][0]) / "summary.json").write_text(json.dumps(summary))
+    (Path(runs[0][0]) / "summary.json").write_text(json.dumps(summary | {"seed": 0}))
     return runs
 
 
@@ -110,6 +110,10 @@ BROKEN = {
     "a language model": ("objective: got 'lm'", lambda t: put_five(t, objective="lm")),
     "exact values": ("label_kind: got 'value'", lambda t: put_five(t, label_kind="value")),
     "one solution more": ("labelled: got 1001", lambda t: put_five(t, examples={"train": 901, "validation": 100})),
+    "a seed that is none": (r"summary.json: seed: got .null., expected", lambda t: put_five(t, seed=None)),
+    "examples that are no numbers": (r"examples: got \['many'\]", lambda t: put_five(t, examples={"train": "many"})),
+    "a machine that is none": (r"machine: got .null., expected", lambda t: put_five(t, machine=None)),
+    "tokens that nobody knows": (r"counts.policy_tokens: got None", lambda t: put_five(t, counts={})),
     "a second more": ("cpu_seconds: got 241.0", lambda t: put_five(t, cpu_seconds=241.0)),
 }  # fmt: skip
 

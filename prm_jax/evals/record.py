@@ -22,6 +22,9 @@ from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF, expect, one_of, parse
 
 VERIFIERS = 5
+# What is read of a run's summary.json; versions before task=record lack the last two.
+KINDS = {"seed": int, "objective": str, "label_kind": str, "machine": dict, "versions": dict}
+KINDS |= {"cpu_seconds": float | int | None, "examples": dict | None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +61,9 @@ def run(setup: Setup, cfg: Config) -> dict:
     results = best_of_n.run(dataclasses.replace(setup, data=node), rules)
     headline, N = {name: results["headline"][name] for name in results["verifiers"]}, str(rules.fresh.candidates)
     solved = [results["scorers"][name][aggregator]["best_of_n"][N] for name, aggregator in headline.items()]
-    commits = {record_of(run, "summary.json")["versions"]["commit"] for run in itertools.chain(*verifiers)}
+    commits = {
+        str(record_of(run, "summary.json", **KINDS)["versions"].get("commit")) for run in itertools.chain(*verifiers)
+    }
     record = common.spread(solved) | {"solved": solved, "costs": costs, "commits": sorted(commits)}
     record |= {"budget": cfg.budget, "aggregator": "/".join(dict.fromkeys(headline.values())), "pool": setup.cfg.seed}
     return results | {"record": record}
@@ -87,12 +92,15 @@ def costs_of(verifiers: list[list[str]], budget: Budget, pool: set[str]) -> list
 def cost_of(run: str, budget: Budget, pool: set[str]) -> dict:
     """The seed and the cost of one run; InputError where the cost, or what its labels come from, is not known."""
     expect(common.is_run(run), "checkpoint", run, "a run of train.py, whose cost is known")
-    summary, hashes = record_of(run, "summary.json"), record_of(run, "data.json", files=dict)
-    is_new = {"cpu_seconds", "examples"} <= summary.keys()
+    summary = record_of(run, "summary.json", **KINDS)
+    hashes = record_of(run, "data.json", files=dict, problems=list, validation=list)
+    is_new = None not in (summary.get("cpu_seconds"), summary.get("examples"))
     expect(is_new, f"{run}/summary.json", sorted(summary), "cpu_seconds and examples: train it with this version")
+    labelled = list(summary["examples"].values())
+    expect(all(type(n) is int for n in labelled), f"{run}/summary.json: examples", labelled, "numbers of solutions")
     cfg, kind = run_folder.run_config(Path(run)), summary["label_kind"]
     data, objective = data_config(cfg.data), summary["objective"]
-    place, origin = (summary["machine"]["device"], cfg.distributed), cfg.data.name
+    place, origin = (summary["machine"].get("device"), cfg.distributed), cfg.data.name
     if isinstance(data, TaskData):
         origin = origin, data.samples, data.policy
         tokens, knows_steps = training_tokens(run), objective == "prm" or data.outcome == "steps"
@@ -110,10 +118,11 @@ def cost_of(run: str, budget: Budget, pool: set[str]) -> dict:
         ("objective", objective, objective != "lm", "a verifier's"),
         ("data.label_kind", kind, not by_steps or kind == "correctness", "correctness"),
         ("labels", "a checker's of steps", by_steps or not knows_steps, of_steps),
+        ("counts.policy_tokens", tokens, isinstance(tokens, int), "a number: train it with this version"),
     ):
         expect(is_kept, f"{run}: {key}", x, expected)
     cost = {"seed": summary["seed"], "cpu_seconds": summary["cpu_seconds"], "policy_tokens": tokens}
-    return cost | {"labelled": sum(summary["examples"].values())}
+    return cost | {"labelled": sum(labelled)}
 
 
 def show(results: dict):
