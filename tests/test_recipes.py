@@ -86,7 +86,9 @@ def test_rows_of_a_query(recipes, query):
 def test_a_broken_answer_of_the_data_is_no_verdict(recipes):
     grader = open_grader(f"{recipes}/same_rows.py:same_rows")
     answer = json.dumps({"tables": TABLES, "query": "select z from t"})
-    with pytest.raises(InputError, match=r"^checker: .*same_rows.py:same_rows: sqlite3.OperationalError: no such column: z$"):
+    with pytest.raises(
+        InputError, match=r"^checker: .*same_rows.py:same_rows: sqlite3.OperationalError: no such column: z$"
+    ):
         grader.right("p", ("select 1",), answer)
 
 
