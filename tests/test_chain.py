@@ -172,6 +172,11 @@ def test_a_line_may_be_taken_back(steps, verdicts, standing):
     assert chain.standing(PROBLEM, steps) == standing == tasks.standing_labels(chain, PROBLEM, steps)
 
 
+def test_lines_are_written_out_from_what_stands():
+    steps = ["4+5=2", "2*4=2", "back 6", "back 2", "2max2=2"]  # an error, taken back itself
+    assert chain.written_out(PROBLEM, steps)[2:] == [[], [], chain.written_out(PROBLEM, [*steps[:2], "2max2=2"])[2]]
+
+
 def standing_by_force(problem: str, steps) -> list[float]:
     """Written apart from the module: after each step the text without the lines that were taken back, run anew."""
     labels = []

@@ -171,8 +171,11 @@ def written_out(problem: str, steps: Sequence[str]) -> list[list[str]]:
     stack, lines_T = [(value, 0)], []  # (value, operations done) before each line that stands, and now
     for step in steps:
         if back := BACK.fullmatch(step):
-            done = stack[max(len(stack) - 2, 0)][1]
-            stack[max(len(stack) - 2, 0) :] = [(int(back[1]), done)]
+            before = stack[-2] if len(stack) > 1 else None
+            if before is not None and before[0] == int(back[1]):
+                stack.pop()
+            else:  # an error, which stands
+                stack.append((int(back[1]), (before or stack[-1])[1]))
             lines_T.append([])
             continue
         value, done = stack[-1]
