@@ -99,9 +99,8 @@ def check_texts(key: str, texts: Sequence[str], what: str):
 
 
 def check_list(key: str, values: Sequence, what: str):
-    is_list = isinstance(values, Sequence | np.ndarray) and not isinstance(
-        values, str | bytes
-    )  # no iterator, read once
+    # No iterator, which can be read only once.
+    is_list = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str | bytes)
     expect(is_list, key, values, f"a list of {what}")
 
 
