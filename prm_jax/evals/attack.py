@@ -74,8 +74,8 @@ def of_file(setup: Setup, cfg: Config) -> tuple:
     known_of = [[x for x in (*(s.labels or ()), s.outcome) if x is not None] for s in solutions]
     sound_of = {i: min(known) >= 0.5 for i, known in enumerate(known_of) if known}
     if len({*sound_of.values()}) < 2:
-        found = f"found {sum(sound_of.values())} right and {len(sound_of) - sum(sound_of.values())} wrong solutions"
-        raise InputError(f"{cfg.input}: labels, outcome: {found} of {len(solutions)}, expected some of both")
+        counts = f"found {sum(sound_of.values())} right and {len(sound_of) - sum(sound_of.values())} wrong solutions"
+        raise InputError(f"{cfg.input}: labels, outcome: {counts} of {len(solutions)}, expected some of both")
     drawn = sorted(np.random.default_rng(setup.cfg.seed).permutation([*sound_of])[: cfg.solutions])
     rows, sound_N = [(solutions[i].problem, solutions[i].steps) for i in drawn], np.array([sound_of[i] for i in drawn])
     return rows, sound_N, len(solutions) - len(sound_of), f"labels and outcomes of {cfg.input}", None
@@ -123,15 +123,18 @@ def run(setup: Setup, cfg: Config) -> dict:
     tables["worst"] = attacked(names if task else KEEPS_VERDICT)
     if task:
         tables["worst_wrong_line"] = attacked(names, wrong_line=True)
-    found = {}
+    by_tokens = {}
     if cfg.token_search.rounds:
         wrong = [row for row, sound in zip(rows, sound_N, strict=True) if not sound]
-        is_wrong = lambda problem, steps: task is None or not is_sound(task, problem, steps)
-        found = token_search.table(scorer, cfg.token_search, cfg.aggregator, wrong, is_wrong, setup.cfg.seed)
+
+        def is_wrong(problem: str, steps) -> bool:
+            return task is None or not is_sound(task, problem, steps)
+
+        by_tokens = token_search.table(scorer, cfg.token_search, cfg.aggregator, wrong, is_wrong, setup.cfg.seed)
     return {
         **describe(scorer), "aggregator": cfg.aggregator, "solutions": len(rows), "sound": int(sound_N.sum()),
         "left_out": left_out, "judged": judge, "exact": task is not None,
-        "before": numbers(before_N, before_N, sound_N, problems), "edits": tables, "token_search": found,
+        "before": numbers(before_N, before_N, sound_N, problems), "edits": tables, "token_search": by_tokens,
     }  # fmt: skip
 
 

@@ -46,11 +46,11 @@ def one_hot_gradient(model: PRM, batch, has_step_T, aggregator: str):
 
     def score(x_LD):
         # The row's own embeddings are the table, of which token l looks up row l.
-        own = jax.tree.map(lambda w: w, model)
-        own.embed = nnx.Param(x_LD)
+        copy = jax.tree.map(lambda w: w, model)
+        copy.embed = nnx.Param(x_LD)
         ids_BL = jnp.broadcast_to(jnp.arange(len(x_LD)), batch["pos"].shape)
-        x_BTD = own(ids_BL, batch["pos"], batch["visible_until"], batch["step_end"])
-        logit_T = good_logit(own.step_logits(x_BTD), model.cfg.head)[0]
+        x_BTD = copy(ids_BL, batch["pos"], batch["visible_until"], batch["step_end"])
+        logit_T = good_logit(copy.step_logits(x_BTD), model.cfg.head)[0]
         return rerank.aggregate(logit_T[None], has_step_T[None], aggregator, unit="logit")[0]
 
     grad_LD = jax.grad(score)(embed_VD[batch["ids"][0]])
@@ -130,8 +130,8 @@ def table(scorer, cfg: TokenSearch, aggregator: str, wrong: list, is_wrong: Call
     problems = np.array([problem for problem, _ in rows])
     numbers = {name: [float(x_N.mean()), *interval_of(np.mean, problems, seed, x_N)] for name, x_N in values.items()}
     names = "problem", "steps", "before", "after", "edited"
-    found = [dict(zip(names, (*row, *best), strict=True)) for row, (best, _) in zip(rows, made, strict=True)]
-    return {"solutions": len(rows), "keys": dataclasses.asdict(cfg), "numbers": numbers, "found": found}
+    texts = [dict(zip(names, (*row, *best), strict=True)) for row, (best, _) in zip(rows, made, strict=True)]
+    return {"solutions": len(rows), "keys": dataclasses.asdict(cfg), "numbers": numbers, "found": texts}
 
 
 def show(results: dict):
