@@ -202,6 +202,19 @@ def test_keys_and_named_texts_make_a_product(tiny, tmp_path):
             figures.run(["name=tiny", override])
 
 
+def test_an_arm_may_name_the_stage_that_it_rests_on(tiny, tmp_path):
+    kinds = {"plain": "checkpoint={prm}", "other": "checkpoint={orm}"}
+    lines = {"prm": "train.py seed={seed}", "orm": "train.py objective=orm outcome_at=tokens seed={seed}"}
+    lines["pool"] = "evaluate.py task=best_of_n {kind} seed={seed}"
+    write_figure(tmp_path / "conf", sweep={"kind": kinds, "seed": [0, 1]}, stages=lines)
+    stages, _ = pipeline.make_stages(pipeline.read_definition("tiny"), {}, tiny, {})
+    needs = {stage.name: [x.name for x in stage.needs] for stage in stages["pool"]}
+    assert needs == {
+        f"pool_{kind}_{s}": [f"{'prm' if kind == 'plain' else 'orm'}_{s}"] for kind in kinds for s in (0, 1)
+    }
+    assert f"checkpoint={stages['orm'][1].folder}" in stages["pool"][3].overrides
+
+
 def test_what_two_lines_or_figures_have_in_common_is_made_once(tiny, tmp_path, capsys):
     """seed=0 is the default, so both lines are one command; the folder has the first one's name, and others find it there."""
     stages = {"first": "train.py seed={seed}", "second": "train.py", "pool": "evaluate.py checkpoint={second}"}

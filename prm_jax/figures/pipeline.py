@@ -2,7 +2,7 @@
 
 A figure is a file of conf/figure. `stages` are command lines; `{prm}` in one is the folder of the stage `prm`, `{seed}`
 a value of the sweep key `seed`, and a line gives one stage for each combination of the sweep keys that it names. A line
-uses lines above it; a reference to one that has more sweep keys means all its folders, joined by commas.
+and its sweep keys' texts use lines above it; a line of more sweep keys means all of its folders, joined by commas.
 
 `data` names files that a figure needs and this repository does not ship: {override: path below PRM_JAX_DATA}.
 
@@ -189,6 +189,7 @@ def make_stages(figure: Definition, overrides: dict[str, str], root: Path, folde
     for name, line in figure.stages.items():
         line = Line(line) if isinstance(line, str) else line
         words = REFERENCE.findall(line.run)
+        words += [x for word in words for text in table.get(word, {}).values() for x in REFERENCE.findall(text)]
         for word in words:
             known = f"a stage above it ({', '.join(made) or 'none'}) or a key of `sweep` ({', '.join(table)})"
             expect(word in made or word in table, f"stages.{name}", f"{{{word}}}", known)
@@ -228,8 +229,8 @@ def make_stage(line, sweep: dict, text: str, table: dict, below: dict, overrides
     def agrees(stage: Stage) -> bool:
         return all(sweep.get(key, x) == x for key, x in stage.sweep.items())
 
-    used = {name: list(filter(agrees, stages)) for name, stages in below.items()}
     text = REFERENCE.sub(lambda match: table[match[1]][sweep[match[1]]] if match[1] in sweep else match[0], text)
+    used = {name: list(filter(agrees, stages)) for name, stages in below.items() if f"{{{name}}}" in text}
     command, *words = shlex.split(text)
     words = [word for word in words if word.split("=")[0] not in overrides]
     words += [f"{key}={value}" for key, value in overrides.items()]
