@@ -96,9 +96,13 @@ def right_window(score: Sequence[float], error: int) -> tuple[float, float]:
 
 def f1_curve(low, high, is_wrong, thresholds) -> np.ndarray:
     """F1 at every threshold. A solution is right where its window (low, high] holds it. is_wrong: has an error."""
-    is_right = (low[:, None] < thresholds) & (thresholds <= high[:, None])
-    unknown = np.full(len(thresholds), np.nan)
-    a, b = (is_right[x].mean(0) if x.any() else unknown for x in (is_wrong, ~is_wrong))
+    low = np.minimum(low, high)  # an empty window holds no threshold
+
+    def accuracy(x):
+        n_right = np.searchsorted(np.sort(low[x]), thresholds) - np.searchsorted(np.sort(high[x]), thresholds)
+        return n_right / x.sum() if x.any() else np.full(len(thresholds), np.nan)
+
+    a, b = accuracy(is_wrong), accuracy(~is_wrong)
     return np.divide(2 * a * b, a + b, out=np.where(np.isnan(a + b), np.nan, 0.0), where=a + b > 0)
 
 

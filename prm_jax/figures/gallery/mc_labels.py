@@ -9,12 +9,10 @@ KINDS = {  # {line of the figure: its name}
     "exact": "exact correctness",
     "value": "exact value",
     "soft_8": "soft, K = 8",
-    "soft_2": "soft, K = 2",
     "soft_8_noisy": "soft, K = 8, noisy checker",
     "hard_8": "hard, K = 8",
-    "hard_2": "hard, K = 2",
+    "hard_8_masked": "hard, K = 8, to the first 0",
     "hard_8_noisy": "hard, K = 8, noisy checker",
-    "ratio_8": "ratio, K = 8",
     "td": "TD(.8), no completions",
 }
 HOWS = ("last", "min", "prod", "mean")
