@@ -69,20 +69,15 @@ def draw_untaught(line: Callable, pool: dict, n: int):
         line(share, color=GREY, linewidth=0.8, linestyle=DASHES[name])
 
 
-def best_of_n_differences(title: str, pairs: list[tuple[dict, str, str]], n: int) -> str:
-    """Says the paired differences a - b of best-of-n of each run's (results, a, b), as results.json has them."""
+def differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[Stage], n: int) -> str:
+    """Says the paired differences of best-of-n between the verifiers of two stages on one pool, a pair a seed."""
     runs = []
-    for results, a, b in pairs:
-        test = next(d for d in results["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n)
+    for pair in zip(a_stages, b_stages, strict=True):
+        a, b = (selection(pool, scorer_of(pool, stage)) for stage in pair)
+        test = next(d for d in pool["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n)
         sign = 1 if test["a"] == a else -1
         runs.append(signed(sign * test["difference"], *sorted(sign * x for x in test["interval"])))
     return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
-
-
-def differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[Stage], n: int) -> str:
-    """Says the paired differences of best-of-n between the verifiers of two stages on one pool, a pair a seed."""
-    a, b = ([selection(pool, scorer_of(pool, stage)) for stage in stages] for stages in (a_stages, b_stages))
-    return best_of_n_differences(title, [(pool, *pair) for pair in zip(a, b, strict=True)], n)
 
 
 def signed(x: float, low: float, high: float) -> str:

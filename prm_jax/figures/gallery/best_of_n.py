@@ -1,19 +1,14 @@
 """Problems solved against n, and by a solution without a wrong step: a PRM, an ORM, votes, the oracle."""
 
 from prm_jax.figures.best_of_n import draw_best_of_n
-from prm_jax.figures.paper import Stages, best_of_n_differences, results_at, selection
+from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.style import Drawn, floats
 
 
 def draw(stages: Stages) -> Drawn:
-    results = results_at(stages["pool"])
-    first, drawn = results[0], draw_best_of_n(results)
-    n = min(16, first["n_candidates"])
-    prm, orm, *_ = (selection(first, scorer) for scorer in first["headline"])  # and what nobody taught
-    others = {"PRM - ORM": orm, "PRM - majority vote": "majority"}
-    drawn.statements = [best_of_n_differences(title, [(r, prm, b) for r in results], n) for title, b in others.items()]
+    drawn = draw_best_of_n(results_at(stages["pool"]))
     series = dict.fromkeys(row["series"] for row in drawn.rows if row["panel"] == "solved")
-    drawn.statements += [peak(drawn, name) for name in series]
+    drawn.statements = [peak(drawn, name) for name in series]
     return drawn
 
 
