@@ -485,6 +485,10 @@ def test_a_drawing_has_the_mean_of_the_runs_and_their_range(tmp_path):
     _, table = paper.draw(gallery.drawing("best_of_n"), "x", made_up_best_of_n(), {}, tmp_path)
     row = next(r for r in csv.DictReader(table.open()) if r["series"] == "PRM (prod)" and r["x"] == "2.0")
     assert [float(row[key]) for key in ("y", "low", "high")] == pytest.approx([0.3, 0.2, 0.4])
+    drawn = gallery.drawing("best_of_n")(made_up_best_of_n())  # of more than two scorers
+    assert drawn.spread == "thin lines: runs, beside the curves, at n = 4: 95 % t intervals of their mean"
+    said = " ".join(gallery.drawing("supervision")(made_up_supervision()).statements)
+    assert all(f"2,000 solutions: {a} - {b}" in said for a, b in ("ab", "bc", "ac"))
     told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 3)]
     assert told == ["a - b: +0.100 (1 run)", "a - b: +0.200 [+0.100, +0.300] (lowest to highest, 3 runs)"]
     # .5 to .7 as labels grow fourfold: .6 is worth twice as many, .45 those of a 2^-.5.

@@ -39,9 +39,8 @@ def best_of_n_curves(results: dict, folder: Path) -> Path:
     """Draws the curves of one pool; intervals are bootstraps over problems, of several seeds t intervals of their mean."""
     runs, N, text = by_seed(results), list(results["oracle"])[-1], "95 % bootstrap intervals over problems"
     drawn, many = draw_best_of_n(runs), len(results["scorers"]) > 2
-    text = f"beside the curves: {text} at n = {N}, in the legend's order" if many else f"bands: {text}"
-    text = drawn.spread if len(runs) > 1 else text
-    return save(drawn.figure, folder / "best_of_n.png", pool_text(results, text), results)
+    text = f"beside the curves, at n = {N}: {text}" if many else f"bands: {text}"
+    return save(drawn.figure, folder / "best_of_n.png", pool_text(results, drawn.spread if runs[1:] else text), results)
 
 
 def by_seed(results: dict) -> list[dict]:
@@ -69,6 +68,7 @@ def draw_best_of_n(runs: list[dict]) -> Drawn:
     rows, columns = (2, 2) if len(titles) == 3 else (1, len(titles))  # three in a row are not legible on a phone
     figure, axes_RC = panels(rows, columns, 4.1 if rows == 1 else 5.9, sharey=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, exact over all subsets")
+    drawn.spread = drawn.spread.replace("bands", f"beside the curves, at n = {N}") if many else drawn.spread
     panel, handles = dict(zip(titles, axes_RC.ravel(), strict=False)), {}
 
     def curve(column, rule, series, tables, style, place):

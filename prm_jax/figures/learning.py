@@ -44,7 +44,7 @@ def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cos
         panel.set_xlabel("thousand policy tokens" if panel in axes[-1] else "")
     if any(cost_S):
         mean_X = np.mean([run["eval_pass_at_1"] for run in runs], 0)
-        axes[0, 0].plot(tokens + np.mean(cost_S) / 1e3, mean_X, ":", color=style["color"])
+        axes[0, 0].plot(tokens + np.mean(cost_S) / 1e3, mean_X, **style | {"linestyle": ":"})
 
 
 def learning_figure(folder: Path, cost: int, summary: dict) -> Path:

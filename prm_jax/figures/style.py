@@ -21,7 +21,7 @@ STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "
 SAVED = {"figure.dpi": 150, "figure.constrained_layout.use": True, "savefig.bbox": "tight"}
 plt.rcParams.update(STYLE | SAVED)
 
-# Okabe-Ito, distinct for every colour vision, ordered so that neighbours differ in lightness too; each with a marker.
+# Okabe-Ito, distinct for every colour vision; several are as light as another, so in grey their markers and dashes tell them apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = tuple(zip(COLOURS, "os^DvPX", strict=True))
 BLUE, ORANGE, GREY = *COLOURS[:2], "#666666"

@@ -6,7 +6,7 @@ from prm_jax.figures.paper import Stages, mean_difference, results_at, run_of, v
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
 WRITES, ALONE, ITSELF = "critic", "critic, verdict alone", "policy's own P(Yes)"
-FEW, FULL, MANY = "PRM", "critic, 8,000 solutions", "PRM, 8,000 solutions"
+FEW, FULL, MANY = "PRM", "critic, all labels", "PRM, all labels"
 TITLES = {"plain": "plain lines", "merged": "merged lines"}
 PAIRS = ((WRITES, ALONE), (WRITES, FEW), (FULL, MANY))
 

@@ -13,7 +13,7 @@ IN_WORDS = list(PANELS)[:6]  # panels of the statements
 
 def draw(stages: Stages) -> Drawn:
     figure, axes = panels(4, 2, 9.0, sharex=True)
-    text = "Each point is an evaluation on problems that no policy learns from; dotted: behind the PRM's samples"
+    text = "Evaluations on problems that no policy learns from; dotted: behind the PRM's samples; proxy: of each arm's own scale"
     drawn, arms = Drawn(figure, text), values_of(stages["policy"], "reward")
     drawn.spread = "thin lines: runs, whose intervals are in the table"
     for i, kind in enumerate(arms):

@@ -26,7 +26,7 @@ def draw(stages: Stages) -> Drawn:
         draw_untaught(axes[0, column].axhline, pool, n)
         lucky = stage_at[kinds[0], samples[0], seeds[0]].results()["counts"]["lucky_share_of_right_answers"]
         drawn.statements.append(f"{task}: {lucky:.3f} of the right answers hold a wrong step")
-        for a, b in itertools.pairwise(kinds):
+        for a, b in itertools.combinations(kinds, 2):
             pair = ([stage_at[kind, samples[-1], seed] for seed in seeds] for kind in (a, b))
             drawn.statements.append(differences(f"{task}, {samples[-1]:,} solutions: {a} - {b}", pool, *pair, n))
     drawn.legend_above(axes[0, 0], len(kinds))

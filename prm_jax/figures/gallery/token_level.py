@@ -16,7 +16,7 @@ def draw(stages: paper.Stages) -> Drawn:
     n = pool["n_candidates"]
     figure, ((curves, auroc, best),) = panels(1, 3, 3.1)
     drawn = Drawn(figure, f"{pool['n_problems']} problems x {n} samples; the last checkpoint of each run")
-    drawn.text += f"; {paper.UNTAUGHT}"
+    drawn.text += f"; loss: of each model's own objective; {paper.UNTAUGHT}"
     auroc_of = {s: x["solutions"][pool["headline"][s]]["auroc"] for s, x in pool["calibration"].items()}
     for i, kind in enumerate(kinds):
         logs = [read_log(stage_at[kind, lengths[-1], seed].folder / "metrics.jsonl")[0] for seed in seeds]

@@ -30,7 +30,7 @@ def draw(stages: Stages) -> Drawn:
     share = first["chosen"]["abstain"]["share"]
     for rule in first["chosen"]["abstain"]["error"]:
         y_SX = floats([r["chosen"]["abstain"]["error"][rule] for r in results])
-        style = style_of(rule, first) | {"marker": ""}
+        style = style_of(rule, first) | {"markevery": 4}
         drawn.curve(right, "abstaining", name_of(rule), share, y_SX, style, band=False)
         mean, low, high = over_seeds(y_SX)
         all_, some = (f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share))))
