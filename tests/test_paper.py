@@ -121,6 +121,18 @@ def test_the_gallery_says_what_the_tables_say(name):
         assert numbers in path.read_text(), f"{path}: {numbers}"
 
 
+def test_every_picture_of_the_gallery_has_a_verdict():
+    text = (ROOT / "docs/gallery.md").read_text()
+    rows = re.findall(r"(?m)^\| \[.*?name=(\w+).*?\| (?:[^|]*) \| ([a-z ]+?)[:,(|].*$", text)
+    assert sorted(name for name, _ in rows) == sorted(re.findall(r"]\(gallery/(\w+).png\)", text))
+    assert {verdict.strip().split(" for ")[0] for _, verdict in rows} <= {
+        "seen",
+        "not as expected",
+        "undecided",
+        "not answered",
+    }
+
+
 def test_stages_are_made_once_in_order_and_know_each_others_folders(tiny, capsys):
     figures.run(["name=tiny", "jobs=3"])
     done = made(tiny)
