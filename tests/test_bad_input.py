@@ -163,6 +163,9 @@ ROWS = {
 # (command line, message): keys, paths, and files that are wrong as a whole.
 LINES = [
     ("train lrr=1", r"lrr: no such key in the configuration; did you mean optimizer.lr\?"),
+    ("train output_dir=1", r"did you mean hydra.run.dir\?"),
+    ("train report_to=wandb", r"did you mean wandb\?"),
+    ("train lora_r=1", r"did you mean lora.rank\?"),
     ("train optimizer.lrr=1", r"did you mean optimizer.lr\?"),
     ("evaluate task=witness aggregator=min", r"aggregator: no such key in the configuration; did you mean witness.aggregator\?"),
     ("train model.NEWFIELD=3", r"model.NEWFIELD: no such key in the configuration; --help lists every key"),

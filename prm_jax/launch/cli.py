@@ -39,11 +39,12 @@ active_sweeps: list[tuple[Path, TextIO | None]] = []
 SYNONYMS = {
     "optimizer.lr": "lr learning_rate", "steps": "epochs num_epochs num_train_epochs max_steps", "optimizer.warmup": "warmup_ratio",
     "batch.rows": "batch_size per_device_train_batch_size", "batch.accumulate": "gradient_accumulation_steps",
-    "init": "model_name model_name_or_path", "batch.tokens": "max_length max_seq_length", "data.hub": "dataset dataset_name",
+    "init": "model_name model_name_or_path", "batch.tokens": "max_length max_seq_length", "data.hub": "dataset dataset_name", "lora.rank": "lora_r",
     "input": "pool problems questions questions.file file", "data=jsonl data.path": "input problems questions file train_file", "checkpoint": "policy verifier",
-    "eval.every": "eval_steps", "checkpoint_every": "save_steps", "log_every": "logging_steps", "model.dtype": "bf16 fp16 dtype", "model.remat": "gradient_checkpointing",
+    "eval.every": "eval_steps eval_strategy", "checkpoint_every": "save_steps save_strategy", "log_every": "logging_steps", "model.dtype": "bf16 fp16 dtype", "model.remat": "gradient_checkpointing",
     "optimizer.trainable": "use_peft", "optimizer.clip": "max_grad_norm", "optimizer.b1": "adam_beta1", "optimizer.b2": "adam_beta2", "model.head": "num_labels",
     "resume": "resume_from_checkpoint", "data.hub_split": "dataset_train_split split", "lora.targets": "lora_target_modules target_modules",
+    "hydra.run.dir": "output_dir", "optimizer.final_lr": "lr_scheduler_type", "wandb": "report_to", "model.head_dropout": "disable_dropout",
 }  # fmt: skip
 
 
@@ -214,7 +215,7 @@ def hint_at(key: str, config_name: str, words: list[str]) -> str:
                 return f"it is a key of {data}"
     keys = [name for name, _ in flatten(cfg) if name != key]
     for ours, theirs in SYNONYMS.items():
-        if key in theirs.split() and ours.split("=")[0] in {*keys, *cfg}:
+        if key in theirs.split() and ours.split("=")[0] in {*keys, *cfg, "hydra.run.dir"}:
             return f"did you mean {ours}?"
     last = {name.split(".")[-1]: name for name in keys}
     close = difflib.get_close_matches(key, keys, n=1, cutoff=0.8)
@@ -223,9 +224,8 @@ def hint_at(key: str, config_name: str, words: list[str]) -> str:
         return f"did you mean {close[0]}?"
     line = re.compile(rf"(?m)^{re.escape(key)}s?:")
     tasks = sorted(path.stem for path in CONF.glob("task/*.yaml") if line.search(path.read_text()))
-    return (
-        f"it is a key of task={', '.join(tasks)}" if tasks and config_name == "evaluate" else "--help lists every key"
-    )
+    is_of_task = tasks and config_name == "evaluate"
+    return f"it is a key of task={', '.join(tasks)}" if is_of_task else "--help lists every key"
 
 
 def command_name(config_name: str) -> str:
