@@ -309,6 +309,8 @@ def test_the_shared_stream_holds_every_solution_once_an_epoch(rng):
     source[0]
     assert sorted(i for pack in source.packs for i in pack) == list(range(50))
     assert "padding" in source.summary()
+    source, longest = TrainingRows(examples, make_plan(examples, 64), 3), max(len(e.ids_L) for e in examples)
+    assert source.summary().endswith(f"; {source.ends[0]} rows an epoch, the longest solution {longest} tokens")
 
 
 def test_targets_of_each_objective():

@@ -217,7 +217,6 @@ def make_plan(examples: Sequence[Encoded], row_tokens: int, share: bool = False,
 
 def training_width(examples: Sequence[Encoded], share: bool) -> int:
     """`choose_width` for training rows, which are filled in random order."""
-
     singles = make_groups(examples, 0, False)
 
     def rows(width):
@@ -273,10 +272,12 @@ class TrainingRows:
         return number + (i - start) / (end - start)
 
     def summary(self) -> str:
-        """One line with the shape of the rows, their padding, and the gain by shared prefixes."""
+        """One line with the shape and number of the rows, their padding, and the gain by shared prefixes."""
         self[0]  # plans the first epoch
         places, needed = self.ends[0] * self.plan.row_tokens, sum(group.tokens for group in self.plan.groups)
         text = f"batches     rows of {self.plan.row_tokens} tokens, one shape; {1 - needed / places:.1%} padding"
+        longest = f", the longest solution {max(group.tokens for group in self.plan.groups):,} tokens"
+        text += f"; {self.ends[0]:,} rows an epoch" + longest * (len(self.plan.groups) == len(self.examples))
         if self.plan.share:
             text += f"; {sum(len(e.ids_L) for e in self.examples) / needed:.2f} tokens of solutions a computed token"
         return text
