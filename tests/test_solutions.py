@@ -186,6 +186,14 @@ def test_missing_field_is_named_beside_those_found(tmp_path):
     with pytest.raises(InputError) as error:
         read(path, "native")
     assert str(error.value) == f"{path} line 1: completions: missing, expected a list; found prompt, completion"
+    path = jsonl(tmp_path, {"problem": "p", "steps": ["a"], "label": 1})
+    with pytest.raises(InputError) as error:
+        read(path, "native", labels_required=True)
+    assert str(error.value) == f"{path} line 1: labels: missing, expected a list; found problem, steps, label"
+    with pytest.raises(InputError, match="line 1: steps: found 'a', expected a list"):
+        read(jsonl(tmp_path, {"problem": "p", "steps": "a"}), "native")
+    (solution,), _ = read(jsonl(tmp_path, {"problem": "p", "steps": ["a"], "prompt": "q"}), "native")
+    assert (solution.problem, solution.steps) == ("q", ("a",))
 
 
 @pytest.mark.parametrize(

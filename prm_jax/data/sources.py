@@ -38,11 +38,13 @@ def native(row: dict, row_id: str, counts, *, labels_required: bool, from_hub: b
     if is_pool(row):
         require(not labels_required, "labels", None, "those of steps, but a pool has none: prm_jax.labeling makes them")
         return solutions_of(problem_of(row))
-    row = {"prompt": row["problem"], "completions": row["steps"]} | row if {"problem", "steps"} <= row.keys() else row
-    if from_hub and row.get("completions") == []:
+    is_ours = {"problem", "steps"} <= row.keys()
+    prompt = "problem" if is_ours and "prompt" not in row else "prompt"
+    completions = "steps" if is_ours and "completions" not in row else "completions"
+    if from_hub and row.get(completions) == []:
         counts["rows_without_steps_dropped"] += 1
         return []
-    problem, steps, ratings = field(row, "prompt", str), texts(row, "completions"), optional(row, "ratings", list)
+    problem, steps, ratings = field(row, prompt, str), texts(row, completions), optional(row, "ratings", list)
     labels = field(row, "labels", list) if labels_required else optional(row, "labels", list)
     labels, ratings = labels and tuple(map(_probability, labels)), ratings and tuple(ratings)
     outcome, answer, task = _probability(row.get("outcome")), optional(row, "answer", str), optional(row, "task", str)
