@@ -336,7 +336,7 @@ def test_raw_responses_are_split_as_asked_and_never_by_a_guess(monkeypatch, tmp_
     (row,) = map(json.loads, Path("run/scores.jsonl").read_text().splitlines())
     assert len(row["scores"]) == 2 and row["scores"][0] > 0 > row["scores"][1]
     refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=a", "input=raw.jsonl")
-    assert "split_by: got None, expected how to split the responses of raw.jsonl" in refused
+    assert "split_by: got None, expected how to split the responses of raw.jsonl: line, blank, " in refused
     refused = call(evaluate.main, monkeypatch, *score[:-1], "hydra.run.dir=b", "input=steps.jsonl", "split_by=line")
     assert "split_by: got 'line', expected null: steps.jsonl has steps" in refused
     Path("texts.jsonl").write_text(

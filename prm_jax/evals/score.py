@@ -37,7 +37,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     is_pool = pools.is_pool(first)
     is_split = "candidates" in first or not is_pool and bool({"steps", "completions"} & first.keys())
     is_raw = not (is_pool or is_split) and bool({"response", "solution", "text"} & first.keys())
-    expect(cfg.split_by or not is_raw, "split_by", None, f"how to split the responses of {cfg.input}")
+    expected = f"how to split the responses of {cfg.input}: {', '.join(sources.OPTIONS['split_by'])}"
+    expect(cfg.split_by or not is_raw, "split_by", None, expected)
     expect(not (cfg.split_by and is_split), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
     read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
     reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
