@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,11 @@ import numpy as np
 import pytest
 from conftest import ROOT, TINY
 from flax import nnx
+from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import folders, hf, hf_config
-from prm_jax.checkpoints.card import serving
+from prm_jax.checkpoints.card import model_card, serving
 from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import TwoTokenHead
@@ -899,3 +901,11 @@ def test_a_quarter_of_a_billion_parameters_load_in_little_memory(tmp_path):
     print(f"{size / 2**20:.0f} MiB, peak {peak / size:.3f} of it, {seconds:.1f} s")
     assert size == sum(map(math.prod, names.values())) * 2 > 0.5e9 and dtypes == ["bfloat16"]
     assert peak < 1.1 * size
+
+
+def test_a_card_names_files_of_data_without_their_folders():
+    data = {"path": ["/home/ann/a.jsonl", "rows/b.jsonl"], "test_path": "/home/ann/t.jsonl", "hub": "me/rows"}
+    run = OmegaConf.create({"objective": "lm", "init": "embedded", "format": {"name": "plain"}, "data": data})
+    card = model_card("x", 1, types.SimpleNamespace(head="none"), run, {"finished": True}, None)
+    assert "ann" not in card
+    assert all(f'"{name}"' in card for name in ("a.jsonl", "rows/b.jsonl", "t.jsonl", "me/rows"))

@@ -1,6 +1,7 @@
 """Writes the README.md of an export: what the model scores, how to serve it, its data, metrics and versions."""
 
 import json
+import re
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -94,7 +95,7 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
         sections = {"Use": code(name, cfg, fmt), "Use elsewhere": serving(cfg, tag)}
     sections |= {
         "Format of its input": as_block(config.format),
-        "Data": as_block(config.data),
+        "Data": re.sub(r'"/[^"]*/', '"', as_block(config.data)),  # names of files, not their folders on this machine
         "Metrics": "Of the run, on its validation split where the name begins with eval; "
         f"this is step {step}. {unfinished}\n\n| number | value |\n|---|---|\n{metrics}",
         "Made with": "\n".join(f"- {k}: {v}" for k, v in summary.get("versions", run_folder.versions()).items()),
