@@ -181,7 +181,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     opt = training.make_optimizer(model, cfg.optimizer, cfg.steps)
     n_all, n_trained = (sum(x.size for x in jax.tree.leaves(nnx.state(model, which))) for which in (..., opt.wrt))
     print(f"model       {n_all:,} parameters, {n_trained:,} of them train, computed in {model.cfg.dtype}")
-    print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {jax.process_count()} processes")
+    n = jax.process_count()
+    print(f"devices     {jax.sharding.get_mesh().size} of {platform()} in {n} process{'es' * (n > 1)}")
     save_description(texts / "model", model.cfg, tokenizer)
 
     together = STEP_LOSSES[cfg.loss.step].together

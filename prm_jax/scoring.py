@@ -202,7 +202,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.nd
     if before:
         print(f"scored      {before} of {total} solutions before, in {path}")
     if has_stats and scorer.stats.solutions:
-        print(scorer.stats.summary())
+        print(f"{scorer.stats.summary()}; by {scorer.name}")
     return stored_scores(path)
 
 

@@ -58,7 +58,7 @@ def test_a_score_that_is_no_number_is_an_error_that_names_verifier_and_problem(v
         score(broken, [("What is 2 + 3?", ("2 + 3 = 5",))], 1, 64)
 
 
-def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path):
+def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, tmp_path, capsys):
     """Candidates of one problem, some with common first steps, scored as a tree, in small chunks, and each alone."""
     trunk = random_rows(rng, 3)
     rows = [(p, (*steps[:k], *more)) for p, steps in trunk for k in (1, 2) for _, more in random_rows(rng, 4)]
@@ -67,6 +67,7 @@ def test_shared_prefixes_and_chunks_change_no_score(verifier, rng, monkeypatch, 
     monkeypatch.setattr(scoring, "CHUNK", 7)
     verifier = dataclasses.replace(verifier, batch_rows=4, row_tokens=256)
     score_into(tmp_path / "s.jsonl", verifier, ((str(i), *row) for i, row in enumerate(rows)), len(rows))
+    assert capsys.readouterr().out.endswith("shapes compiled; by tiny\n")  # of several verifiers each line has its name
     stream = stored_scores(tmp_path / "s.jsonl")
     for row, mine, chunked in zip(rows, together, stream, strict=True):
         (alone,) = score(verifier, [row], 1, 256)

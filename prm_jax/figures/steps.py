@@ -39,7 +39,7 @@ def step_figures(results: dict, folder: Path) -> list[Path]:
     if exact := {run_names(runs): runs for _, runs, _ in groups if all("value_depth" in run for run in runs)}:
         drawn, n, data = draw_value_depth(exact), len(results["runs"]), results["runs"][0]["data"]
         text = "; bands: 95 % bootstrap intervals over problems, of several seeds 95 % t intervals of their mean"
-        text += f"; {data['name']} data, values of its noisy solver or of exact play; {n} run{'s' * (n > 1)}"
+        text += f"; {data['name']} data; value: P(right answer from here) by its noisy solver or exact play; {n} run{'s' * (n > 1)}"
         pages += [save(drawn.figure, folder / "value_depth.png", drawn.text + text, results)]
     return pages
 
@@ -105,7 +105,7 @@ def errors_figure(runs: list[dict], results: dict, path: Path) -> Path:
         bars = f"lowest to highest of {n} runs" + "; left their mean" * bool(steps)
     text = f"{drawn.text}; bars: {bars}; {run_names(runs)}; {runs[0]['data']['name']} data"
     counts = [f"{kind} {row['n']}" for step in steps[-1:] for kind, row in learning[0][step].items()]
-    text += f"; left: {', '.join(counts)}" * bool(counts)
+    text += f"; left, in the same colours: {', '.join(counts)}" * bool(counts)
     return save(figure, path, text, results)
 
 
