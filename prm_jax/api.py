@@ -30,16 +30,15 @@ Steps = Sequence[str]  # a solution
 
 
 def load(
-    checkpoint: str | Path | None = None, format: str = "auto", aggregator: str | None = None, **options
+    checkpoint: str | Path | None = None, format: str | dict = "auto", aggregator: str | None = None, **options
 ) -> "Verifier":
     """Opens a verifier by the name that every command takes as `checkpoint`: a run's folder, a Hugging Face folder or hub
-    name, `embedded_orm`, ...; None: the newest finished run under runs/. `format` and the fields of OpenOptions (`which`,
-    `dtype`, `rows`, `reference`, ...) are the keys of conf/evaluate.yaml; `aggregator`, a name of rerank.AGGREGATORS,
-    makes one score of a solution's step scores, by default `last` for an outcome model and else `min`."""
-    formats = sorted(path.stem for path in CONF.glob("format/*.yaml"))
-    for key, value, names in (("format", format, formats), ("aggregator", aggregator or "min", [*AGGREGATORS])):
-        expect(value in names, key, value, ", ".join(names))
-    options = parse(options, OpenOptions, format=read_format(format))
+    name, ...; None: the newest finished run under runs/. `format` (a name, or {"name": NAME, KEY: VALUE}) and the fields of
+    OpenOptions (`which`, `dtype`, `rows`, `reference`, ...) are the keys of conf/evaluate.yaml; `aggregator`, a name of
+    rerank.AGGREGATORS, makes one score of a solution's, by default `last` for an outcome model and else `min`."""
+    expect(aggregator in (None, *AGGREGATORS), "aggregator", aggregator, ", ".join(AGGREGATORS))
+    changes = format if isinstance(format, dict) else {"name": format}
+    options = parse(options, OpenOptions, format=read_format(**{"name": "auto"} | changes))
     cli.use_compilation_cache()
     name = str(run_folder.newest_run()) if checkpoint is None else str(checkpoint)
     check_there(name, options.which)
@@ -54,6 +53,9 @@ class Verifier:
 
     def __init__(self, scorer: Scorer, aggregator: str | None = None):
         self.scorer, self.aggregator = scorer, aggregator or default_aggregator(scorer)
+
+    def __repr__(self):
+        return f"Verifier({self.scorer.name!r}, {self.scorer.label_kind} labels, ranks by {self.aggregator})"
 
     def score(self, problem: str | Sequence[str], steps: Steps | Sequence[Steps]) -> np.ndarray | list[np.ndarray]:
         """The probability that each step is good, float64 p_T; of an outcome model that the answer will be right, read at

@@ -49,7 +49,7 @@ class ModelConfig:
     qkv_bias: bool  # Qwen2 has biases on q, k, v only
     tied: bool  # the vocabulary logits reuse the embedding
     family: str = "qwen2"  # model_type of the config.json; the fields say what is computed, this only what it is called
-    max_positions: int = 32_768  # longest row the model was made for (max_position_embeddings); exports alone use it
+    max_positions: int = 32_768  # longest row the model was made for (max_position_embeddings)
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3: queries and keys are normed, head by head, before the rotation

@@ -93,6 +93,7 @@ class ModelScorer:
     likelihood: bool = False
     output: int | None = None  # of the step head, in place of the log-odds that the step is good
     stats: ScoringStats = dataclasses.field(default_factory=ScoringStats)
+    noted: bool = False  # that a solution is longer than the model was made for
 
     @property
     def unit(self) -> str:
@@ -133,6 +134,9 @@ class ModelScorer:
         check_divides(self.model.cfg, self.batch_rows, "batch.rows")
         sequences = [e.ids_L for e in encoded]
         longest = max(map(len, sequences))
+        if longest > (positions := self.model.cfg.max_positions) and not self.noted:
+            print(f"note        a solution has {longest:,} tokens; {self.name} was made for at most {positions:,}")
+            self.noted = True
         if self.row_tokens:
             self.row_tokens = doubled(self.row_tokens, longest)
         else:

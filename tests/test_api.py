@@ -45,6 +45,27 @@ def test_a_verifier_scores_steps_of_one_problem_and_of_many(verifier):
     np.testing.assert_allclose(several[1], 1 / (1 + np.exp(-wrong_T.astype(float))), atol=1e-6)
 
 
+def test_a_format_is_a_name_or_a_name_with_changes(tmp_path, capsys):
+    assert repr(prm_jax.load("random")) == "Verifier('random', unknown labels, ranks by min)"
+    folder = prm_jax.checkpoints.hf.SHIPPED["embedded_orm"]
+    for file in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / file).write_bytes((folder / file).read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({key: x for key, x in config.items() if key != "prm_jax"}))
+    apart = prm_jax.load(tmp_path, format={"name": "plain", "separator": "\n\n"})
+    assert (apart.scorer.format.name, apart.scorer.format.separator) == ("plain", "\n\n")
+    named = prm_jax.load(f"plain:{tmp_path}")
+    assert named.scorer.format.separator == "\n" and (named.score("1?", ["a"]) != apart.score("1?", ["a"])).all()
+    for name, format, message in (
+        (tmp_path, {"name": "plain", "separatr": " "}, "format.separatr: unknown key; did you mean format.separator"),
+        (tmp_path, "plane", "format: got 'plane', expected acemath_rm, .*, plain"),
+        (tmp_path / "config.json", "plain", "config.json: is a file, expected its folder"),
+        ("plain:nowhere", "auto", "nowhere: no such folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            prm_jax.load(name, format=format)
+
+
 def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
     problem, right, wrong = LAST_DECIDES
     solutions = [[], wrong, right, wrong]

@@ -25,7 +25,7 @@ import evaluate
 from prm_jax import InputError, tasks
 from prm_jax.checkpoints import verifiers
 from prm_jax.checkpoints.open import open_checkpoint
-from prm_jax.checkpoints.verifiers import OpenOptions, critic_of, needs_folder, open_verifier
+from prm_jax.checkpoints.verifiers import OpenOptions, members_of, needs_folder, open_verifier, with_format
 from prm_jax.critics import execution
 from prm_jax.critics.critic import Critic, combine
 from prm_jax.critics.execution import run_code
@@ -229,10 +229,12 @@ def test_beside_critics_a_prm_keeps_its_own_format(capsys):
     assert scorer.objective == "orm" and "has a step head, so it is no critic" in capsys.readouterr().out
 
 
-def test_a_critic_is_named_with_its_format_where_others_are_read_otherwise(tmp_path):
-    assert critic_of("lab_critic:embedded") == (read_format("lab_critic"), "embedded")
-    assert critic_of("judge:http://localhost:9")[1] == "http://localhost:9"
-    assert [critic_of(x) for x in ("http://localhost:9", "plain:embedded", "runs/a:b", "checker-0.05-3")] == [None] * 4
+def test_a_verifier_is_named_with_its_format_where_others_are_read_otherwise():
+    assert with_format("lab_critic:embedded") == (read_format("lab_critic"), "embedded")
+    assert with_format("judge:http://localhost:9")[1] == "http://localhost:9"
+    assert [with_format(x) for x in ("http://localhost:9", "runs/a:b", "checker-0.05-3")] == [None] * 3
+    assert with_format("trl:runs/a") == (read_format("trl"), "runs/a")
+    assert members_of("mean:[trl:a, b]") == ["a", "b"] and members_of("trl:a") == ["a"]
     assert [needs_folder(x) for x in ("runs/a", "lab_critic:runs/a", "http://x", "random")] == [
         True,
         False,

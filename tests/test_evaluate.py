@@ -250,7 +250,8 @@ def test_an_outcome_model_ranks_solutions_by_its_last_score(monkeypatch, tmp_pat
         out = printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
         results = json.loads((tmp_path / how / "results.json").read_text())
         assert [r["id"] for r in results["ranking"]] == order and results["aggregator"] == how
-        assert f"ranked by the {how} of its step scores" in out
+        assert f"ranked by the {how} of its step scores (probability)" in out
+        assert ("weakest step" in out) == (how == "min")
 
 
 def test_the_solutions_that_a_task_trains_on_become_a_file(monkeypatch, tmp_path):

@@ -778,7 +778,9 @@ def test_own_exports_name_their_head(tmp_path, tokenizer, monkeypatch):
     assert config["id2label"] == {"0": "worse", "1": "better"} and config["prm_jax"]["head"] == "margin"
     assert hf.find_head(open_tensors(tmp_path), "x") == ("binary", "score")
     assert hf.find_head(open_tensors(tmp_path), "x", "margin") == ("margin", "score")
-    with pytest.raises(InputError, match="x: score.weight: has 2 outputs, expected the head 'lost'"):
+    with pytest.raises(
+        InputError, match="x: score.weight: has 2 outputs, expected the head 'lost'; its own is model.head=binary"
+    ):
         hf.find_head(open_tensors(tmp_path), "x", "lost")
     loaded = open_checkpoint(tmp_path, "best", Format("plain", "\n"), "float32")
     assert loaded.model.cfg.head == "margin"

@@ -54,6 +54,13 @@ def test_native_layout_literally(tmp_path):
     )
 
 
+def test_a_list_of_steps_is_a_candidate_and_a_row_without_an_id_is_named_by_its_problem(tmp_path):
+    [problem] = read_pool(jsonl(tmp_path, {"problem": "p", "candidates": [["a", "b"], {"steps": ["c"]}]}))
+    assert problem == Problem("p", "p", None, (Candidate(("a", "b")), Candidate(("c",))))
+    with pytest.raises(InputError, match=r"candidates\[0\].steps: found no steps, expected at least one"):
+        read_pool(jsonl(tmp_path, {"problem": "p", "candidates": [[]]}))
+
+
 def test_strictprmbench_layout_takes_correct_and_never_source_is_correct(tmp_path):
     scores = {"qwen_prm": [0.5], "other": [0.25]}
     candidate = {"response": "r", "steps": ["a"], "extracted_answer": "3", "prm_step_scores": scores}
@@ -121,7 +128,7 @@ def candidate_row(**changes):
         (candidate_row(steps=[]), "candidates[1].steps: found no steps, expected at least one"),
         (candidate_row(answer=7), "candidates[1].answer: found 7, expected text or null"),
         (candidate_row() | {"candidates": []}, "candidates: found none, expected at least one"),
-        (candidate_row() | {"candidates": ["a"]}, "candidates[0]: found 'a', expected an object"),
+        (candidate_row() | {"candidates": ["a"]}, "candidates[0]: found 'a', expected an object or a list of steps"),
         (
             {"id": "x"},
             "candidates: missing, expected a list, or problem and completions (whole texts) in its place; found id",

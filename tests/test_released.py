@@ -739,7 +739,9 @@ def test_the_format_is_found_by_the_head_or_asked_for(tmp_path, small, capsys):
     ):
         load(LINEAR2, read_format("openr_psa"))
     one_output = "format=acemath_rm or format=orm or format=plain$"
-    with pytest.raises(InputError, match=r"score.weight \(scalar\); say which convention it follows: " + one_output):
+    with pytest.raises(
+        InputError, match=r"score.weight \(scalar\); say which convention \(conf/format\) it follows: " + one_output
+    ):
         load(SCALAR)
     with pytest.raises(InputError, match="format=trl reads binary; expected " + one_output):
         load(SCALAR, read_format("trl"))

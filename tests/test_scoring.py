@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -111,6 +112,15 @@ def test_long_solutions_widen_the_rows_and_empty_input_is_fine(verifier):
     (score_T,) = score(verifier, [("1", ("2 " * 300, ""))], 2, 64)
     assert len(score_T) == 2 and np.isfinite(score_T).all()
     assert score(verifier, [], 2, 64) == []
+
+
+def test_a_solution_longer_than_the_model_was_made_for_is_noted_once(verifier, capsys):
+    model = nnx.clone(verifier.model)
+    model.cfg = dataclasses.replace(model.cfg, max_positions=50)
+    short = dataclasses.replace(verifier, model=model)
+    for n, said in ((9, ""), (60, "note        a solution has .* tokens; tiny was made for at most 50\n"), (60, "")):
+        short.score([("1", ("2 " * n,))])
+        assert re.fullmatch(said, capsys.readouterr().out)
 
 
 def test_hugging_face_folder_scores_as_the_model_it_was_saved_from(verifier, rng, tmp_path):

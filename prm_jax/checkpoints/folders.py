@@ -45,7 +45,7 @@ def locate(name: str) -> Path:
     if folder.is_dir():
         return folder
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise InputError(f"{name}: no such folder")
+        raise InputError(f"{name}: {'is a file, expected its folder' if folder.is_file() else 'no such folder'}")
     from huggingface_hub import snapshot_download
 
     files = ["*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model"]

@@ -85,7 +85,8 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
             heads.setdefault(head.outputs, name)
     if C not in heads:
         known = " or ".join(f"{C} ({name})" for C, name in heads.items()) or f"the head {named!r}"
-        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}; an outcome model?")
+        own = f"its own is model.head={find_head(tensors, where)[0]}" if named else "an outcome model?"
+        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}; {own}")
     return heads[C], layer
 
 
@@ -262,7 +263,7 @@ def load_tokenizer(folder: str | Path):
         if base := base_of(folder):
             return load_tokenizer(base)
         if not (folder / "tokenizer.model").is_file():  # transformers would return an empty tokenizer
-            raise InputError(f"{folder}: has no tokenizer.json")
+            raise InputError(f"{folder}: has no tokenizer.json, vocab.json or tokenizer.model: copy its base model's")
         with tempfile.TemporaryDirectory() as converted:
             write_tokenizer(folder, Path(converted))
             return load_tokenizer(converted)

@@ -132,10 +132,11 @@ def choose_format(fmt: Format, kind: str, layer: str, classes: list, where: str)
     suitable = (True, False) if not classes else (is_outcome,)  # values of Format.outcome
     fits = [f for f in all_formats() if f.head in heads and f.layer == layer and f.outcome in suitable]
     listed = " or ".join(f"format={f.name}" for f in fits) or "no known format"
+    listed += ", of a critic format=judge" * (kind == "none")
     if fmt.name == "auto":
         defaults = [f for f in fits if f.auto]
         if len(defaults) != 1 or defaults[0].head is None:
-            raise InputError(f"{where}: {description}; say which convention it follows: {listed}")
+            raise InputError(f"{where}: {description}; say which convention (conf/format) it follows: {listed}")
         if others := " and ".join(f"format={f.name}" for f in fits if not f.auto):
             print(f"format      {where}: is read with format={defaults[0].name}; its head fits {others}, too")
         return parse(dataclasses.asdict(defaults[0]) | (fmt.changes or {}), Format, "format")

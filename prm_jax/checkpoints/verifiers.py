@@ -44,7 +44,7 @@ class OpenOptions:
 def open_verifier(name: str, options: OpenOptions):
     """The Scorer of one checkpoint argument."""
     if ensemble := ENSEMBLE.fullmatch(name):
-        members = [open_verifier(member, options) for member in members_of(name)]
+        members = [open_verifier(member, options) for member in members_of(name, bare=False)]
         shown = f"{ensemble[1]}:[{','.join(member.name for member in members)}]"
         return EnsembleScorer(shown, ensemble[1], members)
     if name == "equations":
@@ -56,7 +56,7 @@ def open_verifier(name: str, options: OpenOptions):
     if built_in := BUILT_IN.fullmatch(name):
         kind, *faults = built_in.groups()
         return exact_scorer(name, kind, [float(x) for x in faults if x], options)
-    if named := critic_of(name):
+    if named := with_format(name):
         options, name = dataclasses.replace(options, format=named[0]), named[1]
     fmt = options.format
     if fmt is None or fmt.critic is None:
@@ -87,28 +87,25 @@ def likelihood_scorer(name: str, options: OpenOptions) -> ModelScorer:
     return ModelScorer(*args, likelihood=True)
 
 
-def critic_of(name: str) -> tuple[Format, str] | None:
-    """(format, checkpoint) of a critic named with its format, as lab_critic:RUN or judge:http://HOST, else None."""
+def with_format(name: str) -> tuple[Format, str] | None:
+    """(format, checkpoint) of one named with its format, as math_shepherd:FOLDER or judge:http://HOST, else None."""
     match = re.fullmatch(r"(\w+):(?!//)(.+)", name)
-    if not match or not (CONF / "format" / f"{match[1]}.yaml").exists():
-        return None
-    fmt = read_format(match[1])
-    return (fmt, match[2]) if fmt.critic else None
+    is_format = match and (CONF / "format" / f"{match[1]}.yaml").exists()
+    return (read_format(match[1]), match[2]) if is_format else None
 
 
-def members_of(name: str) -> list[str]:
-    """The members of an ensemble, mean:[A,B,C]; another verifier itself."""
+def members_of(name: str, bare: bool = True) -> list[str]:
+    """The members of an ensemble, mean:[A,B,C]; another verifier itself. `bare`: without their formats."""
     ensemble = ENSEMBLE.fullmatch(name)
     members = [member.strip() for member in ensemble[2].split(",")] if ensemble else [name]
     few = len(members) < 2 or not all(members)
     expect(not (ensemble and few), "checkpoint", name, f"at least two verifiers, {ensemble and ensemble[1]}:[A,B]")
-    return members
+    return [(with_format(member) or ("", member))[1] if bare else member for member in members]
 
 
 def needs_folder(name: str) -> bool:
     """Whether a verifier is one that needs a folder."""
-    has_none = BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER)
-    return not (has_none or critic_of(name))
+    return not (BUILT_IN.fullmatch(name) or ENSEMBLE.fullmatch(name) or name.startswith(SERVER) or with_format(name))
 
 
 def exact_scorer(name: str, kind: str, faults: list[float], options: OpenOptions):

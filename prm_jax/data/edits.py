@@ -9,11 +9,6 @@ from collections.abc import Iterator
 Steps = tuple[str, ...]
 
 
-def result_of(step: str) -> str:
-    """What stands after a step's last equals sign; empty without one."""
-    return step.rpartition("=")[2].strip() if "=" in step else ""
-
-
 def repeat(steps: Steps) -> Iterator[Steps]:
     """A line is written twice."""
     return (steps[: t + 1] + steps[t:] for t in range(len(steps)))
@@ -30,8 +25,8 @@ def swap(steps: Steps) -> Iterator[Steps]:
 
 
 def after_a_result(steps: Steps, line: str) -> Iterator[Steps]:
-    """A line with a result v is followed by `line`, in which {v} stands for it."""
-    results = [(t, result_of(step)) for t, step in enumerate(steps)]
+    """A line with a result v, what stands after its last equals sign, is followed by `line`, in which {v} stands for it."""
+    results = [(t, step.rpartition("=")[2].strip()) for t, step in enumerate(steps) if "=" in step]
     return (steps[: t + 1] + (line.format(v=v),) + steps[t + 1 :] for t, v in results if v)
 
 

@@ -83,9 +83,11 @@ class Format:
         expect(is_ratio, "format.score", self.score, "'log_ratio' with head 'implicit', and only with it")
 
 
-def read_format(name: str) -> Format:
-    """The format of conf/format/NAME.yaml."""
-    return parse(OmegaConf.load(CONF / "format" / f"{name}.yaml"), Format, "format")
+def read_format(name: str, **changes) -> Format:
+    """The format of conf/format/NAME.yaml, with changes of its keys."""
+    paths = {path.stem: path for path in sorted(CONF.glob("format/*.yaml"))}
+    expect(name in paths, "format", name, ", ".join(paths))
+    return parse(OmegaConf.merge(OmegaConf.load(paths[name]), changes), Format, "format")
 
 
 @functools.cache

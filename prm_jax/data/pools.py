@@ -80,11 +80,10 @@ def iter_pool(
     path, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None
 ) -> Iterator[Problem]:
     """Yields the problems of a pool file, with all step scores or only the required `names`. A row is id, problem,
-    answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit, task; answer, correct, finished
-    (then true), step_scores, logp, scores_unit ({name: unit}) and task are optional. StrictPRMBench's rows are read too,
-    but not source_is_correct, graded against wrong answers. A gold answer that is a whole solution is the one that it
-    states, unless as_written. split_by: how whole texts are cut into steps, null: at blank lines. InputError names line
-    and field."""
+    answer, candidates[steps, answer, correct, finished, step_scores, logp], scores_unit ({name: unit}), task; only problem,
+    candidates and steps are needed: a list of steps is a candidate, too. StrictPRMBench's rows are read, but not
+    source_is_correct, graded against wrong answers. A gold answer that is a whole solution is the one that it states,
+    unless as_written. split_by: how whole texts are cut into steps, null: at blank lines. InputError names line and field."""
     place_of = {}
     for number, row in read_rows(path):
         place = row_place(path, number)
@@ -126,7 +125,8 @@ def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, 
     id_, problem, gold, answer, scores = STRICTPRMBENCH if "problem_id" in row else NATIVE
     candidates = []
     for index, candidate in enumerate(field(row, "candidates", list)):
-        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object")
+        candidate = {"steps": candidate} if isinstance(candidate, list) else candidate
+        require(isinstance(candidate, dict), f"candidates[{index}]", candidate, "an object or a list of steps")
         try:
             stored = optional(candidate, scores, dict) or {}
             keep = stored if names is None else names
@@ -141,8 +141,8 @@ def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, 
     units = {name: unit for name, unit in units.items() if names is None or name in names}
     gold, task = optional(row, gold, str), optional(row, "task", str)
     gold = gold if as_written else read_gold(gold)
-    tokens = optional(row, "policy_tokens", int)
-    return Problem(field(row, id_, str), field(row, problem, str), gold, tuple(candidates), units, task, tokens)
+    tokens, text = optional(row, "policy_tokens", int), field(row, problem, str)
+    return Problem(optional(row, id_, str) or text, text, gold, tuple(candidates), units, task, tokens)
 
 
 def solutions_of(p: Problem) -> list[Solution]:

@@ -96,8 +96,7 @@ def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
 
 
 def check_there(name: str, which: str):
-    """InputError where a verifier's folder, or that of a member, is missing, raised before another one has worked for an
-    hour."""
+    """Raises InputError where a verifier's folder, or a member's, is missing, before another one works for an hour."""
     for x in filter(needs_folder, members_of(name)):
         if is_run(x):
             run_folder.run_config(Path(x))

@@ -32,7 +32,6 @@ class Config:
 
 def run(setup: Setup, cfg: Config) -> dict:
     """Writes scores.jsonl, and pool.jsonl.gz if the input is a pool; returns the ranking and the solutions to draw."""
-    scorer = one_scorer(setup, "score")
     _, first = next(iter(rows.read_rows(cfg.input)), (0, {}))
     is_pool = pools.is_pool(first)
     is_split = "candidates" in first or not is_pool and bool({"steps", "completions"} & first.keys())
@@ -40,6 +39,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     expected = f"how to split the responses of {cfg.input}: {', '.join(sources.OPTIONS['split_by'])}"
     expect(cfg.split_by or not is_raw, "split_by", None, expected)
     expect(not (cfg.split_by and is_split), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
+    scorer = one_scorer(setup, "score")
     read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
     reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
     loaded, counts = ((), {}) if is_pool else sources.load(cfg.input, **reading)
@@ -100,13 +100,15 @@ def rank(rows, scores, unit: str, aggregator: str) -> list[dict]:
 
 
 def show(results: dict, most: int = 20):
-    print(f"verifier    {results['verifier']}; ranked by the {results['aggregator']} of its step scores")
+    unit, aggregator = results["shown_unit"], results["aggregator"]
+    print(f"verifier    {results['verifier']}; ranked by the {aggregator} of its step scores ({unit})")
     for name, path in results["files"].items():
         print(f"{name:<12}{path}")
     ranking = results["ranking"]
     for problem, rows_of in itertools.groupby(ranking[:most], key=lambda r: r["problem"]):
         print(f"problem     {problem[:100]}")
         for r in rows_of:
-            print(f"  {r['score']:.4f}  weakest step {r['weakest_step']} of {r['n_steps']}  {r['id']}")
+            weakest = f"weakest step {r['weakest_step']} of " if aggregator == "min" else "steps "
+            print(f"  {r['score']:.4f}  {weakest}{r['n_steps']}  {r['id']}")
     if len(ranking) > most:
         print(f"  ... and {len(ranking) - most} more in results.json")

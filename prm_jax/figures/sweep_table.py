@@ -93,7 +93,9 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
         keys[kind] |= {key for r in members for line in r.curve for key, _ in flatten(line)}
     if not ys:
         kind = next((kind for kind in kinds if records_of[kind]), None)
-        ys = [y for y in default_y(kind, records_of[kind]) if y in keys[kind]] if kind else []
+        # Where runs have different losses, which share no unit, accuracies take their place.
+        measure = "loss" if kind and have_one_loss(records_of[kind]) else "accuracy"
+        ys = [y for y in (name.replace("loss", measure) for name in DEFAULT_Y.get(kind, ())) if y in keys[kind]]
     for kind in kinds:
         if ys and keys[kind].issuperset(ys):
             return records_of[kind], ys
@@ -103,11 +105,6 @@ def choose(records: list[Record], ys: list[str], x: str | None) -> tuple[list[Re
     for y in [y for y in ys if y not in everywhere]:
         raise InputError(f"y: got {y!r}, which no {' or '.join(kinds)} has; {near(y, everywhere)}")
     raise InputError(f"y: {', '.join(ys)}: no one kind of file has them all; ask for them one at a time")
-
-
-def default_y(kind: str, records: list[Record]) -> list[str]:
-    """DEFAULT_Y; where runs have different losses, which share no unit, accuracies take their place."""
-    return [y if have_one_loss(records) else y.replace("loss", "accuracy") for y in DEFAULT_Y[kind]]
 
 
 def have_one_loss(records: list[Record]) -> bool:

@@ -45,8 +45,7 @@ class QuestionsConfig:  # conf/rl.yaml says what each key means
         expect(fits, "questions.apart", self.apart, "null: it is for an embedded task's problems")
 
     def apart_from(self, verifiers: Iterable[str | None]) -> list[str]:
-        """The runs whose problems are left out: with apart=verifier those that made the verifiers, as far as they are
-        known."""
+        """The runs whose problems are left out: with apart=verifier those that made the verifiers, as far as known."""
         if self.apart != VERIFIER:
             return [self.apart] if self.apart else []
         members = dict.fromkeys(member for name in verifiers if name for member in members_of(name))
