@@ -105,7 +105,8 @@ def test_hard_facts_have_their_share_and_a_belief_of_their_own():
     for seed in (0, 1):
         laws = chain.fact_distributions(dataclasses.replace(CFG, seed=seed))
         for name, share in (("+", 0.15), ("-", 0.3), ("*", 0.45), ("max", 0), ("min", 0)):
-            rows = [(laws[name, k][v], chain.APPLY[name](v, k) % 7) for k in chain.operands(name, 7) for v in range(7)]
+            facts = itertools.product(range(chain.lowest(name), 7), range(7))
+            rows = [(laws[name, k][v], chain.APPLY[name](v, k) % 7) for k, v in facts]
             hard = [(law_w, right) for law_w, right in rows if law_w.max() < 0.9]
             assert len(hard) == round(share * len(rows))
             for law_w, right in rows:

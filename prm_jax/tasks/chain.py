@@ -71,14 +71,14 @@ class Config:
         return hash((self.modulus, self.hard_right, self.belief, self.slip, self.seed))
 
 
-def operands(name: str, modulus: int) -> range:
-    """The operands that problems use; only min with modulus - 1 has no effect."""
-    return range(2 if name == "*" else 1, modulus)
+def lowest(name: str) -> int:
+    """The least operand that problems use, of those below the modulus; only min with modulus - 1 has no effect."""
+    return 2 if name == "*" else 1
 
 
 def make_problem(cfg: Config, rng) -> str:
     names = [draw(cfg.operations, rng) for _ in range(rng.integers(cfg.min_operations, cfg.max_operations + 1))]
-    operations = "".join(f" {name}{rng.choice(operands(name, cfg.modulus))}" for name in names)
+    operations = "".join(f" {name}{rng.integers(lowest(name), cfg.modulus)}" for name in names)
     return f"{rng.integers(cfg.modulus)}{operations} mod{cfg.modulus}?"
 
 
@@ -209,7 +209,7 @@ def fact_distributions(cfg: Config) -> dict[tuple[str, int], np.ndarray]:
     """P(result | value) of the noisy solver, [p, p], for each (operation, operand)."""
     rng, distributions, p = np.random.default_rng(cfg.seed), {}, cfg.modulus
     for name, apply in APPLY.items():
-        facts = list(itertools.product(operands(name, p), range(p)))
+        facts = list(itertools.product(range(lowest(name), p), range(p)))
         n_hard = round(cfg.hard.get(name, 0) * len(facts))  # the same number for every seed
         hard_facts = {facts[i] for i in rng.permutation(len(facts))[:n_hard]}
         for operand in range(p):
