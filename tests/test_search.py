@@ -368,6 +368,8 @@ def test_the_tree_grown_by_single_visits_is_that_of_mctx(rule):
     tree, state_PN = None, np.zeros((P, simulations + 1), int)
     for at in range(simulations):
         nothing = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
+        if tree is None:
+            tree = mctx_step(root, None, at, nothing, KEY, rule=rule, simulations=simulations)
         seen = mctx_step(root, tree, at, nothing, KEY, rule=rule, simulations=simulations)
         parent_P, action_P = np.asarray(seen.parents[:, at + 1]), np.asarray(seen.action_from_parent[:, at + 1])
         state_PN[:, at + 1] = 3 * state_PN[np.arange(P), parent_P] + 1 + action_P

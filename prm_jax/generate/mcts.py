@@ -35,12 +35,14 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
     trees = [[roots.get(p, [])] for p in range(P)]  # the children of each problem's nodes, in the order of mctx
     value_P = np.array([nodes[0][-1].probability if nodes[0] else 0.0 for nodes in trees], np.float32)
     prior_PK = np.stack([prior_K(nodes[0]) for nodes in trees])
-    root, tree = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32)), None
-    idle_P = np.zeros(P, int)  # simulations in a row that grew nothing
+    root = mctx.RootFnOutput(prior_logits=prior_PK, value=value_P, embedding=np.zeros(P, np.int32))
+    grow = functools.partial(mctx_step, root, key=state.key, rule=rule, simulations=simulations)
+    tree, idle_P = None, np.zeros(P, int)  # simulations in a row that grew nothing
     for i in range(simulations):
-        prior_PK, (reward_P, discount_P, value_P) = np.zeros((P, K), np.float32), np.zeros((3, P), np.float32)
-        new_node = prior_PK, reward_P, discount_P, value_P
-        descent = mctx_step(root, tree, i, new_node, state.key, rule=rule, simulations=simulations)
+        new_node = np.zeros((P, K), np.float32), *np.zeros((3, P), np.float32)
+        prior_PK, reward_P, discount_P, value_P = new_node
+        tree = grow(None, i, new_node) if tree is None else tree
+        descent = grow(tree, i, new_node)
         parent_P, action_P = np.asarray(descent.parents[:, i + 1]), np.asarray(descent.action_from_parent[:, i + 1])
         actions = enumerate(zip(parent_P, action_P, strict=True))
         leaves = {p: trees[p][n][k] for p, (n, k) in actions if k < len(trees[p][n])}
@@ -57,7 +59,7 @@ def mcts(state: SearchState, problems: Iterable[int], simulations: int, branch: 
                 discount_P[p], value_P[p] = 1.0, leaf.probability
             elif leaf.node.finish_reason == "eos":
                 reward_P[p] = leaf.probability
-        tree = mctx_step(root, tree, i, new_node, state.key, rule=rule, simulations=simulations)
+        tree = grow(tree, i, new_node)
         if not any(idle_P[p] < MAX_IDLE and state.continues(p, branch) for p in problems):
             break
 
@@ -85,17 +87,15 @@ def expand(state: SearchState, leaves: Sequence[Child], n: int) -> list[list[Chi
 
 @functools.partial(jax.jit, static_argnames=("rule", "simulations"))
 def mctx_step(root, tree, i, new_node, key, *, rule: str, simulations: int):
-    """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P. mctx runs all
-    simulations in one loop under jit, where the policy cannot be called for the new node's numbers. So each is two
-    calls: one with zeros shows which child the descent reaches, the second has its numbers."""
+    """The tree after simulation i, which adds `new_node`: prior_PK, reward_P, discount_P, value_P; of None the root alone.
+    mctx runs all simulations in one loop under jit, where the policy cannot be called for the new node's numbers. So
+    each is two calls: one with zeros shows which child the descent reaches, the second has its numbers."""
     prior_PK, reward_P, discount_P, value_P = new_node
     output = mctx.RecurrentFnOutput(reward=reward_P, discount=discount_P, prior_logits=prior_PK, value=value_P)
-
-    def recurrent(params, key, action, embedding):
-        return output, embedding
+    recurrent = lambda params, key, action, embedding: (output, embedding)
 
     def one_simulation(low, high, body, start):
-        return body(i, (jax.random.fold_in(key, i), start[1] if tree is None else tree))
+        return start if tree is None else body(i, (jax.random.fold_in(key, i), tree))
 
     search, options = mctx.muzero_policy, {"dirichlet_fraction": 0.0}
     if rule == "gumbel":
