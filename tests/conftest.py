@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import copy
+import functools
 import gc
 import gzip
 import io
@@ -20,12 +21,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")  # a
 
 import absl.logging
 import jax
+import matplotlib
 import numpy as np
 import pytest
 from flax import nnx
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository
+from jax._src.interpreters import mlir
 from omegaconf.base import Metadata
 
 # Most of the time of a test is XLA's compiler, most of that LLVM at work on speed that no test needs. XLA_FLAGS= (empty)
@@ -38,6 +41,7 @@ XLA_FLAGS = os.environ.setdefault(
 gc.set_threshold(50_000, 20, 100)  # what JAX keeps of all programs is looked through less often: a tenth of the time
 # Of another stream, which pytest captures by then, Hydra would close the file when it sets up its own logs.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
+matplotlib.rcParams["savefig.dpi"] = 75  # half of a user's: figures take half of the time
 jax.devices()  # one: commands in this process cannot make several of its CPU any more
 
 from prm_jax.model import PRM, ModelConfig
@@ -70,6 +74,14 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("gallery")]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_context():
+    """A file's programs are lowered in one MLIR context; to make one is half of the time of a program of one operation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlir, "make_ir_context", functools.cache(mlir.make_ir_context))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
