@@ -126,7 +126,7 @@ def assert_alike(policy, batch, other, cfg):
     (loss, grads), (loss_other, grads_other) = (loss_and_gradient(policy.model, x, cfg) for x in (batch, other))
     assert float(loss) == pytest.approx(float(loss_other), abs=1e-6)
     for a, b in zip(*map(jax.tree.leaves, (grads, grads_other)), strict=True):
-        assert np.asarray(a) == pytest.approx(np.asarray(b), abs=2e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-5)
 
 
 def test_layout_puts_numbers_at_the_tokens_that_were_written(rollouts):
