@@ -42,9 +42,9 @@ def _problem_counts(P: int, seed: int) -> Iterator[np.ndarray]:
         yield count_SP
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=4)
 def _kept_counts(P: int, seed: int) -> list[np.ndarray]:
-    """The same, for the hundreds of intervals of an evaluation, all over the same problems."""
+    """The same, for the hundreds of intervals of an evaluation, all over the same problems or a third of them."""
     return [*_problem_counts(P, seed)]
 
 
