@@ -67,10 +67,10 @@ class ScoringStats:
 
     def summary(self) -> str:
         widths = ", ".join(f"{width:,}" for width in sorted({shape[1] for shape in self.shapes}))
-        ratio, padding = self.tokens / self.computed, 1 - self.computed / self.places
+        saved, padding = 1 - self.computed / self.tokens, 1 - self.computed / self.places
         what = f"{self.solutions:,} distinct solutions in rows of {widths} tokens"
-        packing = f"{ratio:.2f} tokens of solutions a computed token, {padding:.1%} padding"
-        return f"scored      {what}: {packing}, {len(self.shapes)} shapes compiled"
+        packing = f"shared prefixes save {saved:.1%} of the tokens, {padding:.1%} padding"
+        return f"scored      {what}: {packing}, shapes compiled: {len(self.shapes)}"
 
 
 @dataclasses.dataclass

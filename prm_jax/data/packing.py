@@ -279,7 +279,7 @@ class TrainingRows:
         longest = f", the longest solution {max(group.tokens for group in self.plan.groups):,} tokens"
         text += f"; {self.ends[0]:,} rows an epoch" + longest * (len(self.plan.groups) == len(self.examples))
         if self.plan.share:
-            text += f"; {sum(len(e.ids_L) for e in self.examples) / needed:.2f} tokens of solutions a computed token"
+            text += f"; shared prefixes save {1 - needed / sum(len(e.ids_L) for e in self.examples):.1%} of the tokens"
         return text
 
 

@@ -271,5 +271,5 @@ def show_curves(results: dict):
 
 def difference_text(test: dict) -> str:
     p = f"p={test['p']:.3f}" if test["p"] >= 0.0005 else "p<0.001"
-    few = f" (differs on {test['n_differ']} problems)" if 0 < test["n_differ"] < FEW_PROBLEMS else ""
+    few = f" (problems that differ: {test['n_differ']})" if 0 < test["n_differ"] < FEW_PROBLEMS else ""
     return f"{test['difference']:+.4f} {plus_minus(test['interval'])} {p}{few}"

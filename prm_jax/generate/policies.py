@@ -43,7 +43,7 @@ class SamplingStats:
 
     def summary(self) -> str:
         idle = 1 - self.tokens / max(self.places, 1)
-        on_device = f", {idle:.1%} of places idle, {len(self.shapes)} shapes compiled" if self.places else ""
+        on_device = f", {idle:.1%} of places idle, shapes compiled: {len(self.shapes)}" if self.places else ""
         rate = f"{self.tokens:,} tokens, {self.tokens / max(self.seconds, 1e-9):,.0f} a second"
         prompts = f"{self.continuations:,} continuations of {self.prompts:,} distinct prompts"
         return f"sampled     {prompts}: {rate}{on_device}"
