@@ -464,13 +464,12 @@ def test_an_interval_over_seeds_needs_eight_of_them():
 def test_every_drawing_states_seeds_cost_commit_and_keeps_its_numbers(name, tmp_path, capsys):
     made_up = globals()[f"made_up_{name}"]
     stages = made_up(tmp_path) if "tmp_path" in inspect.signature(made_up).parameters else made_up()
-    png, table = paper.draw(
-        gallery.drawing(pipeline.read_definition(name).draw), name, stages, {"steps": "3"}, tmp_path / name
-    )
+    figure = pipeline.read_definition(name)
+    png, table = paper.draw(gallery.drawing(figure.draw), name, stages, {"steps": "3"}, tmp_path / name, figure.compare)
     assert png.stat().st_size < 150_000 and (tmp_path / name / f"{name}.pdf").exists()
     rows = list(csv.DictReader(table.open()))
     about = json.loads((tmp_path / name / "figure.json").read_text())
-    trained = not pipeline.read_definition(name).data  # stored scores are one run, whose seed is the bootstrap's
+    trained = not figure.data  # stored scores are one run, whose seed is the bootstrap's
     values = [row["values"].split() for row in rows]
     n_values = {len(own) for own in values}  # a line of no training, as the exact checker's, has one
     assert rows and max(n_values) == (3 if trained else 1) and n_values <= {1, 3}

@@ -34,11 +34,11 @@ def histories(folders: Sequence[Path]) -> list[dict[str, list[float]]]:
     return [{name: [run[step].get(name, np.nan) for step in steps] for name in names} for run in runs]
 
 
-def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cost_S: Sequence[int], panels_of=PANELS):
+def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cost_S: Sequence[int], measured: dict):
     """Draws runs that differ in their seed; dotted, right answers behind the tokens of their verifiers' samples."""
     tokens = np.mean([run["tokens"] for run in runs], 0) / 1e3
-    for panel, (name, title) in zip(axes.flat, panels_of.items(), strict=False):
-        if np.isfinite(y_SX := [run[name] for run in runs]).any():
+    for panel, (name, title) in zip(axes.flat, measured.items(), strict=False):
+        if np.isfinite(y_SX := [run[name] for run in runs]).any():  # an arm without a PRM has no AUROC of one
             drawn.curve(panel, title, label, tokens, y_SX, style, name in SHARES, band=False)
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("thousand policy tokens" if panel in axes[-1] else "")
@@ -47,16 +47,25 @@ def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cos
         axes[0, 0].plot(tokens + np.mean(cost_S) / 1e3, mean_X, **style | {"linestyle": ":"})
 
 
-def learning_figure(folder: Path, cost: int, summary: dict) -> Path:
-    """Draws the evaluations of the run in `folder`; `cost` is the tokens of its verifiers' training samples."""
-    runs = histories([folder])
-    measured = {name: title for name, title in PANELS.items() if np.isfinite(runs[0][name]).any()}
-    rows = -(-len(measured) // 2)  # without a PRM there is no AUROC, of problems of files no verdict on a step
+def panels_of(runs: list[dict]) -> tuple:
+    """(figure, axes, {number: title}) with a panel for each number of PANELS that a run has: without a PRM there is no
+    AUROC, of problems of files no verdict on a step."""
+    measured = {
+        name: title for name, title in PANELS.items() if np.isfinite([x for run in runs for x in run[name]]).any()
+    }
+    rows = -(-len(measured) // 2)
     figure, axes = panels(rows, 2, 2.25 * rows, sharex=True)
-    draw_runs(Drawn(figure, ""), axes, "", line_style(0), runs, [cost], measured)
     if len(measured) % 2:
         axes[-1, -1].axis("off")
         axes[-2, -1].xaxis.set_tick_params(labelbottom=True)
+    return figure, axes, measured
+
+
+def learning_figure(folder: Path, cost: int, summary: dict) -> Path:
+    """Draws the evaluations of the run in `folder`; `cost` is the tokens of its verifiers' training samples."""
+    runs = histories([folder])
+    figure, axes, measured = panels_of(runs)
+    draw_runs(Drawn(figure, ""), axes, "", line_style(0), runs, [cost], measured)
     (path := folder / "figures").mkdir(exist_ok=True)
     behind = f"dotted: behind the {cost:,} tokens of the verifiers' training samples; " * bool(cost)
     return save(figure, path / "learning.png", f"{behind}evaluations on held-out problems", summary)

@@ -22,7 +22,7 @@ MEANINGS = {"auroc_correctness": "against correctness", "auroc_value": "against 
 def draw(stages: Stages) -> Drawn:
     (pool,), kinds = results_at(stages["pool"]), {KINDS[line]: stages[line] for line in KINDS if line in stages}
     runs = [run for line in ("steps", "more_steps") for run in results_at(stages[line])[0]["runs"]]
-    n, says = pool["n_candidates"], {name: [] for name in kinds}
+    n = pool["n_candidates"]
     figure, ((left, right),) = panels(1, 2, 4.2, sharey=True, gridspec_kw={"width_ratios": [1.2, 1]})
     drawn = Drawn(figure, f"AUROC: {runs[0]['n_solutions']:.0f} held-out samples")
     drawn.text += f"; best of {n}: {pool['n_problems']} problems"
@@ -32,7 +32,6 @@ def draw(stages: Stages) -> Drawn:
         for height, (name, members) in enumerate(kinds.items()):
             value_S = [run_of(runs, stage)[key] for stage in members]
             drawn.dots(left, f"AUROC {meaning}", name, height + 0.24 * (i - 0.5), value_S, line_style(i))
-            says[name].append(f"{'AUROC ' * (i == 0)}{meaning} {interval_text(drawn.rows[-1])}")
         left.plot([], [], **line_style(i) | NO_LINE, label=meaning)
     if ceiling := runs[0].get("auroc_value_ceiling"):
         left.axvline(ceiling, color=line_style(1)["color"], linewidth=0.8, linestyle=":")
@@ -42,7 +41,6 @@ def draw(stages: Stages) -> Drawn:
         for a, aggregator in enumerate(HOWS):
             value_S = [share_solved(pool, stage, n, aggregator) for stage in members]
             mean_KA[k, a], *_ = drawn.number(f"best of {n}", name, value_S, aggregator)
-            says[name].append(f"{f'best of {n} ' * (a == 0)}{aggregator} {interval_text(drawn.rows[-1])}")
     right.imshow(mean_KA, cmap="cividis", aspect="auto")
     middle = (mean_KA.min() + mean_KA.max()) / 2
     for (k, a), x in np.ndenumerate(mean_KA):
@@ -57,10 +55,4 @@ def draw(stages: Stages) -> Drawn:
     right.set_title(f"best of {n}", fontsize=9)
     right.tick_params(left=False)
     drawn.text += "".join(f"; {name} {x:.3f}" for name, x in untaught(pool, n).items())
-    for name, texts in says.items():
-        drawn.statements.append(f"{name}: {', '.join(texts[:2])}; {', '.join(texts[2:])}")
     return drawn
-
-
-def interval_text(row: dict) -> str:
-    return "{y:.3f} [{low:.3f}, {high:.3f}]".format(**row)

@@ -2,31 +2,32 @@
 
 import numpy as np
 
-from prm_jax.figures.learning import PANELS, draw_runs, histories
+from prm_jax.figures.learning import PANELS, draw_runs, histories, panels_of
 from prm_jax.figures.paper import Stages, signed, values_of
 from prm_jax.figures.pipeline import Stage
-from prm_jax.figures.style import Drawn, line_style, over_seeds, panels
+from prm_jax.figures.style import Drawn, line_style, over_seeds
 
 GAIN = 0.15  # of right answers, to which a statement counts the tokens
 IN_WORDS = list(PANELS)[:6]  # panels of the statements
 
 
 def draw(stages: Stages) -> Drawn:
-    figure, axes = panels(4, 2, 9.0, sharex=True)
-    text = "Evaluations on problems that no policy learns from; dotted: behind the PRM's samples; proxy: of each arm's own scale"
-    drawn, arms = Drawn(figure, text), values_of(stages["policy"], "reward")
+    policies, kinds = stages["policy"], values_of(stages["policy"], "reward")
+    arms = {kind: [stage for stage in policies if stage.sweep["reward"] == kind] for kind in kinds}
+    runs_of = {kind: histories([stage.folder for stage in members]) for kind, members in arms.items()}
+    costs_of = {kind: [verifier_tokens(stage) for stage in members] for kind, members in arms.items()}
+    compares_costs = not all(map(any, costs_of.values()))  # where every arm has a verifier its samples shift all curves
+    figure, axes, measured = panels_of([run for runs in runs_of.values() for run in runs])
+    text = "Each point is an evaluation on problems that no policy learns from"
+    drawn = Drawn(figure, text + "; dotted: behind the PRM's samples" * compares_costs)
     drawn.spread = "thin lines: runs, whose intervals are in the table"
-    for i, kind in enumerate(arms):
-        members = [stage for stage in stages["policy"] if stage.sweep["reward"] == kind]
-        runs = histories([stage.folder for stage in members])
-        cost_S = [verifier_tokens(stage) for stage in members]
-        draw_runs(drawn, axes, kind, line_style(i), runs, cost_S)
-        if i == 0:
-            all_S, is_free = [run["tokens"][-1] for run in runs], not any(cost_S)
-        elif is_free and any(cost_S):  # at the tokens of the first arm, which no verifier's samples precede
-            left_S = np.subtract(all_S, cost_S)
-            pairs = zip(left_S, runs, strict=True)
-            y_S = [np.interp(left, run["tokens"], run["eval_pass_at_1"]) for left, run in pairs]
+    for i, (kind, runs, cost_S) in enumerate(zip(kinds, runs_of.values(), costs_of.values(), strict=True)):
+        draw_runs(drawn, axes, kind, line_style(i), runs, cost_S if compares_costs else [], measured)
+        if compares_costs and any(cost_S):  # at the tokens of the first arm
+            left_S = np.subtract([run["tokens"][-1] for run in runs_of[kinds[0]]], cost_S)
+            y_S = [
+                np.interp(left, run["tokens"], run["eval_pass_at_1"]) for left, run in zip(left_S, runs, strict=True)
+            ]
             drawn.number(PANELS["eval_pass_at_1"], f"{kind} at equal tokens", y_S, np.mean(left_S) / 1e3)
         changes = []
         for name in IN_WORDS:
