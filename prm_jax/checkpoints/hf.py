@@ -85,8 +85,8 @@ def find_head(tensors, where: str, named: str | None = None) -> tuple[str, str]:
             heads.setdefault(head.outputs, name)
     if C not in heads:
         known = " or ".join(f"{C} ({name})" for C, name in heads.items()) or f"the head {named!r}"
-        own = f"its own is model.head={find_head(tensors, where)[0]}" if named else "an outcome model?"
-        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}; {own}")
+        hint = f"its own is model.head={find_head(tensors, where)[0]}" if named else "an outcome model?"
+        raise InputError(f"{where}: {layer}.weight: has {C} outputs, expected {known}; {hint}")
     return heads[C], layer
 
 
