@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from prm_jax.figures.paper import Stages, results_at, signed
+from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.search import LABELS, draw_search
 from prm_jax.figures.style import Drawn
 
@@ -13,15 +13,17 @@ def draw(stages: Stages) -> Drawn:
     methods, budgets = (list(dict.fromkeys(s[key] for s in searches[0])) for key in ("method", "budget"))
     names = {method: LABELS.get(method, method) for method in methods}
     for method in methods:
+        runs = [[s for s in run if s["method"] == method] for run in searches]
         for name, choice in (("best score", "best"), ("weighted vote", "vote")):
-            runs_SX = [[s[choice]["share"] for s in run if s["method"] == method] for run in searches]
-            shares = ", ".join(f"{share:.3f}" for share in np.mean(runs_SX, 0))
+            shares = ", ".join(
+                f"{share:.3f}" for share in np.mean([[s[choice]["share"] for s in run] for run in runs], 0)
+            )
             tokens = ", ".join(map(str, budgets))
             drawn.statements.append(f"{names[method]}, {name}, at {tokens} tokens: {shares}")
-    for method in methods[1:]:
-        for budget in dict.fromkeys([budgets[0], budgets[len(budgets) // 2], budgets[-1]]):
-            rows = [s for run in searches for s in run if (s["method"], s["budget"]) == (method, budget)]
-            tests = [s["minus_best_of_n"] for s in rows if "minus_best_of_n" in s]
-            runs = ", ".join(signed(test["difference"], *test["interval"]) for test in tests)
-            drawn.statements.append(f"{names[method]} - best of n at {budget} tokens: {runs}")
+        for at_budget in zip(*runs, strict=True):
+            best, x = [s["best"] for s in at_budget], at_budget[0]["budget"]
+            drawn.number("solved at a budget", names[method], [share["share"] for share in best], x)
+            drawn.number(
+                "solved of the hardest group", names[method], [share["by_difficulty"][-1]["share"] for share in best], x
+            )
     return drawn
