@@ -201,13 +201,18 @@ def prmbench(row: dict, row_id: str, counts) -> list[Solution]:
     return [Solution(field(row, "modified_question", str), steps, labels, id=row_id)]
 
 
-def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Solution]:
-    """A problem (problem, question or prompt) and the text of a solution (solution, response, answer or text; the first
-    that is there), split by steps.py; outcome and id are optional. A label is 1 if all equations of the step hold
-    (equations.py), 0 if one does not, `no_verdict` without a verdict."""
+def problem_and_text(row: dict) -> dict[str, str]:
+    """The fields of a row with a problem (problem, question or prompt) and with the text of a solution (solution, response,
+    answer or text): of each the first that is there."""
     names = ("problem", "question", "prompt"), ("solution", "response", "answer", "text")
     present = [next((name for name in options if row.get(name) is not None), options[0]) for options in names]
-    problem, solution = (field(row, name, str) for name in present)
+    return {name: field(row, name, str) for name in present}
+
+
+def text(row: dict, row_id: str, counts, *, split_by, no_verdict) -> list[Solution]:
+    """`problem_and_text`, the text split by steps.py; outcome and id are optional. A label is 1 if all equations of the
+    step hold (equations.py), 0 if one does not, `no_verdict` without a verdict."""
+    problem, solution = problem_and_text(row).values()
     steps = tuple(split_steps(solution, split_by))
     if not steps:
         counts["rows_without_steps_dropped"] += 1

@@ -5,7 +5,7 @@ Only white space at a cut is dropped, so the steps, joined, are the text up to w
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prm_jax.data.rows import require
 
@@ -33,8 +33,12 @@ NO_END = re.compile(
 def split_steps(text: str, way: str) -> list[str]:
     """The non-empty steps of a text without outer white space; `way` is a name of SPLITS."""
     require(way in SPLITS, "split", way, ", ".join(SPLITS))
-    cuts = [0, *SPLITS[way](text), len(text)]
-    return [step for start, end in itertools.pairwise(cuts) if (step := text[start:end].strip())]
+    return cut(text, SPLITS[way](text))
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    """The non-empty pieces between these places, without outer white space."""
+    return [step for start, end in itertools.pairwise([0, *places, len(text)]) if (step := text[start:end].strip())]
 
 
 def cut_before(pattern: re.Pattern) -> Callable[[str], Iterator[int]]:

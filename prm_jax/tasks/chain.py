@@ -166,27 +166,18 @@ def standing(problem: str, steps: Sequence[str]) -> list[float]:
 
 def written_out(problem: str, steps: Sequence[str]) -> list[list[str]]:
     """For each line the right lines of its operations, one an operation, which show what a merged line hides. A step
-    that is not a line counts as the problem's next operation."""
+    that is not a line counts as the problem's next operation; a line taken back, and one after no line, has none."""
     value, operations, modulus = parse_problem(problem)
-    stack, lines_T = [(value, 0)], []  # (value, operations done) before each line that stands, and now
-    for step in steps:
-        if back := BACK.fullmatch(step):
-            before = stack[-2] if len(stack) > 1 else None
-            if before is not None and before[0] == int(back[1]):
-                stack.pop()
-            else:  # an error, which stands
-                stack.append((int(back[1]), (before or stack[-1])[1]))
-            lines_T.append([])
-            continue
-        value, done = stack[-1]
-        _, line, result = parse_line(step) or (None, operations[done : done + 1], value)
-        lines = []
-        for name, operand in operations[done : done + len(line)]:
-            before, value = value, compute(value, ((name, operand),), modulus)
-            lines.append(f"{before}{name}{operand}={value}")
+    before, lines_T = State(value, 0, True), []
+    for step, (_, now) in zip(steps, follow(problem, steps), strict=True):
+        value, n, lines = before.value, len((parse_line(step) or (0, operations[:1], 0))[1]), []
+        if value is not None and not BACK.fullmatch(step):
+            for name, operand in operations[before.done : before.done + n]:
+                result = compute(value, ((name, operand),), modulus)
+                lines.append(f"{value}{name}{operand}={result}")
+                value = result
         lines_T.append(lines)
-        if (result, done + len(line)) != stack[-1]:
-            stack.append((result, done + len(line)))
+        before = now
     return lines_T
 
 
