@@ -79,6 +79,9 @@ def made_up_best_of_n():
     return {"pool": [Made("pool", pool_of(models(seed), 0.1 * seed), seed=seed) for seed in SEEDS]}
 
 
+made_up_best_of_n_shift = made_up_best_of_n
+
+
 def made_up_supervision():
     counts = {"counts": {"lucky_share_of_right_answers": 0.25}}
     cells = [(k, n, s) for k in "abc" for n in (500, 2000) for s in SEEDS]
