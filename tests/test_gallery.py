@@ -232,6 +232,9 @@ def made_up_mc_labels():
     return models | {"steps": steps, "more_steps": more, "pool": [Made("pool", pool)]}
 
 
+made_up_consensus = made_up_mc_labels
+
+
 def made_up_value_depth():
     models = {kind: [Made(kind, {}, seed=s) for s in SEEDS] for kind in ("exact", "td")}
     return models | {"steps": [Made("steps", exact_runs([m for own in models.values() for m in own]))]}

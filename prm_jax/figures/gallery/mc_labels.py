@@ -14,6 +14,8 @@ KINDS = {  # {line of the figure: its name}
     "hard_8_masked": "hard, K = 8, to the first 0",
     "hard_8_noisy": "hard, K = 8, noisy checker",
     "td": "TD(.8), no completions",
+    "judge": "a judge",
+    "consensus": "consensus of both",
 }
 HOWS = ("last", "min", "prod", "mean")
 MEANINGS = {"auroc_correctness": "against correctness", "auroc_value": "against value"}
@@ -21,7 +23,7 @@ MEANINGS = {"auroc_correctness": "against correctness", "auroc_value": "against 
 
 def draw(stages: Stages) -> Drawn:
     (pool,), kinds = results_at(stages["pool"]), {KINDS[line]: stages[line] for line in KINDS if line in stages}
-    runs = [run for line in ("steps", "more_steps") for run in results_at(stages[line])[0]["runs"]]
+    runs = [run for line in ("steps", "more_steps") if line in stages for run in results_at(stages[line])[0]["runs"]]
     n = pool["n_candidates"]
     figure, ((left, right),) = panels(1, 2, 4.2, sharey=True, gridspec_kw={"width_ratios": [1.2, 1]})
     drawn = Drawn(figure, f"AUROC: {runs[0]['n_solutions']:.0f} held-out samples")
