@@ -43,7 +43,7 @@ def table_of(results: dict, name: str) -> dict:
 
 
 def row_name(name: str) -> str:
-    return "no edit" if name == "before" else SHOWN.get(name, name).strip()
+    return "no edit" if name == "before" else SHOWN.get(name, name)
 
 
 def state_falls(drawn: Drawn, arms: dict[str, list[dict]], checker: dict):
