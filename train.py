@@ -10,6 +10,7 @@ import itertools
 import math
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from flax import nnx
 from prm_jax.checkpoints import hf, hf_config
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.data import packing
-from prm_jax.data.examples import make_examples
+from prm_jax.data.examples import Example, make_examples
 from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
@@ -175,6 +176,8 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     if cfg.batch.share_prefixes and not packing.fits_window(model.cfg, cfg.batch.tokens):
         window = f"{model.cfg.window}, the model's sliding window, which counts tokens of other branches too"
         raise InputError(f"batch.tokens: got {cfg.batch.tokens} with share_prefixes, expected at most {window}")
+    for note in oddities(examples["train"], model.cfg.max_positions):
+        print(f"note        {note}")
     if cfg.objective == "implicit":
         size = cfg.batch.tokens, cfg.batch.rows
         examples = {split: training.with_reference(rows, model, *size) for split, rows in examples.items()}
@@ -198,6 +201,15 @@ def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     print("finished    eval loss {eval_loss:.4f}, accuracy {eval_accuracy:.4f} at step {best_step}".format(**final))
     lm = f"python -m prm_jax.sampling checkpoint={run} input=FILE"
     print(f"next        {lm if cfg.objective == 'lm' else script('evaluate') + f' checkpoint={run}'}")
+
+
+def oddities(examples: list[Example], positions: int) -> Iterator[str]:
+    """Says what is legal and seldom meant: more tokens than the model was made for, labels that are all alike."""
+    if n_long := sum(len(e.ids_L) > positions for e in examples):
+        yield f"{n_long} of {len(examples)} training solutions have more tokens than the {positions} of the model"
+    labels = {label for e in examples for label in e.targets["label"].tolist() if label == label}  # nan: unlabelled
+    if len(labels) == 1:
+        yield f"all training labels are {labels.pop():g}, so there is nothing to tell apart"
 
 
 def draw_samples(*args):

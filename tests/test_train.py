@@ -24,7 +24,7 @@ from prm_jax.checkpoints import export
 from prm_jax.checkpoints.hf import load_tokenizer, locate
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.data import packing
-from prm_jax.data.examples import make_examples
+from prm_jax.data.examples import Example, make_examples
 from prm_jax.data.formats import read_format
 from prm_jax.data.pools import read_pool
 from prm_jax.data.rows import write_rows
@@ -90,6 +90,20 @@ def test_train_with_every_step_loss(name, tmp_path, monkeypatch):
     out = printed(train.main, monkeypatch, *small, f"loss.step={name}", "hydra.run.dir=run", cwd=tmp_path)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert "finished" in out and 0 < summary["eval_loss"] < 10  # pairwise: pairs were found in held-out rows too
+
+
+def test_labels_all_alike_and_solutions_longer_than_the_model_was_made_for_are_said():
+    def example(n_tokens, *labels):
+        return Example(np.zeros(n_tokens, int), np.arange(len(labels)), 0, {"label": np.array(labels, np.float32)})
+
+    nan = np.nan
+    assert list(train.oddities([example(5, 1, nan), example(9, 1, 1)], 9)) == [
+        "all training labels are 1, so there is nothing to tell apart"
+    ]
+    assert list(train.oddities([example(5, 1, nan), example(9, 0, 1)], 8)) == [
+        "1 of 2 training solutions have more tokens than the 8 of the model"
+    ]
+    assert not list(train.oddities([example(5, 0.5, 0), example(9, nan)], 9))
 
 
 @pytest.mark.parametrize("name", ["bce", "pairwise"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prm_jax.figures.style import GREY, floats, line_style, panels, save
 
-SHOWN = {"worst": "worst edit", "worst_wrong_line": "worst, error left"}  # of all edits; where a wrong line must be left
+SHOWN = {"worst": "worst edit", "worst_wrong_line": "worst, error left"}  # of all edits
 QUANTITIES = {
     "auroc": "AUROC, sound against unsound",
     "unsound_accepted": "unsound solutions above .5",
