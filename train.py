@@ -207,7 +207,7 @@ def oddities(examples: list[Example], positions: int) -> Iterator[str]:
     """Says what is legal and seldom meant: more tokens than the model was made for, labels that are all alike."""
     if n_long := sum(len(e.ids_L) > positions for e in examples):
         yield f"{n_long} of {len(examples)} training solutions have more tokens than the {positions} of the model"
-    labels = {label for e in examples for label in e.targets["label"].tolist() if label == label}  # nan: unlabelled
+    labels = {label for e in examples for label in e.targets["label"].tolist() if not math.isnan(label)}
     if len(labels) == 1:
         yield f"all training labels are {labels.pop():g}, so there is nothing to tell apart"
 
