@@ -19,7 +19,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -29,13 +28,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
 from prm_jax import InputError
 from prm_jax.data.rows import require
-from prm_jax.launch.files import cache_folder
+from prm_jax.launch.files import cache_folder, sha256
 
 RULES = ("string", "number", "math")
 # unparsable: the texts differ, and one of them is not a number or expression, or is longer than LONGEST.
@@ -194,24 +193,13 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, w
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
     with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
-        graded = list(map(grader(checker), problems))
+        graded = list(map(checker.grade, problems))
     counts = {"candidates": n_of.total()} | dict.fromkeys(VERDICTS, 0)
     for n, verdict in zip(n_of.values(), verdicts, strict=True):
         counts[verdict] += n
     counts |= {"pairs": len(verdicts) - verdicts.count("no_answer"), "checked": checker.checked}
     print(f"graded      {checker.name}: " + ", ".join(f"{n} {name}" for name, n in counts.items()))
     return graded, {"checker": checker.name} | counts
-
-
-def grader(checker: "Checker") -> Callable:
-    """A function that grades a pools.Problem's candidates against its answer; one without an answer stays as it is."""
-
-    def grade(problem):
-        gold = problem.answer
-        graded = (dataclasses.replace(c, correct=checker.verdict(gold, c.answer) == "same") for c in problem.candidates)
-        return problem if gold is None else dataclasses.replace(problem, candidates=tuple(graded))
-
-    return grade
 
 
 def group_pool(problems: Sequence, rule: str, cache: Path | str | None = None, workers: int | None = None):
@@ -299,19 +287,21 @@ class Checker:
                         print(json.dumps(row | {"sum": _sum(row)}), file=file)
         return self._known[gold, answer]
 
+    def grade(self, problem):
+        """The pools.Problem with its candidates graded against its answer; one without an answer stays as it is."""
+        gold = problem.answer
+        graded = (dataclasses.replace(c, correct=self.verdict(gold, c.answer) == "same") for c in problem.candidates)
+        return problem if gold is None else dataclasses.replace(problem, candidates=tuple(graded))
+
     def map(self, function, items: Sequence, what: str, unit: str) -> list:
         """function(item) of every item in order, on one thread per worker, with a progress bar."""
         from prm_jax.launch import cli  # not above: a worker would wait for Hydra
 
-        pool, values = concurrent.futures.ThreadPoolExecutor(self._workers), []
+        pool = concurrent.futures.ThreadPoolExecutor(self._workers)
         try:
-            with cli.progress(what, len(items), unit) as bar:
-                for value in pool.map(function, items):
-                    values.append(value)
-                    bar.update()
+            return list(cli.progress(what, len(items), unit, iterable=pool.map(function, items)))
         finally:
             pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the rest
-        return values
 
     def close(self):
         """Ends the workers."""
@@ -322,7 +312,7 @@ class Checker:
 
 
 def _sum(row):
-    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:16]
+    return sha256(json.dumps(row))[:16]
 
 
 def _compare_numbers(gold, answer):

@@ -141,24 +141,14 @@ def run(setup: Setup, cfg: Config) -> dict:
 def numbers(before_N, after_N, sound_N, problems) -> dict:
     """AUROC of sound against unsound solutions if only the unsound ones are attacked; the share of unsound ones above .5,
     and of sound ones below .5 where these are attacked. With 95 % bootstrap intervals over problems."""
-
-    def auroc(before_N, after_N, sound_N):
-        return metrics.auroc(np.where(sound_N, before_N, after_N), sound_N)
-
-    def accepted(after_N, sound_N):
-        return np.mean(after_N[~sound_N] > 0.5) if (~sound_N).any() else np.nan
-
-    def refused(after_N, sound_N):
-        return np.mean(after_N[sound_N] < 0.5) if sound_N.any() else np.nan
-
-    both = after_N, sound_N
-    cases = {
-        "auroc": (auroc, before_N, *both),
-        "unsound_accepted": (accepted, *both),
-        "sound_refused": (refused, *both),
+    statistics = {
+        "auroc": lambda before_N, after_N, sound_N: metrics.auroc(np.where(sound_N, before_N, after_N), sound_N),
+        "unsound_accepted": lambda _, after_N, sound_N: metrics.mean(after_N[~sound_N] > 0.5),
+        "sound_refused": lambda _, after_N, sound_N: metrics.mean(after_N[sound_N] < 0.5),
     }
-    made = {name: float(f(*arrays)) for name, (f, *arrays) in cases.items()}
-    return made | {f"{name}_interval": interval_of(f, problems, 0, *x) for name, (f, *x) in cases.items()}
+    arrays = before_N, after_N, sound_N
+    made = {name: f(*arrays) for name, f in statistics.items()}
+    return made | {f"{name}_interval": interval_of(f, problems, 0, *arrays) for name, f in statistics.items()}
 
 
 def show(results: dict):

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from prm_jax import tasks
-from prm_jax.data.grading import RULES, Checker, extract, grader, is_blank
+from prm_jax.data.grading import RULES, Checker, extract, is_blank
 from prm_jax.data.pools import Problem
 from prm_jax.data.rows import read_rows
 from prm_jax.launch.config import expect, one_of
@@ -91,7 +91,7 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
     def is_same(_, steps: Sequence[str], answer: str | None) -> bool:
         return rule.verdict(answer, extract("\n".join(steps))) == "same"
 
-    return Grader(checker, rule.name, is_same, grader(rule), close=rule.close)
+    return Grader(checker, rule.name, is_same, rule.grade, close=rule.close)
 
 
 def grade_by(right: Callable, problem: Problem) -> Problem:
