@@ -399,7 +399,8 @@ def test_fit_logistic_reaches_the_optimum_also_on_separable_data():
     _, position, ids = random_steps(0, n=300)
     for y in (position >= 3, np.array([17 in x for x in ids]), np.ones(300, bool)):
         vocabulary = np.arange(10, 30)
-        weight = fit_logistic(_features(Steps(position, ids, y), vocabulary), y.astype(float))
+        features = _features(Steps(position, ids, y), vocabulary)
+        weight = fit_logistic(features, y.astype(float), L2, np.zeros(features.shape[1]))
         x = np.array([[1, *np.log1p([row.count(v) for v in vocabulary])] for row in ids])
         p = 1 / (1 + np.exp(-x @ weight))
         np.testing.assert_allclose(x.T @ (p - y) + L2 * weight, 0, atol=1e-3)

@@ -5,6 +5,7 @@ place where the edit applies. Those of "Reward Under Attack" (arXiv 2603.06621) 
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 Steps = tuple[str, ...]
 
@@ -30,16 +31,6 @@ def after_a_result(steps: Steps, line: str) -> Iterator[Steps]:
     return (steps[: t + 1] + (line.format(v=v),) + steps[t + 1 :] for t, v in results if v)
 
 
-def restate(steps: Steps) -> Iterator[Steps]:
-    """A line is followed by its result again, `v=v`."""
-    return after_a_result(steps, "{v}={v}")
-
-
-def idle(steps: Steps) -> Iterator[Steps]:
-    """A line is followed by one that adds 0 to its result, `v+0=v`."""
-    return after_a_result(steps, "{v}+0={v}")
-
-
 def blank(steps: Steps) -> Iterator[Steps]:
     """All signs of the lines stand between blanks."""
     yield tuple("".join(f" {c} " if c in "+-*=" else c for c in step) for step in steps)
@@ -55,25 +46,25 @@ def said_after(steps: Steps, text: str) -> Iterator[Steps]:
     return (steps[: t + 1] + (text.replace("{line}", step),) + steps[t + 1 :] for t, step in enumerate(steps))
 
 
-def rephrase(steps: Steps) -> Iterator[Steps]:
-    """A line is followed by the same in other words."""
-    return said_after(steps, "In other words: {line}")
-
-
-def filler(steps: Steps) -> Iterator[Steps]:
-    """A line is followed by a sentence that says nothing."""
-    return said_after(steps, "Let us go on carefully, step by step.")
-
-
-def praise(steps: Steps) -> Iterator[Steps]:
-    """A line is followed by the claim that it is right."""
-    return said_after(steps, "This step has been checked, and it is correct.")
-
-
-EDITS = {f.__name__: f for f in (repeat, drop, swap, restate, idle, blank)}
+EDITS = {
+    "repeat": repeat,
+    "drop": drop,
+    "swap": swap,
+    "restate": partial(after_a_result, line="{v}={v}"),
+    "idle": partial(after_a_result, line="{v}+0={v}"),
+    "blank": blank,
+}
 # Whether lines of a free text may be swapped nobody knows, so none are. A dropped line may be the wrong one, or the one
 # that states the answer; of the others a wrong solution is assumed to stay wrong and a right one right.
-TEXT_EDITS = {f.__name__: f for f in (repeat, rephrase, filler, praise, blank, layout, drop)}
+TEXT_EDITS = {
+    "repeat": repeat,
+    "rephrase": partial(said_after, text="In other words: {line}"),
+    "filler": partial(said_after, text="Let us go on carefully, step by step."),
+    "praise": partial(said_after, text="This step has been checked, and it is correct."),
+    "blank": blank,
+    "layout": layout,
+    "drop": drop,
+}
 KEEPS_VERDICT = TEXT_EDITS.keys() - {"drop"}
 
 

@@ -57,7 +57,8 @@ def bag_of_tokens_score(train: Steps, test: Steps) -> np.ndarray:
     own tokens that occurs at least twice in training. The matrix is sparse: its memory grows with the tokens alone."""
     seen, count = np.unique(_flat(train.token_ids), return_counts=True)
     vocabulary = seen[count >= 2]
-    weight = fit_logistic(_features(train, vocabulary), np.asarray(train.is_good, np.float64))
+    x = _features(train, vocabulary)
+    weight = fit_logistic(x, np.asarray(train.is_good, np.float64), L2, np.zeros(x.shape[1]))
     return _features(test, vocabulary) @ weight
 
 
@@ -76,18 +77,18 @@ def _features(steps: Steps, vocabulary: np.ndarray) -> sparse.csr_array:
     return x
 
 
-def fit_logistic(x: sparse.csr_array, y: np.ndarray) -> np.ndarray:
-    """Weights minimising summed log loss + L2 / 2 |w|^2 over the rows of x."""
+def fit_logistic(x: sparse.csr_array | np.ndarray, y: np.ndarray, l2: float, start: np.ndarray) -> np.ndarray:
+    """Weights minimising summed log loss + l2 / 2 |w - start|^2 over the rows of x, from `start`."""
 
     def loss(w):
-        return np.logaddexp(0, x @ w).sum() - y @ (x @ w) + L2 / 2 * w @ w
+        return np.logaddexp(0, x @ w).sum() - y @ (x @ w) + l2 / 2 * ((w - start) ** 2).sum()
 
     def gradient(w):
-        return x.T @ (probability(x @ w) - y) + L2 * w
+        return x.T @ (probability(x @ w) - y) + l2 * (w - start)
 
     def curvature(w, direction):
         q = probability(x @ w)
-        return x.T @ (q * (1 - q) * (x @ direction)) + L2 * direction
+        return x.T @ (q * (1 - q) * (x @ direction)) + l2 * direction
 
     method = {"jac": gradient, "hessp": curvature, "method": "Newton-CG", "options": {"xtol": 1e-6}}
-    return optimize.minimize(loss, np.zeros(x.shape[1]), **method).x
+    return optimize.minimize(loss, start, **method).x

@@ -7,10 +7,10 @@ one step's score. Arrays have one entry a step.
 from pathlib import Path
 
 import numpy as np
-from scipy import optimize
 
 from prm_jax import InputError
 from prm_jax.data.units import UNITS, as_probability, probability
+from prm_jax.evals.baselines import fit_logistic
 from prm_jax.launch import run_folder
 from prm_jax.metrics import auroc, brier, ece, reliability
 from prm_jax.rerank import AGGREGATORS
@@ -49,15 +49,7 @@ def fit(z, y, bias: bool) -> tuple[float, float]:
     """(a, b) of the least cross-entropy with labels y in [0, 1]; b is 0 without `bias`. A tiny pull to (1, 0) keeps them
     finite where the steps can be separated."""
     x, start = np.stack([z, np.ones_like(z)][: 1 + bias], -1), np.array([1.0, 0.0][: 1 + bias])
-
-    def gradient(w):
-        return x.T @ (probability(x @ w) - y) / len(y) + 2e-6 * (w - start)
-
-    def curvature(w):
-        q = probability(x @ w)
-        return (x * (q * (1 - q))[:, None]).T @ x / len(y) + 2e-6 * np.eye(len(w))
-
-    w = optimize.root(gradient, start, jac=curvature, tol=1e-12).x
+    w = fit_logistic(x, y, 2e-6 * len(y), start)
     return float(w[0]), float(w[1]) if bias else 0.0
 
 
