@@ -105,8 +105,7 @@ def harmonic_mean(a: float, b: float) -> float:
 def mcc(is_positive, predicted_positive) -> float:
     """Matthews' correlation of two binary labels, in [-1, 1]; 0 where one of them is constant."""
     y, predicted = np.asarray(is_positive, float), np.asarray(predicted_positive, float)
-    spread = y.std() * predicted.std()
-    return float(((y - y.mean()) * (predicted - predicted.mean())).mean() / spread) if spread else 0.0
+    return float(np.corrcoef(y, predicted)[0, 1]) if y.std() * predicted.std() else 0.0
 
 
 def brier(p, y) -> float:

@@ -73,26 +73,21 @@ def serving(cfg: ModelConfig, tag: int | None) -> str:
 
 
 def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, tag: int | None) -> str:
-    is_lm = cfg.head == "none"
-    use = "`AutoModelForTokenClassification` of transformers loads it; read the logits at the step ends."
-    if is_lm:
-        use = "`AutoModelForCausalLM` of transformers loads it."
-    elif HEADS[cfg.head].hidden:
-        use = "Its layout is that of Qwen2.5-Math-PRM (score.0, ReLU, score.2), whose class comes with Qwen's weights."
-    elif cfg.family in HEADLESS:
-        use = "`AutoModel` of transformers loads the backbone, whose output `score` reads; no class has this head."
+    what, use, meaning, sections = "A language model", "`AutoModelForCausalLM` of transformers loads it.", "", {}
+    if cfg.head != "none":
+        use = "`AutoModelForTokenClassification` of transformers loads it; read the logits at the step ends."
+        if HEADS[cfg.head].hidden:
+            use = "Its layout is that of Qwen2.5-Math-PRM (score.0, ReLU, score.2); the class comes with Qwen's weights."
+        elif cfg.family in HEADLESS:
+            use = "`AutoModel` of transformers loads the backbone, whose output `score` reads; no class has this head."
+        what = f"A process reward model (objective {config.objective}, step head {cfg.head})"
+        meaning = f"\nMeaning of a label: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).\n"
+        fmt = parse(config.format, Format, "format")
+        sections = {"Use": code(name, cfg, fmt), "Use elsewhere": serving(cfg, tag)}
     metrics = "\n".join(f"| {k} | {v:.6g} |" for k, v in summary.items() if type(v) in (int, float))
     init = config.policy if "policy" in config else config.init  # of RL, of training
     base = f"base_model: {init}\n" if init.count("/") == 1 and not Path(init).exists() else ""
     unfinished = "" if summary.get("finished") else "The run had not finished."
-    what, meaning = "A language model", ""
-    if not is_lm:
-        what = f"A process reward model (objective {config.objective}, step head {cfg.head})"
-        meaning = f"\nMeaning of a label: {MEANING[config.data.label_kind]} ({config.data.label_kind} labels).\n"
-    sections = {}
-    if not is_lm:
-        fmt = parse(config.format, Format, "format")
-        sections = {"Use": code(name, cfg, fmt), "Use elsewhere": serving(cfg, tag)}
     sections |= {
         "Format of its input": as_block(config.format),
         "Data": re.sub(r'"/[^"]*/', '"', as_block(config.data)),  # names of files, not their folders on this machine

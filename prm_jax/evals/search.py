@@ -120,16 +120,15 @@ def search_all(setup: Setup, cfg: Config, inputs: SearchInputs, scorer, k: int) 
     aggregator = cfg.aggregator or ("last" if is_value else "prod")
     bins = np.array_split(np.argsort(-right_P, kind="stable"), min(cfg.difficulties, len(right_P)))
     rows, solved, tokens, rounds = [], {}, {}, list(itertools.product(cfg.budgets, cfg.methods))
-    with cli.progress(f"searching ({Path(scorer.name).name})", len(rounds), "search") as bar:
-        for budget, method in rounds:
-            file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
-            costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
-            solved[method, budget] = solved_by(pool, inputs, aggregator, cfg.policy_weight)
-            tokens[method, budget] = np.array(costs.pop("tokens_by_problem"))
-            first = budget * (1 if cfg.stop_at is None else cfg.first)
-            rows.append({"method": method, "budget": budget, "plan": search.plan(method, first, per_solution, cfg)})
-            rows[-1] |= costs
-            bar.update(1)
+    title = f"searching ({Path(scorer.name).name})"
+    for budget, method in cli.progress(title, len(rounds), "search", iterable=rounds):
+        file = setup.folder / "searches" / f"{k}_{method}_{budget}.jsonl.gz"
+        costs, pool = search_once(seed, cfg, inputs, scorer, aggregator, method, budget, per_solution, file)
+        solved[method, budget] = solved_by(pool, inputs, aggregator, cfg.policy_weight)
+        tokens[method, budget] = np.array(costs.pop("tokens_by_problem"))
+        first = budget * (1 if cfg.stop_at is None else cfg.first)
+        plan = search.plan(method, first, per_solution, cfg)
+        rows.append({"method": method, "budget": budget, "plan": plan, **costs})
     for budget in cfg.budgets if len(cfg.methods) > 1 and min(map(len, bins)) > 1 else ():
         of_methods = [(solved[method, budget], tokens[method, budget]) for method in cfg.methods]
         choice_P = choose_by_difficulty(np.stack([by_rule[cfg.choice] for by_rule, _ in of_methods]), bins)

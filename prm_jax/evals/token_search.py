@@ -120,10 +120,8 @@ def table(scorer, cfg: TokenSearch, aggregator: str, wrong: list, is_wrong: Call
     """P of some wrong solutions before and after the search, and after as many candidates that are drawn at random."""
     rng, made = np.random.default_rng(seed), []
     rows = [wrong[i] for i in sorted(rng.permutation(len(wrong))[: cfg.solutions])]
-    with cli.progress("searching", len(rows), "solution") as bar:
-        for row in rows:
-            made.append([search(scorer, cfg, aggregator, *row, is_wrong, source) for source in (None, rng)])
-            bar.update()
+    for row in cli.progress("searching", len(rows), "solution", iterable=rows):
+        made.append([search(scorer, cfg, aggregator, *row, is_wrong, source) for source in (None, rng)])
     p_N3 = np.array([(before, after, random) for (before, after, _), (_, random, _) in made])
     values = dict(zip(("before", "gradient", "random"), p_N3.T, strict=True))
     values |= {f"{name}_above": p_N > 0.5 for name, p_N in values.items()} | {"gain": p_N3[:, 1] - p_N3[:, 2]}

@@ -46,10 +46,6 @@ def run_of(runs: list[dict], stage: Stage) -> dict:
     return next(run for run in runs if is_of(run, stage))
 
 
-def selection(results: dict, scorer: str) -> str:
-    return f"{scorer}.{results['headline'][scorer]}.best_of_n"
-
-
 def share_solved(pool: dict, stage: Stage, n: int, aggregator: str | None = None, rule: str = "best_of_n") -> float:
     """The share of problems solved at n under a stage's verifier, by its headline aggregator or by `aggregator`."""
     scorer = scorer_of(pool, stage)
@@ -73,7 +69,8 @@ def differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[St
     """Says the paired differences of best-of-n between the verifiers of two stages on one pool, a pair a seed."""
     runs = []
     for pair in zip(a_stages, b_stages, strict=True):
-        a, b = (selection(pool, scorer_of(pool, stage)) for stage in pair)
+        scorers = [scorer_of(pool, stage) for stage in pair]
+        a, b = (f"{scorer}.{pool['headline'][scorer]}.best_of_n" for scorer in scorers)
         test = next(d for d in pool["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n)
         sign = 1 if test["a"] == a else -1
         runs.append(signed(sign * test["difference"], *sorted(sign * x for x in test["interval"])))

@@ -16,7 +16,6 @@ a stage may take an hour; a folder that other code has made is read, and its lin
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -244,7 +243,7 @@ def make_stage(line, sweep: dict, text: str, table: dict, below: dict, overrides
     pairs = ((key, x) for key, x in flatten(cfg) if x is not None)
     config = {key: x for key, x in pairs if key.split(".")[0] not in run_folder.KEYS_WITHOUT_EFFECT}
     config |= contents(config)
-    digest = hashlib.sha256(json.dumps([command, sorted(config.items())], default=str).encode()).hexdigest()[:8]
+    digest = run_folder.sha256(json.dumps([command, sorted(config.items())], default=str))[:8]
     needs = tuple({stage.folder: stage for stages in used.values() for stage in stages}.values())
     if digest not in folders:
         folders[digest] = next(root.glob(f"*-{digest}"), root / f"{label(line, sweep)}-{digest}")

@@ -212,10 +212,9 @@ class RemotePolicy:
         pool = concurrent.futures.ThreadPoolExecutor(min(self.concurrency, size))
         requests = [pool.submit(self.ask, prompts[i // n], int(seed), stop) for i, seed in enumerate(seed_B)]
         try:
-            with cli.progress("requests", size, "sample", delay=10, leave=False) as bar:
-                for request in concurrent.futures.as_completed(requests):
-                    request.result()
-                    bar.update()
+            ended, shown = concurrent.futures.as_completed(requests), {"delay": 10, "leave": False}
+            for request in cli.progress("requests", size, "sample", iterable=ended, **shown):
+                request.result()
         finally:  # after an error the other requests are cancelled
             pool.shutdown(wait=False, cancel_futures=True)
         raw = [request.result() for request in requests]

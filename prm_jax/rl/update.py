@@ -90,16 +90,11 @@ def of_sequence(log_ratio_BL, start_BL, is_written_BL):
     return log_ratio_BL + jax.lax.stop_gradient(mean_BL - log_ratio_BL)
 
 
-def written_logits(model: PRM, batch):
-    """The logits by which each token was sampled, logit_BLV: those of the token before it."""
+def sampled_logps(model: PRM, batch):
+    """log p of each token in nats, logp_BL, by the logits of the token before it, from which it was sampled."""
     x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"])
-    return model.vocab_logits(jnp.take_along_axis(x_BLD, batch["before"][:, :, None], axis=1))
-
-
-def logps(logit_BLV, ids_BL):
-    """log p of each token, in nats."""
-    logit_BL = jnp.take_along_axis(logit_BLV, ids_BL[:, :, None], axis=2)[..., 0]
-    return logit_BL - jax.nn.logsumexp(logit_BLV, axis=-1)
+    logit_BLV = model.vocab_logits(jnp.take_along_axis(x_BLD, batch["before"][:, :, None], axis=1))
+    return -optax.losses.softmax_cross_entropy_with_integer_labels(logit_BLV, batch["ids"])
 
 
 @jax.jit
@@ -107,8 +102,7 @@ def written_logps(model: PRM, batch, used: int):
     """log p of the sampled tokens in the first `used` micro-batches of a layout, logp_ABL; undefined elsewhere."""
 
     def add(a, logp_ABL):
-        micro = {name: x[a] for name, x in batch.items()}
-        return logp_ABL.at[a].set(logps(written_logits(model, micro), micro["ids"]))
+        return logp_ABL.at[a].set(sampled_logps(model, {name: x[a] for name, x in batch.items()}))
 
     return replicate(jax.lax.fori_loop(0, used, add, jnp.zeros(batch["ids"].shape)))
 
@@ -118,7 +112,7 @@ def policy_loss(model: PRM, batch, cfg: UpdateConfig):
     of the whole batch; count: the number of responses with the token; old and (with a KL loss) reference: log p under
     the policy that sampled it and under the one that the run began with."""
     count_BL, is_written_BL = batch["count"], (batch["count"] > 0).astype(jnp.float32)
-    logp_BL = logps(written_logits(model, batch), batch["ids"])
+    logp_BL = sampled_logps(model, batch)
     change_BL = is_written_BL * (logp_BL - batch["old"])
     ratio_BL = of_sequence(change_BL, batch["start"], is_written_BL) if cfg.surrogate == "gspo" else change_BL
     loss_BL, clipped_mass_BL = surrogate(ratio_BL, batch["up"], batch["down"], cfg)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from prm_jax.figures import paper
+from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import Drawn, line_style, panels, size_axis
 
 KEYS = ("choice", "samples", "training", "seed")
@@ -30,17 +31,10 @@ def draw(stages: paper.Stages) -> Drawn:
             drawn.statements.append(f"{title}: {text}")
         for size in sizes:
             runs = {choice: [stage_at[choice, size, budget, seed] for seed in seeds] for choice in choices}
-            title, numbers = f"{other} - {base}, {size:,} solutions, {budget} steps", {}
-            for choice, stages_of_choice in runs.items():
-                steps = [pool["calibration"][paper.scorer_of(pool, stage)]["steps"] for stage in stages_of_choice]
-                for n in (min(16, N), N):
-                    shares = [paper.share_solved(pool, stage, n) for stage in stages_of_choice]
-                    numbers.setdefault(f"best of {n}", {})[choice] = shares
-                numbers.setdefault("step AUROC", {})[choice] = [x["auroc"] for x in steps]
-                numbers.setdefault("step ECE", {})[choice] = [x["ece"] for x in steps]
-            drawn.statements += [
-                paper.mean_difference(f"{title}, {name}", x[other], x[base]) for name, x in numbers.items()
-            ]
+            title = f"{other} - {base}, {size:,} solutions, {budget} steps"
+            of_other, of_base = (numbers_of(pool, runs[choice]) for choice in (other, base))
+            for name, value_S in of_other.items():
+                drawn.statements.append(paper.mean_difference(f"{title}, {name}", value_S, of_base[name]))
             drawn.statements.append(paper.differences(title, pool, runs[other], runs[base], N))
     drawn.legend_above(axes[0, 0], len(choices))
     aurocs = ", ".join(f"{results['eval_step_auroc']:.3f}" for results in paper.results_at(stages["selector"]))
@@ -52,6 +46,14 @@ def draw(stages: paper.Stages) -> Drawn:
         size = f"{mean['solutions']:,.0f} solutions, {mean['steps']:,.0f} steps to label"
         drawn.statements.append(f"{choice}: {size}, {shares}")
     return drawn
+
+
+def numbers_of(pool: dict, stages: list[Stage]) -> dict[str, list[float]]:
+    """{number: its value for the verifier of each stage}."""
+    steps = [pool["calibration"][paper.scorer_of(pool, stage)]["steps"] for stage in stages]
+    sizes = (min(16, pool["n_candidates"]), pool["n_candidates"])
+    solved = {f"best of {n}": [paper.share_solved(pool, stage, n) for stage in stages] for n in sizes}
+    return solved | {f"step {name}": [x[name.lower()] for x in steps] for name in ("AUROC", "ECE")}
 
 
 def worth(sizes: list[int], base_X, other_X) -> str:

@@ -15,35 +15,32 @@ FALLS = {"worst": "fall of AUROC, worst edit", "worst_wrong_line": "fall of AURO
 def draw(stages: Stages) -> Drawn:
     (checker,) = results_at(stages["checker"])
     arms = {arm: results_at(stages["attack"], training=arm) for arm in values_of(stages["attack"], "training")}
-    names, (figure, (all_axes,)) = ["before", *checker["edits"]], panels(1, 3, 5.2, 9.6, sharey=True)
+    tables = {arm: [by_edit(run) for run in runs] for arm, runs in arms.items()}
+    exact, (figure, (all_axes,)) = by_edit(checker), panels(1, 3, 5.2, 9.6, sharey=True)
     drawn = Drawn(figure, f"{checker['solutions']:,} solutions, {checker['sound']} sound")
     drawn.text += "; each row: the worst place of one edit"
     drawn.spread = "dots: runs, bars: 95 % t intervals of their mean"
     for axes, (key, title) in zip(all_axes, QUANTITIES.items(), strict=True):
-        exact = [table_of(checker, name)[key] for name in names]
-        axes.plot(exact, range(len(names)), "|", color=GREY, markersize=16, label="the exact checker")
-        for i, (arm, runs) in enumerate(arms.items()):
+        exact_n = [numbers[key] for numbers in exact.values()]
+        axes.plot(exact_n, range(len(exact)), "|", color=GREY, markersize=16, label="the exact checker")
+        for i, (arm, runs) in enumerate(tables.items()):
             shift = 0.18 * (i - (len(arms) - 1) / 2)
-            for y, name in enumerate(names):
-                value_S = [table_of(run, name)[key] for run in runs]
-                drawn.dots(axes, title, f"{arm}: {row_name(name)}", y + shift, value_S, line_style(i))
+            for y, name in enumerate(exact):
+                drawn.dots(axes, title, f"{arm}: {name}", y + shift, [run[name][key] for run in runs], line_style(i))
             axes.plot([], [], **line_style(i) | NO_LINE, label=arm)
-        for y, x in enumerate(exact):
-            drawn.row(title, f"the exact checker: {row_name(names[y])}", "", x, np.nan, np.nan, [x])
-        axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(names) - 0.5, -0.5))
-        axes.set_yticks(range(len(names)), map(row_name, names))
-        axes.hlines(np.arange(len(names) - 1) + 0.5, -0.03, 1.03, color=GREY, linewidth=0.3)
+        for name, x in zip(exact, exact_n, strict=True):
+            drawn.row(title, f"the exact checker: {name}", "", x, np.nan, np.nan, [x])
+        axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(exact) - 0.5, -0.5))
+        axes.set_yticks(range(len(exact)), list(exact))
+        axes.hlines(np.arange(len(exact) - 1) + 0.5, -0.03, 1.03, color=GREY, linewidth=0.3)
     drawn.legend_above(all_axes[0], 5)
     state_falls(drawn, arms, checker)
     return drawn
 
 
-def table_of(results: dict, name: str) -> dict:
-    return results["before"] if name == "before" else results["edits"][name]
-
-
-def row_name(name: str) -> str:
-    return "no edit" if name == "before" else SHOWN.get(name, name)
+def by_edit(results: dict) -> dict[str, dict]:
+    """{name of a row: its numbers}."""
+    return {"no edit": results["before"]} | {SHOWN.get(name, name): x for name, x in results["edits"].items()}
 
 
 def state_falls(drawn: Drawn, arms: dict[str, list[dict]], checker: dict):
