@@ -29,9 +29,7 @@ class LossConfig:
     objective: Literal["prm", "orm", "implicit", "lm"]
     step: Annotated[str, one_of(STEP_LOSSES)]
     pos_weight: Positive  # weight of the good class in the step loss
-    lm_weight: (
-        NotNegative | None
-    )  # of the auxiliary next-token loss (Cobbe et al. 2021: joint objective); null: train.py
+    lm_weight: NotNegative | None  # of the next-token loss beside it (Cobbe et al. 2021: joint); null: train.py
     gamma: NotNegative = 2.0  # of focal
     zeta: NotNegative = 4.0  # of pqm: by how much a bad step's Q must be below the others
     beta: Positive = 0.05  # of objective=implicit: log-odds a nat of log policy / reference

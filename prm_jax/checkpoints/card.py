@@ -77,7 +77,7 @@ def model_card(name: str, step: int, cfg: ModelConfig, config, summary: dict, ta
     if cfg.head != "none":
         use = "`AutoModelForTokenClassification` of transformers loads it; read the logits at the step ends."
         if HEADS[cfg.head].hidden:
-            use = "Its layout is that of Qwen2.5-Math-PRM (score.0, ReLU, score.2); the class comes with Qwen's weights."
+            use = "Its layout is Qwen2.5-Math-PRM's (score.0, ReLU, score.2), whose class comes with Qwen's weights."
         elif cfg.family in HEADLESS:
             use = "`AutoModel` of transformers loads the backbone, whose output `score` reads; no class has this head."
         what = f"A process reward model (objective {config.objective}, step head {cfg.head})"

@@ -183,13 +183,9 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, w
     """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the checker;
     candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
     those that Math-Verify saw now, not in an earlier call (`cache`)."""
+    expected = "the right answer; task=score ranks without"
     for problem in problems:
-        require(
-            not is_blank(problem.answer),
-            f"problem {problem.id}: answer",
-            problem.answer,
-            "the right answer; task=score ranks without",
-        )
+        require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
     with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")

@@ -90,17 +90,15 @@ def run(setup: Setup, cfg: Config) -> dict:
     expect(0 < sound_N.sum() < len(rows), "solutions", cfg.solutions, "some sound and some unsound ones")
     versions = [{(row[0], new): name for new, name in edited(row[1], names).items()} for row in rows]
     every = list(dict.fromkeys([*rows, *(row for made in versions for row in made)]))
-    scores = score_into(
-        setup.folder / "scores.jsonl", scorer, ((str(i), *row) for i, row in enumerate(every)), len(every)
-    )
-    p_of = dict(
-        zip(every, np.exp(rerank.solution_scores(list(scores), cfg.aggregator).astype(np.float64)), strict=True)
-    )
+    numbered = ((str(i), *row) for i, row in enumerate(every))
+    scores = list(score_into(setup.folder / "scores.jsonl", scorer, numbered, len(every)))
+    log_p_n = rerank.solution_scores(scores, cfg.aggregator).astype(np.float64)
+    p_of = dict(zip(every, np.exp(log_p_n), strict=True))
     before_N, problems = np.array([p_of[row] for row in rows]), np.array([problem for problem, _ in rows])
 
-    def keeps(n: int, row) -> bool:
-        """Whether an edited version has the verdict of solution n."""
-        return task is None or is_sound(task, *row) == sound_N[n]
+    def keeps(sound: bool, problem: str, steps) -> bool:
+        """Whether an edited version has the verdict of its solution."""
+        return task is None or is_sound(task, problem, steps) == sound
 
     def attacked(chosen, wrong_line=False) -> dict:
         """Numbers where the attacker hands in, of the versions that `chosen` edits make and whose verdict is kept, the best
@@ -108,7 +106,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         refuse others."""
         p_N = before_N.copy()
         for n, made in enumerate(versions):
-            kept = [row for row, name in made.items() if name in chosen and keeps(n, row)]
+            kept = [row for row, name in made.items() if name in chosen and keeps(sound_N[n], *row)]
             if wrong_line and not sound_N[n]:
                 kept = [row for row in kept if 0 in tasks.step_labels(task, *row)]
             p_N[n] = (min if sound_N[n] else max)([p_N[n], *(p_of[row] for row in kept)])
@@ -116,7 +114,8 @@ def run(setup: Setup, cfg: Config) -> dict:
 
     tables = {name: attacked((name,)) for name in names}
     for name, x in tables.items():
-        kept = [keeps(n, row) for n, made in enumerate(versions) for row, edit in made.items() if edit == name]
+        pairs = zip(sound_N, versions, strict=True)
+        kept = [keeps(sound, *row) for sound, made in pairs for row, edit in made.items() if edit == name]
         x |= {"versions": len(kept), "verdict_kept": float(np.mean(kept)) if kept and task else None}
         if task is None and name not in KEEPS_VERDICT:  # how scores move is known, but not whether they should
             x |= {"auroc": None, "auroc_interval": [None, None]}
@@ -126,10 +125,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     by_tokens = {}
     if cfg.token_search.rounds:
         wrong = [row for row, sound in zip(rows, sound_N, strict=True) if not sound]
-
-        def is_wrong(problem: str, steps) -> bool:
-            return task is None or not is_sound(task, problem, steps)
-
+        is_wrong = functools.partial(keeps, False)
         by_tokens = token_search.table(scorer, cfg.token_search, cfg.aggregator, wrong, is_wrong, setup.cfg.seed)
     return {
         **describe(scorer), "aggregator": cfg.aggregator, "solutions": len(rows), "sound": int(sound_N.sum()),

@@ -54,8 +54,7 @@ def show(numbers: dict):
 
 def detail(run: dict):
     counts, intervals = run["later"]["counts"], run["later"]["intervals"]
-    print(
-        f"later steps after a first error: {', '.join(f'{n} {kind}' for kind, n in counts.items())}; {run['verifier']}"
-    )
+    listed = ", ".join(f"{n} {kind}" for kind, n in counts.items())
+    print(f"later steps after a first error: {listed}; {run['verifier']}")
     for name in [name for name in SHOWN if intervals[name] is not None]:
         print(f"  {name:<21}{run[name]:.4f} {plus_minus(intervals[name])}")

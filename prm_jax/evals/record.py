@@ -61,9 +61,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     results = best_of_n.run(dataclasses.replace(setup, data=node), rules)
     headline, N = {name: results["headline"][name] for name in results["verifiers"]}, str(rules.fresh.candidates)
     solved = [results["scorers"][name][aggregator]["best_of_n"][N] for name, aggregator in headline.items()]
-    commits = {
-        str(record_of(run, "summary.json", **KINDS)["versions"].get("commit")) for run in itertools.chain(*verifiers)
-    }
+    summaries = (record_of(run, "summary.json", **KINDS) for run in itertools.chain(*verifiers))
+    commits = {str(summary["versions"].get("commit")) for summary in summaries}
     record = common.spread(solved) | {"solved": solved, "costs": costs, "commits": sorted(commits)}
     record |= {"budget": cfg.budget, "aggregator": "/".join(dict.fromkeys(headline.values())), "pool": setup.cfg.seed}
     return results | {"record": record}

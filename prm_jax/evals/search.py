@@ -242,9 +242,8 @@ def show(results: dict):
         tokens = f"{v['tokens_per_solution']:.1f} tokens a solution"
         print(f"policy      {v['policy']}: {tokens}; {v['problems']} problems: {solved}")
         if rule == "policy" and v["policy_source"] != "policy":
-            print(
-                "note        the policy gives no log p of its texts: the shares of equal answers stand in, if there are any"
-            )
+            instead = "the shares of equal answers stand in, if there are any"
+            print(f"note        the policy gives no log p of its texts: {instead}")
         searches = {(s["method"], s["budget"]): s for s in v["searches"]}
         methods, budgets = (list(dict.fromkeys(names)) for names in zip(*searches, strict=True))
         title = f"by {CHOICES[rule]}, at a budget of policy tokens"

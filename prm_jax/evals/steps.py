@@ -238,11 +238,8 @@ def label_errors(value, good) -> dict[str, dict]:
             "soft": mean((p_Kn * np.abs(share_K[:, None] - value)).sum(0)),
             "wrong_called_good": mean(1 - none_n[~is_good]), "right_called_bad": mean(none_n[is_good]),
         }  # fmt: skip
-    constants = {
-        "any": mean(~is_good),
-        "soft": mean(np.abs(value - mean(value))),
-    }  # of a label that says the same of all
-    return table | {"constant": constants}
+    # Of a label that says the same of all steps.
+    return table | {"constant": {"any": mean(~is_good), "soft": mean(np.abs(value - mean(value)))}}
 
 
 def by_depth(score, value, depth, problem, seed: int) -> dict:
@@ -361,9 +358,8 @@ def show_bounds(run: dict):
     for name, x in [(way, table[way]) for way in ("raw", "now") if way in table]:
         rows = {f"{name}, all steps": x["all"]} | {f"{name}, step {d}": row for d, row in x["depths"].items()}
         for title, row in rows.items():
-            print(
-                f"  {title:<16} {row['coverage']:.3f} {plus_minus(row['interval'])}  {row['below']:.3f}  {row['above']:.3f}  {row['width']:.3f}"
-            )
+            numbers = "  ".join(f"{row[name]:.3f}" for name in ("below", "above", "width"))
+            print(f"  {title:<16} {row['coverage']:.3f} {plus_minus(row['interval'])}  {numbers}")
 
 
 def show_group(group: dict, kind: str, of_steps: bool = True):

@@ -50,9 +50,8 @@ def draw_runs(drawn: Drawn, axes, label: str, style: dict, runs: list[dict], cos
 def panels_of(runs: list[dict]) -> tuple:
     """(figure, axes, {number: title}) with a panel for each number of PANELS that a run has: without a PRM there is no
     AUROC, of problems of files no verdict on a step."""
-    measured = {
-        name: title for name, title in PANELS.items() if np.isfinite([x for run in runs for x in run[name]]).any()
-    }
+    has_some = {name: np.isfinite([run[name] for run in runs]).any() for name in PANELS}
+    measured = {name: title for name, title in PANELS.items() if has_some[name]}
     rows = -(-len(measured) // 2)
     figure, axes = panels(rows, 2, 2.25 * rows, sharex=True)
     if len(measured) % 2:

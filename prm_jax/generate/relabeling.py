@@ -90,9 +90,8 @@ class RelabelingConfig(CommandConfig):  # conf/relabeling.yaml says what each ke
         if self.after_first_error != "keep" and self.by not in ("checker", "equations", "consensus"):
             expect(self.threshold is not None, "threshold", None, "one: soft labels have no first error")
         is_idle = is_own(self.checker) and self.by != "checker"
-        expect(
-            not is_idle, "checker", self.checker, "an embedded task, or by=checker: your own function gives the labels"
-        )
+        expected = "an embedded task, or by=checker: your own function gives the labels"
+        expect(not is_idle, "checker", self.checker, expected)
         lacks_values = self.by == "td" and self.checkpoint is None and self.td_lambda < 1
         expect(not lacks_values, "td_lambda", self.td_lambda, "1 without a value model, checkpoint=MODEL")
 

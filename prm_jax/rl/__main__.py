@@ -102,9 +102,8 @@ class RLConfig(advantages.EstimatorConfig, CommandConfig):  # conf/rl.yaml says 
         expect(exact, "sampling", f"{s}", "temperature 1 and all tokens, the distribution that the gradient is of")
         alone = self.n == 1 and self.estimator.needs_group
         expect(not alone, "n", self.n, "at least 2: the other responses to a problem are the baseline")
-        expect(
-            not self.resample or self.select == "mixed", "resample", self.resample, "0, or select=mixed, which drops"
-        )
+        drops = self.select == "mixed"
+        expect(drops or not self.resample, "resample", self.resample, "0, or select=mixed, which drops")
         expect(self.select != "prof" or has_prm, "reward.prm_checkpoint", None, "a verifier, which select=prof asks")
         expect(not self.online.every or has_prm, "reward.prm_checkpoint", None, "a verifier, which online.every trains")
 
@@ -230,13 +229,8 @@ class Trainer:
                     print(f"stopped     by {name} after step {step}; continue with: python -m prm_jax.rl resume={run}")
                     sys.exit(128 + received)
         spent, whole = self.spent, max(sum(self.spent[name] for name in PARTS), 1e-9)
-        final = {
-            **best,
-            "best_pass_at_1": best["eval_pass_at_1"],
-            **scores,
-            "steps": cfg.steps,
-            "seconds": time.perf_counter() - started,
-        }
+        final = {**best, "best_pass_at_1": best["eval_pass_at_1"], **scores}
+        final |= {"steps": cfg.steps, "seconds": time.perf_counter() - started}
         final |= {f"share_{name}": spent[name] / whole for name in PARTS}
         final |= {"seconds_evaluate": spent["evaluate"], "policy_tokens": spent["tokens"]}
         final["tokens_per_second"] = spent["tokens"] / max(spent["roll_out"], 1e-9)

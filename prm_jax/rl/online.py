@@ -45,12 +45,11 @@ def open_prm(name: str, options: OpenOptions, cfg: OnlineConfig):
     """The verifier `name`. A language model that learns online is an implicit PRM with itself as reference."""
     if not cfg.every or not needs_folder(name):
         return open_verifier(name, options)
-    loaded, reference = (open_checkpoint(name, options.which, options.format, options.dtype) for _ in range(2))
+    loaded = open_checkpoint(name, options.which, options.format, options.dtype)
     if loaded.objective == "lm":
-        kind = "value"
-        fmt = dataclasses.replace(loaded.format, head="implicit", score="log_ratio", beta=cfg.beta, label_kind=kind)
-        changes = {"format": fmt, "objective": "prm", "label_kind": kind, "reference": reference.model, "config": None}
-        loaded = dataclasses.replace(loaded, **changes)
+        form = {"head": "implicit", "score": "log_ratio", "beta": cfg.beta, "label_kind": "value"}
+        fmt = dataclasses.replace(loaded.format, **form)
+        loaded = open_checkpoint(name, options.which, fmt, options.dtype, reference=name)
     return loaded.scorer(options.rows, options.tokens)
 
 

@@ -22,9 +22,8 @@ def draw(stages: Stages) -> Drawn:
         for k, error_S in zip(sizes, error_SK.T, strict=True):
             drawn.row("error of a label", f"{name}, K = {k}", "", *over_seeds(error_S), error_S)
         least = ", ".join(str(sizes[k]) for k in error_SK.argmin(1))
-        drawn.statements.append(
-            f"{name}: least error {error_SK.mean(0).min():.3f}, of each set of beliefs at K = {least}"
-        )
+        lowest = f"{error_SK.mean(0).min():.3f}"
+        drawn.statements.append(f"{name}: least error {lowest}, of each set of beliefs at K = {least}")
     for key, dash in (("any", "--"), ("soft", ":")):
         constant_S = [table["constant"][key] for table in tables]
         left.axhline(np.mean(constant_S), color=GREY, linewidth=0.8, linestyle=dash)

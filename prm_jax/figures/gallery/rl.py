@@ -25,9 +25,8 @@ def draw(stages: Stages) -> Drawn:
         draw_runs(drawn, axes, kind, line_style(i), runs, cost_S if compares_costs else [], measured)
         if compares_costs and any(cost_S):  # at the tokens of the first arm
             left_S = np.subtract([run["tokens"][-1] for run in runs_of[kinds[0]]], cost_S)
-            y_S = [
-                np.interp(left, run["tokens"], run["eval_pass_at_1"]) for left, run in zip(left_S, runs, strict=True)
-            ]
+            pairs = zip(left_S, runs, strict=True)
+            y_S = [np.interp(left, run["tokens"], run["eval_pass_at_1"]) for left, run in pairs]
             drawn.number(PANELS["eval_pass_at_1"], f"{kind} at equal tokens", y_S, np.mean(left_S) / 1e3)
         changes = []
         for name in IN_WORDS:
