@@ -71,8 +71,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     if pool.n_repeated:
         print(f"note        {pool.n_repeated} problems have the text of an earlier one; intervals take them for others")
     scorers, verifiers = chosen_scores(cfg.scores, list(pool.scores), bool(setup.checkpoints)), {}
-    bounded = [] if cfg.lower_bound is None else cfg.lower_bound
-    lower_bounds = chosen_scores(bounded, list(pool.scores), False, "lower_bound")
+    lower_bounds = chosen_scores(cfg.lower_bound, list(pool.scores), True, "lower_bound")
     if setup.checkpoints:
         problems, verifiers, scored_now = score_pool(setup, cfg, problems)
         lower_bounds += scored_now

@@ -15,15 +15,14 @@ QUANTITIES = {
 def attack_figures(results: dict, folder: Path) -> list[Path]:
     """Draws the three quantities before the attack (line) and after each edit (dots)."""
     figure, (all_axes,) = panels(1, 3, 2.6, 9, sharey=True)
-    names = [*results["edits"]]
+    tables, y = results["edits"].values(), range(len(results["edits"]))
     for axes, (key, title) in zip(all_axes, QUANTITIES.items(), strict=True):
         axes.axvline(results["before"][key], color=GREY, linewidth=1, linestyle="--", label="no edit")
-        tables, y = [results["edits"][name] for name in names], range(len(names))
         low, high = floats([x[f"{key}_interval"] for x in tables]).T
         axes.hlines(y, low, high, color=line_style(0)["color"], linewidth=1, alpha=0.5)
         axes.plot([x[key] for x in tables], y, **line_style(0) | {"linestyle": ""}, label="worst place of one edit")
-        axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(names) - 0.5, -0.5))
-        axes.set_yticks(y, [SHOWN.get(name, name) for name in names])
+        axes.set(title=title, xlim=(-0.03, 1.03), ylim=(len(y) - 0.5, -0.5))
+        axes.set_yticks(y, [SHOWN.get(name, name) for name in results["edits"]])
     figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=8)
     text = f"{results['solutions']} solutions, {results['sound']} sound; {results['aggregator']} of step scores; 95 % bootstrap"
     return [save(figure, folder / "attack.png", f"{text} intervals over problems; {results['verifier']}", results)]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from prm_jax.figures.paper import Stages, results_at
-from prm_jax.figures.style import BLUE, GREY, NO_LINE, Drawn, line_style, over_seeds, panels
+from prm_jax.figures.style import BLUE, GREY, NO_LINE, Drawn, line_style, panels
 
 # {name in the figure: kinds of the checker}
 KINDS = {x: [x] for x in "*-+"} | {"max or min": ["max", "min"], "hidden value": ["merged"], "malformed": ["form"]}
@@ -25,9 +25,9 @@ def draw(stages: Stages) -> Drawn:
             drawn.statements.append(f"{name}: {verifier} misses {np.mean(missed_S):.3f}")
         missed_S = [share(table, name, "missed") for table in prms]
         axes.plot(np.mean(missed_S), height, "o", color=BLUE, markerfacecolor="none", markersize=9)
-        drawn.row(name, "PRM, threshold .5", "", *over_seeds(missed_S), missed_S)
+        drawn.number(name, "PRM, threshold .5", missed_S)
     *auroc_S, other = [run["lines"]["merged"]["auroc"] for run in measured]
-    drawn.row("AUROC, hidden value", "PRM", "", *over_seeds(auroc_S), auroc_S)
+    drawn.number("AUROC, hidden value", "PRM", auroc_S)
     drawn.statements.append(f"AUROC on lines that hide a value: {drawn.rows[-1]['values']}; likelihood {other:.3f}")
     for verifier, style in STYLES.items():
         axes.plot([], [], **style | NO_LINE | {"markersize": 6}, label=verifier)

@@ -20,14 +20,14 @@ def draw(stages: Stages) -> Drawn:
         error_SK = np.array([[table[str(k)][key] for k in sizes] for table in tables])
         drawn.curve(left, "error of a label", name, sizes, error_SK, line_style(i))
         for k, error_S in zip(sizes, error_SK.T, strict=True):
-            drawn.row("error of a label", f"{name}, K = {k}", "", *over_seeds(error_S), error_S)
+            drawn.number("error of a label", f"{name}, K = {k}", error_S)
         least = ", ".join(str(sizes[k]) for k in error_SK.argmin(1))
         lowest = f"{error_SK.mean(0).min():.3f}"
         drawn.statements.append(f"{name}: least error {lowest}, of each set of beliefs at K = {least}")
     for key, dash in (("any", "--"), ("soft", ":")):
         constant_S = [table["constant"][key] for table in tables]
         left.axhline(np.mean(constant_S), color=GREY, linewidth=0.8, linestyle=dash)
-        drawn.row("error of a label", f"constant, {key}", "", *over_seeds(constant_S), constant_S)
+        drawn.number("error of a label", f"constant, {key}", constant_S)
     for key in ("wrong_called_good", "right_called_bad"):
         values = {k: over_seeds([table[str(k)][key] for table in tables]) for k in (sizes[2], sizes[-1])}
         drawn.statements += [f"any right, K = {k}: {key} {signed(*x)}" for k, x in values.items()]

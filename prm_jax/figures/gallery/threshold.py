@@ -3,7 +3,7 @@
 import numpy as np
 
 from prm_jax.figures.paper import Stages, results_at
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels
 
 PANELS = {"its own task": "home", "longer problems": "longer"}
 STYLES = {"PRM": line_style(0) | {"marker": ""}, "likelihood": {"color": GREY, "linestyle": "-.", "linewidth": 1.4}}
@@ -31,7 +31,7 @@ def draw(stages: Stages) -> Drawn:
             if line == "home":
                 ways.pop("chosen at home")  # on the problems that it was chosen on
             for way, value_S in ways.items():
-                drawn.row(panel, f"{verifier}, {way}", "", *over_seeds(value_S), value_S)
+                drawn.number(panel, f"{verifier}, {way}", value_S)
                 drawn.statements.append(f"{panel}: {verifier}, {way}: {np.mean(value_S):.3f}")
             if verifier == "PRM":
                 axes.plot(x[best_S], f1_SX[runs, best_S], **CHOSEN, label="chosen at home")

@@ -75,12 +75,11 @@ def path(drawn: Drawn, axes, scorer: str, tables: list[dict], style: dict):
 def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
     """One way to choose: each run small, their mean large."""
     x_S, y_S = ([row[name] for row in rows] for name in ("final_error", "trace_error"))
-    mean, low, high = over_seeds(y_S)
+    mean, *_ = drawn.number("trace error", name_of(rule), y_S, np.mean(x_S))
     points = {"color": style["color"], "marker": style["marker"]} | NO_LINE
     axes.plot(x_S, y_S, **points, markersize=3, alpha=0.4)
     axes.plot(np.mean(x_S), mean, **points, markersize=7)
     axes.plot([], [], **style | (NO_LINE if rule == "mean" else {}), label=name_of(rule))
-    drawn.row("trace error", name_of(rule), np.mean(x_S), mean, low, high, y_S)
 
 
 def agreements(tables: list[dict]) -> list[str]:
