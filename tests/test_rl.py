@@ -179,14 +179,14 @@ def test_dropped_groups_are_drawn_again(monkeypatch, rollouts):
         return [with_steps(dataclasses.replace(rollouts[0], group=g, problem=p), f"{k}") for g, p, k in rows]
 
     monkeypatch.setattr(rl, "roll_out", roll_out)
-    monkeypatch.setattr(rl, "problems_of_step", lambda train, step, n, seed: list(range((step - 1) * n, step * n)))
+    monkeypatch.setattr(rl, "shuffled", lambda n, first, end, seed: range(first, end))
     is_right = lambda r: r.problem not in mixed or r.steps == ("0",)
     for resample, batches, kept in ((0, 1, []), (1, 2, [2]), (9, 3, [2, 5])):
         cfg = SimpleNamespace(n=2, problems=2, steps=1, seed=0, resample=resample, select="mixed")
         cfg.accuracy_low, cfg.accuracy_high = 0.0, 1.0
         rewards = SimpleNamespace(right=lambda rollouts: np.array([is_right(r) for r in rollouts], float))
         trainer = SimpleNamespace(cfg=cfg, key=jax.random.key(0), policy=None, rewards=rewards)
-        trainer.problems = SimpleNamespace(train=None)
+        trainer.problems = SimpleNamespace(train=range(100))
         drawn.clear()
         found = rl.Trainer.roll_out(trainer, 1)
         keep_N = rl.keep_mixed(cfg, rewards.right(found), found)

@@ -226,6 +226,12 @@ def training_width(examples: Sequence[Encoded], share: bool) -> int:
     return choose_width(max(group.tokens for group in singles), rows)
 
 
+def shuffled(n: int, first: int, end: int, *seed: int) -> np.ndarray:
+    """Places first to end of an endless stream in which all of 0..n-1 come once, in a new order, before any comes again."""
+    orders = [np.random.default_rng([*seed, k]).permutation(n) for k in range(first // n, -(-end // n))]
+    return np.concatenate([*orders, np.zeros(0, int)])[first % n :][: end - first]
+
+
 class TrainingRows:
     """An endless shuffled stream of rows; row i's examples are a pure function of the seed. An epoch is planned from
     (seed, epoch) and the lengths alone, when one of its rows is first read. `parts`, of a mixture: {source: (number of
@@ -250,9 +256,7 @@ class TrainingRows:
         drawn, start, total = [], 0, sum(weight for _, weight in self.parts.values())
         for number, (size, weight) in enumerate(self.parts.values()):
             first, end = (round(weight / total * n * e) for e in (epoch, epoch + 1))
-            passes = range(first // size, -(-end // size))
-            stream = [np.random.default_rng([self.seed, number, k]).permutation(size) for k in passes]
-            drawn.append(start + np.concatenate([*stream, np.zeros(0, int)])[first % size :][: end - first])
+            drawn.append(start + shuffled(size, first, end, self.seed, number))
             start += size
         return rng.permutation(np.concatenate(drawn))
 

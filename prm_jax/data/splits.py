@@ -14,6 +14,7 @@ from prm_jax.data.pools import Problem
 from prm_jax.data.rows import file_fingerprint, read_rows, require
 from prm_jax.data.solutions import Packed, Solution, packed_solutions
 from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of, parse
+from prm_jax.launch.files import sha256
 
 LabelKind = Literal["correctness", "value", "advantage"]
 Files = str | Annotated[list, Rule(lambda paths: {*map(type, paths)} == {str}, "a file or a list of files")] | None
@@ -200,13 +201,9 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
     return Data(splits, counts | _count_overlaps(splits), fingerprints, sizes)
 
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def assign_fold(problem: str, folds: int) -> int:
     """Fold (0 to folds - 1) of a problem: a hash of its text up to white space, the same in every run."""
-    return int(_sha256(" ".join(problem.split()))[:16], 16) % folds
+    return int(sha256(" ".join(problem.split()))[:16], 16) % folds
 
 
 def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "validation")) -> dict:
@@ -225,7 +222,7 @@ def split_by_problem(solutions: Packed, folds: int, fold: int, sides=("test", "v
 
 
 def problem_hash(problem: str) -> str:
-    return _sha256("".join(problem.split()))[:16]
+    return sha256("".join(problem.split()))[:16]
 
 
 def problem_hashes(solutions: Iterable[Solution]) -> list[str]:

@@ -27,7 +27,7 @@ from prm_jax import rerank, tasks
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
-from prm_jax.data.packing import fits_window
+from prm_jax.data.packing import fits_window, shuffled
 from prm_jax.data.splits import TaskData, data_config
 from prm_jax.data.units import probability
 from prm_jax.generate.policies import Sampling, SamplingStats
@@ -275,11 +275,12 @@ class Trainer:
     def roll_out(self, step: int) -> list[Rollout]:
         """The roll-outs of a step. Where select=mixed drops groups, up to `resample` further batches of problems follow,
         until it keeps as many groups as it had problems (DAPO)."""
-        cfg, rollouts = self.cfg, []
+        cfg, train, rollouts = self.cfg, self.problems.train, []
         for more in range(cfg.resample + 1):
-            problems = problems_of_step(self.problems.train, step + more * cfg.steps, cfg.problems, cfg.seed)
-            key = jax.random.fold_in(self.key, step + more * cfg.steps)
-            first, drawn = len(rollouts) // cfg.n, roll_out(self.policy, problems, cfg.n, key)
+            number = step + more * cfg.steps
+            places = shuffled(len(train), (number - 1) * cfg.problems, number * cfg.problems, cfg.seed)
+            key = jax.random.fold_in(self.key, number)
+            first, drawn = len(rollouts) // cfg.n, roll_out(self.policy, [train[i] for i in places], cfg.n, key)
             rollouts += [dataclasses.replace(r, group=r.group + first) for r in drawn]
             if more == cfg.resample or keep_mixed(cfg, self.rewards.right(rollouts), rollouts).sum() == len(drawn):
                 break
@@ -355,13 +356,6 @@ class Trainer:
                 names = [name for name in ("step_auroc", "ece") if np.isfinite(metrics[name])]
                 numbers |= {f"prm_{name}": metrics[name] for name in names}
         return numbers | self.problems.watch(rollouts)
-
-
-def problems_of_step(problems: list[str], step: int, n: int, seed: int) -> list[str]:
-    """The n problems of a step: all come once, in a new order, before any comes again."""
-    places, total = np.arange((step - 1) * n, step * n), len(problems)
-    orders = {epoch: np.random.default_rng([seed, epoch]).permutation(total) for epoch in set(places // total)}
-    return [problems[orders[i // total][i % total]] for i in places]
 
 
 def keep_mixed(cfg: RLConfig, right_N: np.ndarray, rollouts: list[Rollout]) -> np.ndarray:

@@ -98,12 +98,8 @@ def of_files(cfg: QuestionsConfig, grader: Grader, n_held_out: int) -> Problems:
             if answers.setdefault(q.problem, q.answer) != q.answer:
                 raise InputError(f"{path}: {q.id}: has the answer {q.answer}, but before it was {answers[q.problem]}")
             problems[q.problem] = None
-    train, held_out = map(list, splits)
-
-    def is_right(r: Rollout) -> bool:
-        return grader.right(r.problem, r.steps, answers[r.problem])
-
-    return Problems(train, held_out[:n_held_out], is_right, grader.task)
+    train, held_out = list(splits[0]), list(splits[1])[:n_held_out]
+    return Problems(train, held_out, lambda r: grader.right(r.problem, r.steps, answers[r.problem]), grader.task)
 
 
 def of_critic(data: TaskData, name: str, n_held_out: int, seed: int) -> Problems:

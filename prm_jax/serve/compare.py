@@ -49,8 +49,8 @@ class CompareConfig:
 
 def read_solutions(path: str, most: int) -> list[tuple[str, str, tuple[str, ...]]]:
     """The first (id, problem, steps) rows of a file of solutions or a pool."""
-    solutions = ((s.id, s.problem, s.steps) for *_, s in sources.load_placed(path, "native", collections.Counter()))
-    return [(str(i), problem, tuple(steps)) for i, problem, steps in itertools.islice(solutions, most)]
+    rows = itertools.islice(sources.load_placed(path, "native", collections.Counter()), most)
+    return [(str(s.id), s.problem, s.steps) for *_, s in rows]
 
 
 def ask(url: str, body: dict, seconds: float) -> dict:

@@ -81,11 +81,8 @@ def open_grader(checker: str, files: Sequence[str] = ()) -> Grader:
         return Grader(checker, checker, right, functools.partial(grade_by, right))
     if checker not in RULES:
         task = tasks.of_files(files, checker)
-
-        def is_solved(problem: str, steps: Sequence[str], _) -> bool:
-            return task.solved(problem, steps)
-
-        return Grader(tasks.name_of(task), "the task's checker", is_solved, functools.partial(tasks.grade, task), task)
+        name, grade = tasks.name_of(task), functools.partial(tasks.grade, task)
+        return Grader(name, "the task's checker", lambda text, steps, _: task.solved(text, steps), grade, task)
     rule = Checker(checker)
 
     def is_same(_, steps: Sequence[str], answer: str | None) -> bool:
