@@ -73,9 +73,9 @@ def is_probability(value) -> bool:
     return isinstance(value, int | float) and 0 <= value <= 1
 
 
-def first_error(labels: Sequence[float | None]) -> int:
-    """Index of the first bad step (label below 0.5), -1 if there is none."""
-    return next((index for index, label in enumerate(labels) if label is not None and label < 0.5), -1)
+def first_error(labels: Sequence[float | None], threshold: float = 0.5) -> int:
+    """Index of the first bad step (label below the threshold), -1 if there is none."""
+    return next((index for index, label in enumerate(labels) if label is not None and label < threshold), -1)
 
 
 def relabel_after_error(solution: Solution, after_first_error: str) -> Solution:

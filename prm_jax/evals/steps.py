@@ -58,7 +58,7 @@ def run(setup: Setup, cfg: Config) -> dict:
         cli.print_counts(counts, totals=("rows", "solutions", "steps", "labels", *SAMPLED))
         if not any(y is not None for s in test for y in s.labels):
             raise InputError("data: the test split has no labelled solution")
-        rows = ((s.id, s.problem, s.steps) for s in test)
+        rows = [(s.id, s.problem, s.steps) for s in test]
         p = list(map(probability, score_into(setup.folder / f"scores_{i}.jsonl", scorer, rows, len(test))))
         run = step_results(cfg, data_cfg.label_kind, test, p, setup.cfg.seed, elsewhere)
         if isinstance(data_cfg, TaskData):  # which alone knows kinds of errors, hidden work, exact values
@@ -69,7 +69,6 @@ def run(setup: Setup, cfg: Config) -> dict:
             run |= against_exact(task, data_cfg.task, test, p, setup.cfg.seed)
         if sides := common.bounds_of(scorer):
             files = [setup.folder / f"{side}_{i}.jsonl" for side in ("lower", "upper")]
-            rows = [(s.id, s.problem, s.steps) for s in test]
             z = [list(score_into(file, side, rows, len(test))) for file, side in zip(files, sides, strict=True)]
             run |= bounds_of_steps(data_cfg, scorer.label_kind, test, p, z, moved(setup, name), setup.cfg.seed)
         if cfg.baselines and data.splits["train"]:  # a file that is measured whole leaves no rows to fit on

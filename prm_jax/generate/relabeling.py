@@ -11,7 +11,7 @@ Dimension key: T steps.
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +25,7 @@ from prm_jax.data import sources
 from prm_jax.data.equations import verdict
 from prm_jax.data.pools import is_pool, read_pool, scores_in_unit
 from prm_jax.data.rows import field_error, file_fingerprint, read_rows, row_place, write_rows
-from prm_jax.data.solutions import Solution, native_row, relabel_after_error
+from prm_jax.data.solutions import Solution, first_error, native_row, relabel_after_error
 from prm_jax.data.splits import LabelKind
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.generate.labeling import read_input
@@ -52,19 +52,14 @@ def td_targets(value_T: np.ndarray, outcome: float, decay: float, discount: floa
     return target_T
 
 
-def first_wrong(labels: Sequence[float | None], threshold: float) -> int:
-    """Index of the first labelled step below the threshold, or the number of steps."""
-    return next((t for t, y in enumerate(labels) if y is not None and y < threshold), len(labels))
-
-
 def consensus(labels, others, threshold: float, other_threshold: float) -> list[float | None] | None:
     """The labels on which two sources agree (Zhang et al. 2025, 2501.07301): 1 before the first wrong step, 0 at it,
     null behind it and where `labels` is; None where they name different steps, or one of them labels no step."""
     if any(all(y is None for y in source) for source in (labels, others)):
         return None
-    if (t := first_wrong(labels, threshold)) != first_wrong(others, other_threshold):
+    if (t := first_error(labels, threshold)) != first_error(others, other_threshold):
         return None
-    return [None if y is None or i > t else float(i < t) for i, y in enumerate(labels)]
+    return [None if y is None or 0 <= t < i else float(i != t) for i, y in enumerate(labels)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
