@@ -17,7 +17,7 @@ from prm_jax.data.formats import Encoded, Format, encode
 from prm_jax.data.packing import choose_width, doubled, fits_window, layout_batch, plan_rows
 from prm_jax.data.rows import append_rows, field, json_lines, require_same
 from prm_jax.data.units import UNITS, log_p_to_log_odds
-from prm_jax.heads import HEADS, good_logit
+from prm_jax.heads import good_logit
 from prm_jax.launch import cli
 from prm_jax.launch.config import expect
 from prm_jax.launch.files import sums_file
@@ -98,12 +98,6 @@ class ModelScorer:
     @property
     def unit(self) -> str:
         return "logit" if self.reference is None else "log_ratio"
-
-    def bounds(self) -> list["ModelScorer"]:
-        """The Scorers of the lower and of the upper bound of a step's value, as log-odds; none where the head has none."""
-        head = HEADS.get(self.model.cfg.head)
-        outputs = head and head.bounds or ()
-        return [dataclasses.replace(self, output=i, stats=ScoringStats()) for i in outputs]
 
     def score(self, rows: Rows) -> list[np.ndarray]:
         distinct = {row: i for i, row in enumerate(dict.fromkeys(rows))}

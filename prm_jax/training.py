@@ -22,6 +22,7 @@ from prm_jax.launch.config import BelowOne, NotNegative, Positive, Share, expect
 from prm_jax.launch.mesh import constrain, make_sharded, replicate, shard_batch
 from prm_jax.losses import ACROSS_SOLUTIONS, STEP_LOSSES, implicit_logit, next_token_loss
 from prm_jax.model import PRM, at_step_ends
+from prm_jax.scoring import log_ratio
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,13 +214,6 @@ def source_weights_step(model: PRM, logit_S, batches, trusted, cfg: LossConfig, 
     return nnx.merge(graph, stepped, rest), logit_S, loss
 
 
-@jax.jit
-def token_logps(model: PRM, batch):
-    """log p in nats of each token given those before it, logp_BL; a sequence's first entry means nothing."""
-    x_BLD = model(batch["ids"], batch["pos"], batch["visible_until"])
-    return replicate(jnp.roll(model.next_logprobs(x_BLD, batch["ids"]), 1, axis=1))
-
-
 def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: int) -> list[Example]:
     """The examples with a target `reference`, their tokens' log p under this model before it trains."""
     packs, _ = plan_rows([e.ids_L for e in examples], row_tokens, share=False)
@@ -228,7 +222,7 @@ def with_reference(examples: list[Example], model: PRM, row_tokens: int, rows: i
     for start in range(0, len(packs), rows):
         batch_packs = packs[start : start + rows]
         batch, places, _ = layout_batch([[examples[i] for i in pack] for pack in batch_packs], row_tokens)
-        logp_BL = np.asarray(token_logps(model, shard_batch(batch, rows)))
+        logp_BL = np.roll(log_ratio(model, None, shard_batch(batch, rows)), 1, axis=1)  # of each token, not the next
         for logp_L, pack, places_b in zip(logp_BL, batch_packs, places, strict=True):
             for i, place_L in zip(pack, places_b, strict=True):
                 targets = examples[i].targets | {"reference": logp_L[place_L]}

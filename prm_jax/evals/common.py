@@ -16,10 +16,11 @@ from prm_jax.checkpoints.verifiers import BUILT_IN, ENSEMBLE, OpenOptions, membe
 from prm_jax.data.formats import Format
 from prm_jax.data.rows import file_fingerprint
 from prm_jax.data.splits import Data, DataConfig, count_known, data_config
+from prm_jax.heads import HEADS
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import Count, Seed, expect
 from prm_jax.launch.mesh import MeshConfig
-from prm_jax.scoring import ModelScorer
+from prm_jax.scoring import ModelScorer, ScoringStats
 from prm_jax.stats import bootstrap_interval
 
 SPREAD = {"median": np.median, "lowest": np.min, "highest": np.max, "mean": np.mean, "sd": lambda x: np.std(x, ddof=1)}
@@ -124,8 +125,11 @@ def one_scorer(setup: Setup, task: str):
 
 
 def bounds_of(scorer) -> list:
-    """The Scorers of the lower and of the upper bound of a step's value, none of a verifier without a quantile head."""
-    return scorer.bounds() if isinstance(scorer, ModelScorer) else []
+    """The Scorers of the lower and of the upper bound of a step's value, as log-odds; none of a verifier whose head has
+    no bounds."""
+    head = HEADS.get(scorer.model.cfg.head) if isinstance(scorer, ModelScorer) else None
+    outputs = head and head.bounds or ()
+    return [dataclasses.replace(scorer, output=i, stats=ScoringStats()) for i in outputs]
 
 
 def describe(scorer) -> dict:

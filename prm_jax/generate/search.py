@@ -84,10 +84,6 @@ def plan_beam(width: int, options: Options, apart: bool = False, block: int = 1,
     return {"width": width // branch * branch, "branch": branch, "apart": apart, "ahead": ahead, "block": block}
 
 
-def plan_mcts(width: int, options: Options) -> dict:
-    return {"simulations": options.simulations, "branch": min(options.branch, width), "rule": options.rule}
-
-
 BRANCH = operator.attrgetter("branch")
 METHODS = {
     "best_of_n": Method(best_of_n, lambda width, o: {"width": width}),
@@ -95,7 +91,7 @@ METHODS = {
     "dvts": Method(beam, lambda width, o: plan_beam(width, o, apart=True), step=BRANCH),
     "lookahead": Method(beam, lambda width, o: plan_beam(width, o, ahead=o.ahead), lambda o: 1 + o.ahead, BRANCH),
     "vgs": Method(beam, lambda width, o: plan_beam(width, o, apart=True, block=o.block), step=BRANCH),
-    "mcts": Method(mcts, plan_mcts),
+    "mcts": Method(mcts, lambda n, o: {"simulations": o.simulations, "branch": min(o.branch, n), "rule": o.rule}),
 }
 
 

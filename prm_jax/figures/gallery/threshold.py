@@ -7,7 +7,6 @@ from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, pane
 
 PANELS = {"its own task": "home", "longer problems": "longer"}
 STYLES = {"PRM": line_style(0) | {"marker": ""}, "likelihood": {"color": GREY, "linestyle": "-.", "linewidth": 1.4}}
-
 CHOSEN = line_style(1) | NO_LINE | {"marker": "^"}
 
 
