@@ -15,15 +15,13 @@ def draw(stages: Stages) -> Drawn:
     for method in methods:
         runs = [[s for s in run if s["method"] == method] for run in searches]
         for name, choice in (("best score", "best"), ("weighted vote", "vote")):
-            shares = ", ".join(
-                f"{share:.3f}" for share in np.mean([[s[choice]["share"] for s in run] for run in runs], 0)
-            )
+            mean_X = np.mean([[s[choice]["share"] for s in run] for run in runs], 0)
+            shares = ", ".join(f"{share:.3f}" for share in mean_X)
             tokens = ", ".join(map(str, budgets))
             drawn.statements.append(f"{names[method]}, {name}, at {tokens} tokens: {shares}")
         for at_budget in zip(*runs, strict=True):
             best, x = [s["best"] for s in at_budget], at_budget[0]["budget"]
+            hardest = [share["by_difficulty"][-1]["share"] for share in best]
             drawn.number("solved at a budget", names[method], [share["share"] for share in best], x)
-            drawn.number(
-                "solved of the hardest group", names[method], [share["by_difficulty"][-1]["share"] for share in best], x
-            )
+            drawn.number("solved of the hardest group", names[method], hardest, x)
     return drawn
