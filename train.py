@@ -27,7 +27,6 @@ from prm_jax.data.formats import Format, train_tokenizer
 from prm_jax.data.splits import Data, Mixture, TaskData, data_config, load_splits, problem_hashes
 from prm_jax.data.units import probability
 from prm_jax.evals import bounds
-from prm_jax.generate.samples import policy_pool
 from prm_jax.heads import HEADS
 from prm_jax.launch import cli, run_folder
 from prm_jax.launch.config import Count, Seed, expect, parse, script
@@ -142,7 +141,7 @@ def main(cfg):
 
 def train(cfg: TrainConfig, data_cfg, run: Path, texts: Path):
     """Makes data, model and optimiser, runs the loop, and writes the run's texts into the folder `texts`."""
-    data = load_splits(data_cfg, cfg.seed, policy_pool, labels_required=cfg.objective == "prm")
+    data = load_splits(data_cfg, cfg.seed, draw_samples, labels_required=cfg.objective == "prm")
     record_data(texts / "data.json", data)
     splits, counts = data.splits, data.counts
     tokenizer = make_tokenizer(cfg, splits["train"])
@@ -211,6 +210,13 @@ def oddities(examples: list[Example], positions: int) -> Iterator[str]:
     labels = {label for e in examples for label in e.targets["label"].tolist() if not math.isnan(label)}
     if len(labels) == 1:
         yield f"all training labels are {labels.pop():g}, so there is nothing to tell apart"
+
+
+def draw_samples(*args):
+    """Samples of an embedded task's policy; imported here, because training on files needs no policy code."""
+    from prm_jax.generate.samples import policy_pool
+
+    return policy_pool(*args)
 
 
 def record_data(path: Path, data: Data):
