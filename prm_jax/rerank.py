@@ -129,7 +129,8 @@ def aggregate(step_PNT, mask_PNT, aggregator: str, *, unit: str, clip=1e-6, deca
     stored p_t, where log 1 = 0 and log 0 = -inf are fine and nothing is clipped. Any leading axes. A solution without
     steps gets -inf.
     """
-    expect_name("aggregator", aggregator, AGGREGATORS)
+    if aggregator not in AGGREGATORS:
+        raise ValueError(f"unknown aggregator {aggregator!r}, expected one of {', '.join(AGGREGATORS)}")
     expect_name("unit", unit, ("logit", "logp"))
     mask_PTN = jnp.swapaxes(jnp.asarray(mask_PNT, bool), -1, -2)
     step_PTN = jnp.where(mask_PTN, jnp.swapaxes(as_float(step_PNT), -1, -2), 0.0)

@@ -313,7 +313,7 @@ LINES = [
     ("evaluate checkpoint=random task=steps data=jsonl data.path=good.jsonl threshold=2", r"threshold: got 2"),
     ("evaluate checkpoint=random task=steps data=jsonl data.path=good.jsonl max_solutions=0", r"max_solutions: got 0"),
     ("evaluate checkpoint=random task=steps data=jsonl data.path=good.jsonl calibrated_by=nowhere", r"calibrated_by: "),
-    ("evaluate task=stepz", r"task: got 'stepz', expected steps, mistakes, score, report, "),
+    ("evaluate task=stepz", r"task: got 'stepz', expected steps, mistakes, score, split, report, "),
     ("evaluate task=solutions", r"data: name the data set whose solutions are wanted"),
     ("evaluate task=steps vote_draws=3", r"vote_draws: no such key"),
     ("evaluate task=witness input=x", r"input: no such key"),

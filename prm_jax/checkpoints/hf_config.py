@@ -65,8 +65,9 @@ def shape_of(config: dict, where: str) -> dict:
 
     def size(key, default=None, most=10**9):
         value = need(key) if default is None else config.get(key) or default
-        is_right = type(value) is int and 1 <= value <= most
-        expect(is_right, f"{where}: {key}", value, f"a whole number above 0, at most {most:,}")
+        if type(value) is not int or not 1 <= value <= most:
+            expected = f"a whole number above 0, at most {most:,}"
+            raise InputError(f"{where}: {key}: got {repr(value)[:20]}, expected {expected}")
         return value
 
     family = need("model_type")

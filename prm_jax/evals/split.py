@@ -93,13 +93,11 @@ def unsure_words(scorer, problems: list[str], texts: list[str], share: float) ->
             log_odds += scorer.score_encoded(of_tokens)
             letters += [[end - 1 for _, end in spans] for spans in tokens["offset_mapping"]]
             bar.update(len(some))
-    highest = np.quantile(np.concatenate(log_odds), share, method="inverted_cdf")
+    limit = np.quantile(np.concatenate(log_odds), share, method="inverted_cdf")
     places = []
     for text, letter_L, x_L in zip(texts, letters, log_odds, strict=True):
         begins = [match.start() for match in re.finditer(r"\S+", text)]
-        words = {
-            bisect.bisect_right(begins, i) - (not text[i].isspace()) for i, x in zip(letter_L, x_L) if x <= highest
-        }
+        words = {bisect.bisect_right(begins, i) - (not text[i].isspace()) for i, x in zip(letter_L, x_L) if x <= limit}
         places.append([begins[word] for word in sorted(words) if word < len(begins)])
     return places
 
