@@ -55,8 +55,8 @@ def run(setup: Setup, cfg: Config) -> dict:
 
 def passes(cfg: Config, counts: collections.Counter) -> Iterator[dict]:
     """Yields the file's rows, each text as one step; with `two_pass` a trace (up to </think>) and the answer behind it as
-    two rows, so that each is scored without the other, as ReasonFlux-PRM reads them (Zou et al. 2025, 2506.18896). A
-    text without a trace is an answer, a trace without an end has none."""
+    two rows, so that each is scored without the other; ReasonFlux-PRM tells the two apart (Zou et al. 2025, 2506.18896).
+    A text without a trace is an answer, a trace without an end has none."""
     for number, row in read_rows(cfg.input):
         try:
             fields = problem_and_text(row)
