@@ -52,16 +52,19 @@ def share_solved(pool: dict, stage: Stage, n: int, aggregator: str | None = None
     return pool["scorers"][scorer][aggregator or pool["headline"][scorer]][rule][str(n)]
 
 
-def untaught(pool: dict, n: int) -> dict[str, float]:
-    """{name: share solved at n} of what nobody has taught to verify; the likelihood where the pool has log p."""
-    likelihood = pool["scorers"].get("policy", {}).get("prod", {}).get("best_of_n")
-    shares = {"majority vote": pool["majority"][str(n)], "the policy's likelihood": likelihood and likelihood[str(n)]}
-    return {name: x for name, x in (shares | {"a candidate at random": pool["mean"]}).items() if x is not None}
+def untaught(pools: Sequence[dict], n: int) -> dict[str, float]:
+    """{name: mean share solved at n} of what nobody has taught to verify; the likelihood where pools have log p."""
+    shares = {
+        "majority vote": [pool["majority"][str(n)] for pool in pools],
+        "the policy's likelihood": [x["prod"]["best_of_n"][str(n)] for p in pools if (x := p["scorers"].get("policy"))],
+        "a candidate at random": [pool["mean"] for pool in pools],
+    }
+    return {name: float(np.mean(values)) for name, values in shares.items() if values}
 
 
-def draw_untaught(line: Callable, pool: dict, n: int):
+def draw_untaught(line: Callable, pools: Sequence[dict], n: int):
     """Draws these shares by `line`, such as axes.axhline, as UNTAUGHT says."""
-    for name, share in untaught(pool, n).items():
+    for name, share in untaught(pools, n).items():
         line(share, color=GREY, linewidth=0.8, linestyle=DASHES[name])
 
 

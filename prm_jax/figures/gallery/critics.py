@@ -13,33 +13,36 @@ NUMBERS = {  # {panel: (kind of line, its number)}
 
 
 def draw(stages: Stages) -> Drawn:
-    critics = {kind: [s for s in stages["critic"] if s.sweep["writes"] == kind] for kind in ("hops", "verdict")}
     scored, judged, voted, (itself,) = (results_at(stages[x])[0]["runs"] for x in ("scored", "judged", "voted", "itself"))
+    writes, alone = ([s for s in stages["critic"] if s.sweep["writes"] == kind] for kind in ("hops", "verdict"))
     kinds = {
         "PRM": [run_of(scored, stage) for stage in stages["prm"]],
-        "critic, verdict alone": [run_of(judged, stage) for stage in critics["verdict"]],
-        "critic, 1 vote": [run_of(judged, stage) for stage in critics["hops"]],
-        "critic, 16 votes": [run_of(voted, stage) for stage in critics["hops"]],
+        "critic, verdict alone": [run_of(judged, stage) for stage in alone],
+        "critic, 1 vote": [run_of(judged, stage) for stage in writes],
+        "critic, 16 votes": [run_of(voted, stage) for stage in writes],
     }
     figure, (axes,) = panels(1, 3, 2.6, 8, sharey=True)
-    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does two "
-    drawn = Drawn(figure, f"{text}operations and hides a value; dotted: the policy's own P(Yes), which nobody taught")
+    drawn = Drawn(figure, f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged")
+    drawn.text += " line does two operations and hides a value; dotted: the policy's own P(Yes), dash-dotted: its log p"
     drawn.spread = "small markers: runs, bars: 95 % t intervals of their mean"
     for axis, (panel, (lines, key)) in zip(axes, NUMBERS.items(), strict=True):
         for height, (name, runs) in enumerate(kinds.items()):
             drawn.dots(axis, panel, name, height, [run["lines"][lines][key] for run in runs], line_style(height))
-        means = ", ".join(f"{row['series']} {row['y']:.3f}" for row in drawn.rows[-len(kinds) :])
-        drawn.statements.append(f"{panel}: {means}, the policy's own P(Yes) {itself['lines'][lines][key]:.3f}")
-        axis.axvline(itself["lines"][lines][key], color=GREY, linewidth=0.9, linestyle=":")
-        about = scored[0]["lines"][lines]
-        axis.set_title(panel if key == "auroc" else f"{panel} ({about['n']:,}, {about['wrong']:,} wrong)", fontsize=9)
-        axis.set_xlabel("AUROC" if key == "auroc" else "balanced accuracy")
+        untaught = {"P(Yes)": (itself, ":")} | ({"log p": (scored[-1], "-.")} if key == "auroc" else {})
+        means = [f"{row['series']} {row['y']:.3f}" for row in drawn.rows[-len(kinds) :]]
+        for name, (run, dashes) in untaught.items():
+            axis.axvline(run["lines"][lines][key], color=GREY, linewidth=0.9, linestyle=dashes)
+            means.append(f"the policy's {name} {run['lines'][lines][key]:.3f}")
+        drawn.statements.append(f"{panel}: {', '.join(means)}")
+        about, title = scored[0]["lines"][lines], "AUROC" if key == "auroc" else "balanced accuracy"
+        axis.set_title(f"{lines} lines ({about['n']:,}, {about['wrong']:,} wrong)", fontsize=9)
+        axis.set_xlabel(title)
         axis.grid(axis="x", linewidth=0.4, alpha=0.5)
     axes[0].set_yticks(range(len(kinds)), list(kinds))
     axes[0].set_ylim(len(kinds) - 0.5, -0.5)
-    for name in ("critic, 1 vote", "critic, 16 votes"):
+    for name in list(kinds)[-2:]:
         counts = [run["critic"] for run in kinds[name]]
         tokens, lost, total = (np.sum([x[key] for x in counts]) for key in ("tokens", "no_verdict", "critiques"))
-        n = counts[0]["format"]["critic"]["votes"]
-        drawn.statements.append(f"{name}: {n * tokens / total:.1f} tokens a step; {lost:,} of {total:,} without a verdict")
+        votes = counts[0]["format"]["critic"]["votes"]
+        drawn.statements.append(f"{name}: {votes * tokens / total:.1f} tokens a step, {lost} of {total} without a verdict")
     return drawn
