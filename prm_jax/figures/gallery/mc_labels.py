@@ -56,5 +56,5 @@ def draw(stages: Stages) -> Drawn:
     right.set_xticks(range(len(HOWS)), HOWS)
     right.set_title(f"best of {n}", fontsize=9)
     right.tick_params(left=False)
-    drawn.text += "".join(f"; {name} {x:.3f}" for name, x in untaught(pool, n).items())
+    drawn.text += "".join(f"; {name} {x:.3f}" for name, x in untaught([pool], n).items())
     return drawn
