@@ -82,19 +82,23 @@ def made_up_best_of_n():
 made_up_best_of_n_shift = made_up_best_of_n
 
 
+def pools_by_seed(models, level=0.0):
+    """A pool of each seed that scores the models of this seed, + `level` a seed."""
+    own = lambda seed: [model for model in models if model.sweep["seed"] == seed]
+    return [Made("pool", pool_of(own(seed), level * seed), seed=seed) for seed in SEEDS]
+
+
 def made_up_supervision():
-    counts = {"counts": {"lucky_share_of_right_answers": 0.25}}
-    cells = [(k, n, s) for k in "abc" for n in (500, 2000) for s in SEEDS]
-    models = [Made("verifier", counts, supervision=k, samples=n, seed=s) for k, n, s in cells]
-    control = [Made("control", counts, supervision=k, control_samples=n, seed=s) for k, n, s in cells if n == 2000]
-    pools = {"pool": [Made("pool", pool_of(models))], "control_pool": [Made("control_pool", pool_of(control))]}
-    return {"verifier": models, "control": control} | pools
+    kinds = "each step", "outcome by answer"
+    models = [
+        Made("verifier", {}, supervision=k, samples=n, seed=s) for k in kinds for n in (500, 16000) for s in SEEDS
+    ]
+    return {"verifier": models, "pool": pools_by_seed(models, 0.1)}
 
 
 def made_up_overoptimisation():
     models = [Made("by_steps", {}, training=n, seed=s) for n in (50, 700) for s in SEEDS]
-    own = lambda seed: [model for model in models if model.sweep["seed"] == seed]
-    return {"by_steps": models, "pool": [Made("pool", pool_of(own(seed)), seed=seed) for seed in SEEDS]}
+    return {"by_steps": models, "pool": pools_by_seed(models)}
 
 
 def made_up_search():
@@ -160,13 +164,14 @@ def made_up_objectives():
 
 
 def made_up_implicit():
+    """AUROC .8 of every model, .85 of the policy's log p."""
     models = {line: [Made(line, {}, seed=s) for s in SEEDS] for line in ("explicit", "longer", "orm")}
-    models["implicit"] = [
-        Made("implicit", {}, form=f, beta=b, seed=s) for f in ("CE", "DPO") for b in (0.05, 0.5) for s in SEEDS
-    ]
+    models["implicit"] = [Made("implicit", {}, form=f, seed=s) for f in ("CE, beta .5", "DPO") for s in SEEDS]
     every = [stage for line in models.values() for stage in line]
-    runs = [{"verifier": f"{s.folder} step 5", "n_solutions": 9, "auroc_correctness": 0.8} for s in every]
-    return models | {"steps": [Made("steps", {"runs": runs})], "pool": [Made("pool", pool_of(every))]}
+    numbers = {"n_solutions": 9, "auroc_correctness": 0.8}
+    runs = [{"verifier": f"{s.folder} step 5"} | numbers for s in every]
+    runs.append({"verifier": "policy"} | numbers | {"auroc_correctness": 0.85})
+    return models | {"steps": [Made("steps", {"runs": runs})], "pool": pools_by_seed(every)}
 
 
 def made_up_active_learning():
@@ -241,25 +246,27 @@ def made_up_value_depth():
 
 
 def made_up_critics():
+    """Balanced accuracy on plain lines .7 of the PRM, .6 of the verdict alone, .8 and .9 of a critic by its votes; of merged ones .1 less."""
     lines = lambda x: {
-        kind: {"n": 90, "wrong": 9, "balanced": x - 0.1 * (kind == "merged")} for kind in ("plain", "merged")
+        kind: {"n": 90, "wrong": 9, "balanced": y, "auroc": y} for kind, y in (("plain", x), ("merged", x - 0.1))
     }
-    format_ = lambda n: {"critic": {"votes": n}}
-    told = lambda n: {"critic": {"format": format_(n), "tokens": 120 * n, "critiques": 10 * n, "no_verdict": 1}}
-    critics = [Made("critic", {}, writes=w, seed=s) for w in ("hops", "verdict") for s in SEEDS]
-    few, full, prm = ([Made(line, {}, seed=s) for s in SEEDS] for line in ("few", "full", "prm"))
+    told = lambda n: {
+        "critic": {"format": {"critic": {"votes": n}}, "tokens": 120 * n, "critiques": 10 * n, "no_verdict": 1}
+    }
     run = lambda stage, x, **more: {"verifier": f"{stage.folder} step 5", "n_solutions": 9, "lines": lines(x)} | more
-    by_votes = lambda n: {
-        "runs": [run(c, 0.6 + 0.1 * (c.sweep["writes"] == "hops") + n / 50, **told(n)) for c in critics]
+    writes, alone = ([Made("critic", {}, writes=w, seed=s) for s in SEEDS] for w in ("hops", "verdict"))
+    prms = [Made("prm", {}, seed=s) for s in SEEDS]
+    by_votes = lambda n, x: {
+        "runs": [*(run(c, x, **told(n)) for c in writes), *(run(c, 0.6, **told(n)) for c in alone)]
     }
-    itself = {"runs": [{"lines": lines(0.5)} | told(1)]}
-    evaluated = {"criticised": [Made("criticised", by_votes(n), votes=n) for n in (1, 4)]}
-    evaluated |= {
-        "scored": [Made("scored", {"runs": [run(m, 0.7) for m in few + prm]})],
-        "itself": [Made("itself", itself)],
+    scored = {"runs": [*(run(prm, 0.7) for prm in prms), {"lines": lines(0.75)}]}
+    results = {
+        "judged": by_votes(1, 0.8),
+        "voted": by_votes(16, 0.9),
+        "scored": scored,
+        "itself": {"runs": [{"lines": lines(0.5)}]},
     }
-    evaluated |= {"once": [Made("once", {"runs": [run(m, 1.0) for m in full]})]}
-    return {"critic": critics, "few": few, "full": full, "prm": prm} | evaluated
+    return {"critic": writes + alone, "prm": prms} | {line: [Made(line, x)] for line, x in results.items()}
 
 
 def made_up_rl(tmp_path, gains=(("checker", 0.2), ("PRM, min form", 0.2))):
@@ -416,6 +423,27 @@ def test_labels_k_counts_tokens_of_wrong_answers_alone(tmp_path):
     )
 
 
+def test_critics_are_compared_with_verdicts_alone_and_their_tokens_are_those_of_all_votes(tmp_path):
+    says, _ = says_of("critics", made_up_critics(), tmp_path)
+    assert says[2].endswith("critic, 16 votes 0.800, the policy's P(Yes) 0.400, the policy's log p 0.650")
+    assert says[4] == "critic, 16 votes: 192.0 tokens a step, 3 of 480 without a verdict"
+    assert any(x.startswith("primary: merged lines: critic, 1 vote - critic, verdict alone: +0.200 [") for x in says)
+
+
+def test_implicit_is_compared_with_log_p_and_supervision_with_pools_of_its_own_seed(tmp_path):
+    says, _ = says_of("implicit", made_up_implicit(), tmp_path / "a")
+    assert any(
+        x.startswith("secondary: step AUROC: implicit, CE, beta .5 - the policy's log p: -0.050 [") for x in says
+    )
+    says, rows = says_of("supervision", made_up_supervision(), tmp_path / "b")
+    # Of four models a seed: at n = 4 the second of them solves 0, + .1 a seed, and the fourth .2.
+    assert [row["values"] for row in rows if row["panel"] == "solved" and row["x"] == "16000.0"] == [
+        "0 0.1 0.2",
+        "0.2 0.3 0.4",
+    ]
+    assert "primary: solved at 16000: each step - outcome by answer: -0.200 [-0.200, -0.200], p 0.250" in " ".join(says)
+
+
 def test_attack_compares_the_falls(tmp_path):
     paper.draw(
         gallery.drawing("attack"), "x", made_up_attack(), {}, tmp_path, pipeline.read_definition("attack").compare
@@ -492,8 +520,6 @@ def test_a_drawing_has_the_mean_of_the_runs_and_their_range(tmp_path):
     assert [float(row[key]) for key in ("y", "low", "high")] == pytest.approx([0.3, 0.2, 0.4])
     drawn = gallery.drawing("best_of_n")(made_up_best_of_n())  # of more than two scorers
     assert drawn.spread == "thin lines: runs, beside the curves, at n = 4: 95 % t intervals of their mean"
-    said = " ".join(gallery.drawing("supervision")(made_up_supervision()).statements)
-    assert all(f"2,000 solutions: {a} - {b}" in said for a, b in ("ab", "bc", "ac"))
     told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 3)]
     assert told == ["a - b: +0.100 (1 run)", "a - b: +0.200 [+0.100, +0.300] (lowest to highest, 3 runs)"]
     # .5 to .7 as labels grow fourfold: .6 is worth twice as many, .45 those of a 2^-.5.

@@ -24,7 +24,7 @@ def draw(stages: paper.Stages) -> Drawn:
                 y_SX = [[paper.share_solved(pool, stage_at[choice, x, budget, s], n) for x in sizes] for s in seeds]
                 drawn.curve(panel, title, choice, sizes, y_SX, line_style(i))
                 curves.append(np.mean(y_SX, 0))
-            paper.draw_untaught(panel.axhline, pool, n)
+            paper.draw_untaught(panel.axhline, [pool], n)
             size_axis(panel, sizes, "labelled solutions" if row else "")
             panel.set_title(title, fontsize=9)
             text = f"a {other} solution is worth {worth(sizes, *curves)} {base} ones (log-linear)"

@@ -44,7 +44,7 @@ def draw(stages: paper.Stages) -> Drawn:
         panel.set_title(name, fontsize=9)
         panel.axhline(line_height, color=GREY, linewidth=0.8)
         panel.grid(axis="x", linewidth=0.4, alpha=0.5)
-    paper.draw_untaught(lambda x, **style: axes[1].plot([x, x], [-0.5, line_height], **style), first, n)
+    paper.draw_untaught(lambda x, **style: axes[1].plot([x, x], [-0.5, line_height], **style), [first], n)
     axes[0].set_yticks(list(heights.values()), list(heights), fontsize=8)
     axes[0].set_ylim(max(heights.values()) + 0.6, -0.5)
     axes[2].set_xlim(0, None)

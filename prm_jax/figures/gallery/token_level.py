@@ -36,7 +36,7 @@ def draw(stages: paper.Stages) -> Drawn:
     for (a, b), length in itertools.product(itertools.pairwise(kinds), lengths):
         pair = ([stage_at[kind, length, seed] for seed in seeds] for kind in (a, b))
         drawn.statements.append(paper.differences(f"{length} steps: {a} - {b}", pool, *pair, n))
-    paper.draw_untaught(best.axhline, pool, n)
+    paper.draw_untaught(best.axhline, [pool], n)
     for axes, name in ((curves, "held-out loss"), (auroc, "outcome AUROC"), (best, f"best of {n}")):
         axes.set_title(name, fontsize=9)
     curves.set(xlabel="step of the longest run", xlim=(0, None))
