@@ -173,9 +173,10 @@ class ModelScorer:
 
 def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.ndarray]:
     """Appends the step scores of (id, problem, steps) rows to a file, one JSON {id, unit, scores} a line, and returns its
-    `stored_scores`. It reads CHUNK rows at a time, so memory does not grow with their number. An interrupted file is
-    continued: rows that have a line are not scored again. Raises InputError where a line is damaged, belongs to another
-    row or has another unit. Each of several processes writes its own file, and all continue that of process 0."""
+    `stored_scores`. It reads CHUNK rows at a time, or a slow scorer's own `chunk`, and keeps the scores of each, so
+    memory does not grow with their number. An interrupted file is continued: rows that have a line are not scored again.
+    Raises InputError where a line is damaged, belongs to another row or has another unit. Each of several processes
+    writes its own file, and all continue that of process 0."""
     share_file(path), share_file(sums_file(path))
     has_stats = hasattr(scorer, "stats")
     if has_stats:
@@ -194,7 +195,7 @@ def score_into(path: Path, scorer, rows: Iterable, total: int) -> Iterator[np.nd
 
     before = 0
     with cli.progress("scoring", total, "solution", leave=not has_stats) as bar:
-        for lines, old in append_rows(path, rows, CHUNK, check, make):
+        for lines, old in append_rows(path, rows, getattr(scorer, "chunk", CHUNK), check, make):
             before += old
             bar.update(len(lines))
     if before:

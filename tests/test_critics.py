@@ -40,6 +40,7 @@ from prm_jax.generate import relabeling
 from prm_jax.rl import __main__ as rl
 from prm_jax.rl import problems, rewards
 from prm_jax.rl.rollouts import Rollout
+from prm_jax.scoring import score_into
 from prm_jax.tasks import chain
 
 # The embedded policy as a critic: it goes on with the solution, and of the last result that it writes 4 is good and 2 is bad. So it
@@ -163,6 +164,23 @@ def test_no_verdict_is_no_score(critic, capsys):
     assert first.tolist() == pytest.approx([np.log(1 / 3)] * 2) and named.stats.unscored == 4
     assert "16 without a verdict, 0 of them forced; 4 steps unscored" in named.stats.summary()
     assert named.about["critic"]["no_verdict"] == 16
+
+
+def test_what_a_critic_has_written_is_kept_when_it_is_stopped(critic, tmp_path, monkeypatch):
+    rows, file = [(str(i), *row) for i, row in enumerate(ROWS[:3])], tmp_path / "scores.jsonl"
+    stopped = critic(rows=4)  # of four votes: a solution at a time
+    ask, asked = stopped.judge, []
+    monkeypatch.setattr(stopped, "judge", lambda prefixes: ask(prefixes) if len(asked) < 2 else 1 / 0)
+    monkeypatch.setattr(stopped, "decide", lambda votes, of=stopped.decide: asked.append(votes) or of(votes))
+    with pytest.raises(ZeroDivisionError):
+        score_into(file, stopped, iter(rows), 3)
+    kept = file.read_text()
+    assert [json.loads(line)["id"] for line in kept.splitlines()] == ["0"]
+    again = critic(rows=4)
+    scores = list(score_into(file, again, iter(rows), 3))
+    assert file.read_text().startswith(kept) and again.stats.solutions == 2
+    for score_T, whole_T in zip(scores, critic(rows=64).score([row[1:] for row in rows]), strict=True):
+        np.testing.assert_allclose(score_T, whole_T, atol=1e-4)
 
 
 def test_a_step_without_a_verdict_stops_no_command(monkeypatch, tmp_path):

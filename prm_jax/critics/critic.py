@@ -80,6 +80,9 @@ class Critic:
         n = self.format.critic.votes
         self.name = f"{self.writer.name}, {self.format.name}, {n} vote{'s' * (n > 1)}"
         self.label_kind, self.model = self.format.label_kind, self.writer.model
+        self.chunk = max(
+            1, self.format.critic.rows // n
+        )  # solutions after which scores are kept: a critique takes long
 
     @property
     def about(self) -> dict:
@@ -100,7 +103,8 @@ class Critic:
         for prefixes_together in batches:
             self.judge(prefixes_together)
         self.stats.solutions += len(rows)
-        if lost := self.stats.no_verdict - before.no_verdict:
+        lost = self.stats.no_verdict - before.no_verdict
+        if lost and not before.no_verdict:  # said once; the summary counts all
             critiques = self.stats.critiques - before.critiques
             outcome = "left out of the votes" if critic.force is None else "forced (format.critic.force)"
             limit = f"came to no verdict within {critic.max_tokens:,} tokens"
