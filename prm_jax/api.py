@@ -5,7 +5,7 @@ import dataclasses
 import re
 import runpy
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import hydra
@@ -68,12 +68,10 @@ class Verifier:
         """log p / (1 - p) of each step's probability, logit_T, as the model gives it."""
         if isinstance(problem, str):
             return self.log_odds([problem], [steps])[0]
-        check_texts("problem", problem, "problems")
-        check_list("steps", steps, "solutions")
+        problem, steps = as_texts("problem", problem, "problems"), as_list("steps", steps, "solutions")
         expect(len(problem) == len(steps), "steps", f"{len(steps)} solutions", f"{len(problem)}, one for each problem")
-        for solution in steps:
-            check_texts("steps", solution, "steps")
-        rows = [(text, tuple(solution)) for text, solution in zip(problem, steps, strict=True)]
+        steps = [tuple(as_texts("steps", solution, "steps")) for solution in steps]
+        rows = list(zip(problem, steps, strict=True))
         return [UNITS[self.scorer.unit].log_odds(score_T) for score_T in self.scorer.score(rows)]
 
     def rank(
@@ -83,10 +81,11 @@ class Verifier:
         their order."""
         if isinstance(problem, str):
             return self.rank([problem], [solutions])[0]
-        check_list("problem", problem, "problems")
-        check_list("solutions", solutions, "lists of solutions")
-        for some in solutions:
-            check_list("solutions", some, "solutions")
+        problem, solutions = (
+            as_list("problem", problem, "problems"),
+            as_list("solutions", solutions, "lists of solutions"),
+        )
+        solutions = [as_list("solutions", some, "solutions") for some in solutions]
         expect(len(problem) == len(solutions), "solutions", f"{len(solutions)} lists", f"{len(problem)}, one a problem")
         rows = [(text, steps) for text, candidates in zip(problem, solutions, strict=True) for steps in candidates]
         logits = self.log_odds([text for text, _ in rows], [steps for _, steps in rows])
@@ -94,16 +93,18 @@ class Verifier:
         return [np.argsort([next(scores) for _ in some], kind="stable").tolist() for some in solutions]
 
 
-def check_texts(key: str, texts: Sequence[str], what: str):
-    check_list(key, texts, what)
+def as_texts(key: str, texts: Collection[str], what: str) -> list[str]:
+    texts = as_list(key, texts, what)
     is_right = all(isinstance(text, str) and not re.search("[\ud800-\udfff]", text) for text in texts)
     expect(is_right, key, texts, f"a list of {what}, each a text in Unicode")
+    return texts
 
 
-def check_list(key: str, values: Sequence, what: str):
-    # No iterator, which can be read only once.
-    is_list = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str | bytes)
-    expect(is_list, key, values, f"a list of {what}")
+def as_list(key: str, values: Collection, what: str) -> list:
+    # No iterator, which can be read only once, and no table; a column of one (pandas) is a list.
+    is_list = isinstance(values, Collection) and getattr(values, "ndim", 1) == 1
+    expect(is_list and not isinstance(values, str | bytes | Mapping | set), key, values, f"a list of {what}")
+    return list(values)
 
 
 def train(*overrides: str, **keys) -> Path:

@@ -11,6 +11,7 @@ import sys
 
 import hydra
 import numpy as np
+import pandas
 import pytest
 from conftest import LAST_DECIDES, ROOT, call, without_torch
 from hydra.core.global_hydra import GlobalHydra
@@ -73,6 +74,8 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
     lowest = prm_jax.load("embedded_orm", aggregator="min")
     assert lowest.rank([problem, "1+1?", problem], [solutions, [], [right]]) == [[1, 3, 2, 0], [], [0]]
     assert lowest.rank([], []) == [] and prm_jax.load("random").aggregator == "min"
+    table = pandas.DataFrame({"problem": [problem, problem], "solutions": [solutions, [right]]}, index=["a", "b"])
+    assert verifier.rank(table["problem"], table["solutions"]) == [[2, 1, 3, 0], [0]]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +90,8 @@ def test_a_verifier_ranks_by_the_aggregator_that_suits_it(verifier):
         ),  # none was scored
         (lambda v: v.score(PROBLEM, None), "steps: got None, expected a list of steps"),
         (lambda v: v.score(None, RIGHT), "problem: got None, expected a list of problems"),
+        (lambda v: v.score(pandas.DataFrame({PROBLEM: [1]}), [RIGHT]), "problem: got .* expected a list of problems"),
+        (lambda v: v.score({PROBLEM: 1}, [RIGHT]), "problem: got .* expected a list of problems"),
         (lambda v: v.score([PROBLEM], 3), "steps: got 3, expected a list of solutions"),
         (
             lambda v: v.score(PROBLEM, ["4+5=2", "\ud800"]),

@@ -141,6 +141,6 @@ def expect(is_right: bool, key: str, value, expected: str):
 
 
 def shown(value, most: int = 200) -> str:
-    """The value as it is written in Python, or how it begins."""
-    text = repr(value)
+    """The value as it is written in Python, in one line, or how it begins."""
+    text = " ".join(repr(value).splitlines())  # a table has several
     return text if len(text) <= most else f"{text[:most]}..."
