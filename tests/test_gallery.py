@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prm_jax.figures import gallery, paper, pipeline, style
-from prm_jax.figures.gallery import active_learning, overoptimisation
+from prm_jax.figures.gallery import overoptimisation
 
 NAMES = pipeline.names()
 
@@ -155,12 +155,8 @@ def test_real_pools_says_what_each_model_has_over_majority_by_its_authors_rule(t
 
 
 def made_up_objectives():
-    lines = {"verifier": ("objective", ("BCE", "pairwise")), "restated": ("neutral", ("good", "a rating"))}
-    made = {line: [Made(line, {}, **{key: kind}, seed=s) for kind in kinds for s in SEEDS]
-            for line, (key, kinds) in lines.items()}  # fmt: skip
-    return made | {
-        pool: [Made(pool, pool_of(made[line]))] for line, pool in (("verifier", "pool"), ("restated", "restated_pool"))
-    }
+    models = [Made("verifier", {}, objective=kind, seed=s) for kind in ("BCE", "pairwise") for s in SEEDS]
+    return {"verifier": models, "pool": pools_by_seed(models)}
 
 
 def made_up_implicit():
@@ -180,7 +176,7 @@ def made_up_active_learning():
     counts = {c: {"solutions": 9, "steps": 30, "wrong_answers": 0.5, "unsound": 0.6} for c in ("uniform", "mined")}
     mining = [Made("mining", {"counts": counts}, samples=n, seed=s) for n in (1000, 4000) for s in SEEDS]
     selectors = [Made("selector", {"eval_step_auroc": 0.8}, seed=s) for s in SEEDS]
-    return {"selector": selectors, "verifier": models, "mining": mining, "pool": [Made("pool", pool_of(models))]}
+    return {"selector": selectors, "verifier": models, "mining": mining, "pool": pools_by_seed(models)}
 
 
 def made_up_trace_error():
@@ -209,9 +205,12 @@ def made_up_token_level(tmp_path):
         model.folder = tmp_path / model.folder
         model.folder.mkdir(parents=True)
         (model.folder / "metrics.jsonl").write_text(json.dumps({"step": 10}) + "\n" + loss(100) + loss(200))
-    pool = pool_of(models)
-    pool["calibration"] = {name: {"solutions": {"prod": {"auroc": 0.7}}} for name in pool["scorers"]}
-    return {"verifier": models, "pool": [Made("pool", pool)]}
+    pools = pools_by_seed(models)
+    for stage in pools:
+        stage._results["calibration"] = {
+            name: {"solutions": {"prod": {"auroc": 0.7}}} for name in stage._results["scorers"]
+        }
+    return {"verifier": models, "pool": pools}
 
 
 def exact_runs(models):
@@ -430,6 +429,12 @@ def test_critics_are_compared_with_verdicts_alone_and_their_tokens_are_those_of_
     assert any(x.startswith("primary: merged lines: critic, 1 vote - critic, verdict alone: +0.200 [") for x in says)
 
 
+def test_objectives_stand_beside_the_likelihood_and_rankings_have_no_ece(tmp_path):
+    says, rows = says_of("objectives", made_up_objectives(), tmp_path)
+    assert [row["series"] for row in rows if row["panel"] == "ECE"] == ["BCE"]
+    assert any(x.startswith("secondary: step AUROC: BCE - the policy's likelihood: +0.000 [") for x in says)
+
+
 def test_implicit_is_compared_with_log_p_and_supervision_with_pools_of_its_own_seed(tmp_path):
     says, _ = says_of("implicit", made_up_implicit(), tmp_path / "a")
     assert any(
@@ -522,9 +527,6 @@ def test_a_drawing_has_the_mean_of_the_runs_and_their_range(tmp_path):
     assert drawn.spread == "thin lines: runs, beside the curves, at n = 4: 95 % t intervals of their mean"
     told = [paper.mean_difference("a - b", [0.5, 0.5, 0.5][:S], [0.4, 0.3, 0.2][:S]) for S in (1, 3)]
     assert told == ["a - b: +0.100 (1 run)", "a - b: +0.200 [+0.100, +0.300] (lowest to highest, 3 runs)"]
-    # .5 to .7 as labels grow fourfold: .6 is worth twice as many, .45 those of a 2^-.5.
-    assert [active_learning.worth([10, 40], [0.5, 0.7], [y, 0.9]) for y in (0.6, 0.45)] == ["2.00", "0.71"]
-    assert active_learning.worth([10, 40], [0.5, 0.5], [0.6, 0.6]) == "an unknown number of"
     fit = overoptimisation.gao_fit(
         {"kl": [0.0, 0.25, 1.0, 4.0], "accuracy": [0.5, 0.5 + 0.5 * 0.2, 0.5 + 0.1, 0.5 - 2 * 0.1]}
     )

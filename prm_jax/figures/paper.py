@@ -68,18 +68,6 @@ def draw_untaught(line: Callable, pools: Sequence[dict], n: int):
         line(share, color=GREY, linewidth=0.8, linestyle=DASHES[name])
 
 
-def differences(title: str, pool: dict, a_stages: list[Stage], b_stages: list[Stage], n: int) -> str:
-    """Says the paired differences of best-of-n between the verifiers of two stages on one pool, a pair a seed."""
-    runs = []
-    for pair in zip(a_stages, b_stages, strict=True):
-        scorers = [scorer_of(pool, stage) for stage in pair]
-        a, b = (f"{scorer}.{pool['headline'][scorer]}.best_of_n" for scorer in scorers)
-        test = next(d for d in pool["differences"] if {d["a"], d["b"]} == {a, b} and d["n"] == n)
-        sign = 1 if test["a"] == a else -1
-        runs.append(signed(sign * test["difference"], *sorted(sign * x for x in test["interval"])))
-    return f"{title} at n = {n}: {', '.join(runs)} (95 % bootstrap over problems, a run each)"
-
-
 def signed(x: float, low: float, high: float) -> str:
     return f"{x:+.3f} [{low:+.3f}, {high:+.3f}]"
 

@@ -1,19 +1,18 @@
 """Step AUROC, best of 16 and calibration by the objective that a PRM was trained on: a row an objective."""
 
-from prm_jax.figures import paper
-from prm_jax.figures.pipeline import Stage
+from prm_jax.figures.paper import UNTAUGHT, Stages, draw_untaught, results_at, scorer_of, share_solved, values_of
 from prm_jax.figures.style import GREY, Drawn, line_style, panels
 
+LIKELIHOOD = "the policy's likelihood"
 NO_PROBABILITY = ("pairwise", "PQM")  # objectives whose scores only rank
-LINES = (("verifier", "pool", "objective"), ("restated", "restated_pool", "neutral"))
 
 
-def draw(stages: paper.Stages) -> Drawn:
-    figure, (axes,) = panels(1, 3, 4.3, sharey=True)
-    first = paper.results_at(stages["pool"])[0]
-    n = min(16, first["n_candidates"])
-    text = f"{first['n_problems']} problems x {first['n_candidates']} samples; {paper.UNTAUGHT}"
-    drawn = Drawn(figure, f"{text}; below the line a pool by the solver, with lines that do nothing")
+def draw(stages: Stages) -> Drawn:
+    pools, kinds = results_at(stages["pool"]), values_of(stages["verifier"], "objective")
+    n = min(16, pools[0]["n_candidates"])
+    figure, (axes,) = panels(1, 3, 3.6, sharey=True)
+    text = f"{pools[0]['n_problems']} problems x {pools[0]['n_candidates']} samples a seed"
+    drawn = Drawn(figure, f"{text}; {UNTAUGHT}")
     drawn.spread = "filled: product of step scores, hollow: the lowest; small: runs, large: their mean, 95 % t interval"
     # {number: (panel, distance from the row's height, face of the marker)}
     places = {
@@ -22,41 +21,31 @@ def draw(stages: paper.Stages) -> Drawn:
         f"best of {n}, lowest": (axes[1], 0.13, {"markerfacecolor": "white"}),
         "ECE": (axes[2], 0.0, {}),
     }
-    heights, line_height = {}, len(paper.values_of(stages["verifier"], "objective")) - 0.3
-    for line, pool_line, key in LINES:
-        (pool,), kinds, numbers = paper.results_at(stages[pool_line]), paper.values_of(stages[line], key), {}
-        members = {kind: [stage for stage in stages[line] if stage.sweep[key] == kind] for kind in kinds}
-        for i, kind in enumerate(kinds):
-            heights[kind] = len(heights) + (0.4 if line == "restated" else 0)
-            numbers[kind] = numbers_of(pool, members[kind], n, kind)
-            for name, value_S in numbers[kind].items():
-                panel, shift, face = places[name]
-                drawn.dots(panel, name, kind, heights[kind] + shift, value_S, line_style(i) | face)
-            if kind in NO_PROBABILITY:
-                axes[2].text(0, heights[kind], " no probabilities", color=GREY, fontsize=7.5, va="center")
-            if i:
-                title, base = f"{kind} - {kinds[0]}", numbers[kinds[0]]
-                for name, value_S in numbers[kind].items():
-                    drawn.statements.append(paper.mean_difference(f"{title}, {name}", value_S, base[name]))
-                pair = pool, members[kind], members[kinds[0]]
-                drawn.statements.append(paper.differences(f"{title}, product", *pair, n))
+    for height, kind in enumerate(kinds):
+        members = [stage for stage in stages["verifier"] if stage.sweep["objective"] == kind]
+        pairs = list(zip(pools, members, strict=True))
+        steps = [pool["calibration"][scorer_of(pool, stage)]["steps"] for pool, stage in pairs]
+        numbers = {
+            "step AUROC": [x["auroc"] for x in steps],
+            f"best of {n}, product": [share_solved(*pair, n, "prod") for pair in pairs],
+            f"best of {n}, lowest": [share_solved(*pair, n, "min") for pair in pairs],
+        }
+        if kind in NO_PROBABILITY:
+            axes[2].text(0, height, " no probabilities", color=GREY, fontsize=7.5, va="center")
+        else:
+            numbers["ECE"] = [x["ece"] for x in steps]
+        for name, value_S in numbers.items():
+            panel, shift, face = places[name]
+            drawn.dots(panel, name, kind, height + shift, value_S, line_style(height) | face)
+        means = ", ".join(f"{row['panel']} {row['y']:.3f}" for row in drawn.rows[-len(numbers) :])
+        drawn.statements.append(f"{kind}: {means}")
+    known_S = [pool["calibration"]["policy"]["steps"]["auroc"] for pool in pools]
+    axes[0].axvline(drawn.number("step AUROC", LIKELIHOOD, known_S)[0], color=GREY, linewidth=0.8, linestyle="-.")
+    draw_untaught(axes[1].axvline, pools, n)
     for panel, name in zip(axes, ("step AUROC", f"best of {n}, share solved", "ECE of step scores"), strict=True):
         panel.set_title(name, fontsize=9)
-        panel.axhline(line_height, color=GREY, linewidth=0.8)
         panel.grid(axis="x", linewidth=0.4, alpha=0.5)
-    paper.draw_untaught(lambda x, **style: axes[1].plot([x, x], [-0.5, line_height], **style), [first], n)
-    axes[0].set_yticks(list(heights.values()), list(heights), fontsize=8)
-    axes[0].set_ylim(max(heights.values()) + 0.6, -0.5)
+    axes[0].set_yticks(range(len(kinds)), list(kinds), fontsize=8)
+    axes[0].set_ylim(len(kinds) - 0.5, -0.5)
     axes[2].set_xlim(0, None)
     return drawn
-
-
-def numbers_of(pool: dict, stages: list[Stage], n: int, kind: str) -> dict[str, list[float]]:
-    """{number: its value for each run of one kind}."""
-    steps = [pool["calibration"][paper.scorer_of(pool, stage)]["steps"] for stage in stages]
-    numbers = {
-        "step AUROC": [x["auroc"] for x in steps],
-        f"best of {n}, product": [paper.share_solved(pool, stage, n, "prod") for stage in stages],
-        f"best of {n}, lowest": [paper.share_solved(pool, stage, n, "min") for stage in stages],
-    }
-    return numbers if kind in NO_PROBABILITY else numbers | {"ECE": [x["ece"] for x in steps]}
