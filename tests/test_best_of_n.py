@@ -263,6 +263,14 @@ def test_what_a_winning_group_counts():
     assert [result["majority"]["3"] for result in said] == pytest.approx([0.5, 0, 0, 0.5])
     assert [result["vote_counts"] for result in said] == ["mean", "first", "first", "mean"]
     assert [r["scorers"]["a"]["prod"]["weighted_vote"]["3"] for r in said] == pytest.approx([0.5, 0, 0, 0.5])
+    # The two right ones as one answer win over the wrong one, whose text is that of one of them; a cut one votes for nothing.
+    cut = dataclasses.replace(pool[0], candidates=(*pool[0].candidates, candidate([0.1], "7", None, finished=False)))
+    for given, N in ((pool, "3"), ([cut], "4")):
+        result = measured(given)
+        assert result["graded_both_ways"] == 1 and result["majority_right_as_one"][N] == 1
+        tests = [x for x in result["differences"] if x["b"] == "majority_right_as_one"]
+        assert [(x["a"], x["difference"]) for x in tests] == [("a.prod.best_of_n", 0.0)]
+    assert measured()["graded_both_ways"] == 0 and "majority_right_as_one" not in measured()
     with pytest.raises(InputError, match="vote_counts: got 'all', expected mean or first"):
         parsed_rules(vote_counts="all")
 
@@ -274,6 +282,10 @@ def test_both_rules_of_the_majority_on_the_real_pool(counts, right):
     result = measured(pool, best_of_n.Rules("probability", "prod", "share", 1, counts), scorers=())
     assert result["majority_rule"] == "exact over all subsets"
     assert result["majority"]["32"] * 259 == pytest.approx(right, abs=0.05)
+    # 1800 is right in 25 solutions and wrong in 2: the texts are not what was graded. Right ones as one answer win in 248.
+    assert result["graded_both_ways"] == 15 and result["majority_right_as_one"]["32"] * 259 == pytest.approx(
+        248, abs=0.05
+    )
 
 
 def drawable(result):

@@ -169,6 +169,9 @@ def show(results: dict):
     print(f"pool        {results['n_problems']} problems x {N} candidates; {graded}")
     if n := results["repeat_the_problem"]:
         print(f"note        {n} candidates repeat the problem in their first step: length is compared apart among them")
+    if n := results["graded_both_ways"]:
+        vote = f"all right ones as one answer {results[pool_metrics.RIGHT_AS_ONE][N]:.4f} ({pool_metrics.RIGHT_AS_ONE})"
+        print(f"note        equal answers are graded right and wrong, {n} of them; votes take them as equal; {vote}")
     show_curves(results)
     for group in results.get("over_seeds", ()):
         setting = "".join(f", {key}={value}" for key, value in group["setting"].items())

@@ -28,6 +28,7 @@ from prm_jax.launch.config import Count, NotNegative, expect, one_of
 PLACES = 1 << 21  # steps laid out at a time, each solution padded to the longest of the pool
 # Tables and figures leave these aggregators out where nobody asks for them.
 HIDDEN_BY_DEFAULT = ("max", "sum_logit", "weighted", "softmin")
+RIGHT_AS_ONE = "majority_right_as_one"
 # From the arg max to the reference: solution scores are a few nats apart, seldom less than a thousandth.
 BETA_b = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 64), [np.inf]])
 
@@ -113,6 +114,26 @@ class Values:
             return "exact over all subsets"
         self.add_drawn_votes(("majority",))
         return f"mean of {rules.vote_draws} random subsets"
+
+    def add_majority_as_graded(self) -> int:
+        """Where equal answers are graded both right and wrong, adds the vote with all right ones as one answer (RIGHT_AS_ONE),
+        since these texts are not what was graded; returns how many answers are graded so."""
+        pool, answer_PN = self.pool, self.pool.answer_PN
+        if answer_PN is None:
+            return 0
+        place_PN, votes_PN, is_right_PN = (
+            answer_PN + self.N * np.arange(len(answer_PN))[:, None],
+            answer_PN >= 0,
+            pool.right_PN > 0,
+        )
+        mixed = len(np.intersect1d(place_PN[is_right_PN], place_PN[votes_PN & ~is_right_PN]))
+        if mixed:
+            key_PN = np.where(is_right_PN, self.N, answer_PN)
+            one_PN = np.stack([np.unique(key_N, return_inverse=True)[1] for key_N in key_PN])
+            one_PN = np.where(votes_PN, one_PN, -1)
+            weight_PN = votes.vote(one_PN, ties=self.rules.ties, counts=self.rules.counts)
+            self.value[RIGHT_AS_ONE,] = {self.N: np.asarray(rerank.expectation(weight_PN, pool.right_PN), float)}
+        return mixed
 
     def add_scorer(self, scorer: str, score_PN: dict[str, np.ndarray], golds: dict[str, np.ndarray], headline: str):
         """Adds best-of-n and weighted vote by every aggregator; the vote at every n for the headline one alone."""
@@ -204,7 +225,7 @@ def pool_results(
     golds = {"best_of_n": pool.right_PN} | ({"trace": trace_error.right_traces(pool)} if pool.labels else {})
     values = Values(pool, rules, seed)
     values.add_curve(("oracle",), rerank.pass_at_n(pool.right_PN, pool.eligible_PN, values.mask_PN))
-    majority_rule = values.add_majority()
+    majority_rule, mixed = values.add_majority(), values.add_majority_as_graded()
     ended_n = pool.finished_n
     problem_n, right_n = np.argwhere(pool.present_PN)[ended_n, 0], pool.right_PN[pool.present_PN][ended_n]
     group_n3 = np.stack([problem_n, right_n, pool.repeats_n[ended_n]], -1)
@@ -230,7 +251,7 @@ def pool_results(
         "scores_unit": rules.scores_unit, "aggregator": rules.aggregator,
         "aggregators": shown_aggregators(rules.aggregators, headline.values()), "ties": rules.ties,
         "policy_weight": rules.policy_weight, "policy_source": pool.log_reference()[1],
-        "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule,
+        "vote_draws": rules.vote_draws, "vote_counts": rules.counts, "majority_rule": majority_rule, "graded_both_ways": mixed,
         "headline": headline, "dropped": pool.dropped, "repeat_the_problem": int(pool.repeats_n.sum()),
         "scores_units": units, "zero_scores": zero_scores, **values.tables(), "reward_kl": reward_kl,
         "adaptive_targets": targets, "outcome_auroc_within": within, "length_correlation": correlations, "calibration": calibrations,
@@ -255,6 +276,8 @@ def comparisons(paths, headline: dict[str, str], sizes: list[int]):
             continue
         if ("majority",) in paths and path[3] != "trace":
             yield path, ("majority",), sizes if path == selection else sizes[-1:]
+        if (RIGHT_AS_ONE,) in paths and path == selection:
+            yield path, (RIGHT_AS_ONE,), sizes[-1:]
         of_headline = path[2] == selection[2] and path[3] in ("weighted_vote", "with_policy")
         if path != selection and (path[3] == "best_of_n" or of_headline):
             yield path, selection, sizes[-1:]
