@@ -47,7 +47,7 @@ def pool_of(stages, level=0.0):
     numbers = {"difference": 0.25, "interval": [0.1, 0.3]}
     rules = ("best_of_n", "trace", "weighted_vote", "with_policy")
     return {
-        "n_problems": 9, "n_candidates": 4, "mean": 0.4, "policy_weight": 0.5, "headline": dict.fromkeys(names, "prod"),
+        "n_problems": 9, "n_candidates": 4, "mean": 0.4, "graded_both_ways": 0, "policy_weight": 0.5, "headline": dict.fromkeys(names, "prod"),
         "oracle": table(4), "majority": table(1),
         "verifiers": {a: {"verifier": f"{s.folder} step 5"} for a, s in zip(verifiers, stages, strict=True)},
         "scorers": {a: {how: {rule: table(i) for rule in rules} for how in ("prod", "min", "last", "sum_logit")}

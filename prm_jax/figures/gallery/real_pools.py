@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 
 from prm_jax import InputError
+from prm_jax.evals.pool_metrics import RIGHT_AS_ONE
 from prm_jax.figures.best_of_n import square_root
 from prm_jax.figures.paper import Stages, signed
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels, plain
@@ -40,6 +41,7 @@ def draw(stages: Stages) -> Drawn:
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} candidates, stored step scores")
     drawn.text += ". Filled: the authors' rule, in the legend. Top right: lines weigh by exp(score / beta)"
     drawn.text += f", markers are best of n = 1, 2, 4, ... {N}"
+    drawn.text += "; votes take answers as equal where their stored texts are" * bool(first["graded_both_ways"])
     drawn.spread = "nothing is trained; lines at dots: 95 % bootstrap intervals over problems, of differences paired"
     panel = {
         f"best of {N} minus majority": (left, {key: (d["difference"], d["interval"]) for key, d in gain.items()}),
@@ -58,6 +60,16 @@ def draw(stages: Stages) -> Drawn:
             drawn.row("share right against KL", model[s], x, y, "", "", [y])
         test = gain[s, rule_of[s]]
         text = f"{model[s]}, {rule_of[s]}: best of {N} - majority {shown(test)}, p {test['p']:.2g}"
+        if as_graded := differs[rule_of[s]].get((f"{s}.{rule_of[s]}.best_of_n", RIGHT_AS_ONE)):
+            drawn.row(
+                RIGHT_AS_ONE,
+                model[s],
+                rule_of[s],
+                as_graded["difference"],
+                *as_graded["interval"],
+                [as_graded["difference"]],
+            )
+            text += f"; - {RIGHT_AS_ONE} {shown(as_graded)}, p {as_graded['p']:.2g}, {as_graded['n_differ']} problems differ"
         text += f"; share right {gold.max():.3f} at its highest, {gold[0]:.3f} at the arg max, {gold[-1]:.3f} alone"
         text += f"; ECE {ece[s, rule_of[s]]:.3f}" if (s, rule_of[s]) in ece else ""
         drawn.statements.append(f"{text}; length {shown(length[s, rule_of[s]], 'r')}")
@@ -98,7 +110,7 @@ def gold_against_kl(axes, tables: dict, style: dict) -> np.ndarray:
     best = tables["best_of_n"]
     axes.plot(floats(best["kl"]), floats(best["accuracy"]), **style | NO_LINE, clip_on=False)
     square_root(axes)
-    axes.set(xlim=(0, None), xticks=(0, 0.25, 1, 2, 3), xlabel="KL from the policy (nats, square-root axis)")
+    axes.set(xlim=(0, None), xticks=(0, 0.25, 1, 2, 3), xlabel="KL from the samples (nats, square-root axis)")
     axes.set_title("share right against KL", fontsize=9)
     return gold
 
