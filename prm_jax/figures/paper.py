@@ -154,5 +154,5 @@ def provenance(every: list[Stage], name: str, overrides: dict[str, str]) -> dict
         "seconds": seconds, "cpu_seconds": cpu_seconds, "commits": list(dict.fromkeys(commits)),
         "command": " ".join([f"name={name}", *(f"{key}={value}" for key, value in overrides.items())]),
         "seeds": f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds)) or 0}",
-        "cost": cost + (f", more before {n_resumed} of them were stopped" if n_resumed else ""),
+        "cost": cost + (f"; {n_resumed} were stopped and resumed, their time before is not counted" if n_resumed else ""),
     }  # fmt: skip

@@ -7,6 +7,7 @@ import numpy as np
 from prm_jax.figures.style import GREY, Drawn, floats, line_style, panels, plain, save, size_axis
 
 LABELS = {"best_of_n": "best of n", "dvts": "DVTS", "vgs": "VGS (blocks)", "mcts": "MCTS", "optimal": "compute-optimal"}
+THIRDS = ("easiest", "middle", "hardest")
 CHOICES = {"best": "best score", "vote": "weighted vote", "policy": "best score + w log p of the policy"}
 
 
@@ -36,7 +37,7 @@ def draw_search(runs: list[dict]) -> Drawn:
                 axes.axis("off")
                 continue
             pass_at_1 = np.mean([v["difficulty_pass_at_1"][k - 1] if k else v["pass_at_1"] for v in verifiers])
-            group = f"third {k} of 3 by ease" if n_groups == 3 else f"group {k} of {n_groups}"
+            group = f"{THIRDS[k - 1]} third" if n_groups == 3 else f"group {k} of {n_groups}"
             title = group if k else "all problems"
             for i, method in enumerate(dict.fromkeys(s["method"] for s in first[row]["searches"])):
                 searches = [[s for s in v["searches"] if s["method"] == method] for v in verifiers]

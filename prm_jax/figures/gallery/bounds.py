@@ -31,7 +31,7 @@ def draw(stages: Stages) -> Drawn:
     for i, (name, label) in enumerate({"best_of_n": "one N for all", adaptive: "N a problem"}.items()):
         y_SX = [[rule[name][str(n)] for n in sizes] for rule in rules]
         drawn.curve(right, "solved", label, sizes, y_SX, line_style(i), True)
-    size_axis(right, sizes, "policy tokens, as n for all costs")
+    size_axis(right, sizes, "policy tokens, in units of n samples for all")
     right.set(ylabel="problems solved by the default PRM")
     right.legend(loc="lower right", fontsize=7.5)
     return drawn

@@ -33,7 +33,8 @@ def draw(stages: Stages) -> Drawn:
         drawn.statements += [f"any right, K = {k}: {key} {signed(*x)}" for k, x in values.items()]
     drawn.text += "; dashed: every line called right, dotted: the mean value for every line"
     size_axis(left, sizes, "K, completions of a prefix")
-    left.set(ylabel="error of a label", ylim=(0, None))
+    left.set(ylabel="share wrong (any, half), mean error (soft)", ylim=(0, None))
+    right.set_title("solutions with a wrong answer, one run", fontsize=9)
     wrong = [row["id"] for _, row in read_rows(stages["bisected"][0].folder / "labels.jsonl") if row["outcome"] == 0]
     for i, (line, name) in enumerate(COSTS.items(), len(LABELS)):
         rows = {row["id"]: row for _, row in read_rows(stages[line][0].folder / "labels.jsonl")}

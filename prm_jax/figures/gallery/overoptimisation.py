@@ -43,7 +43,7 @@ def draw(stages: Stages) -> Drawn:
     for panel, label in zip(axes, ("gold: share right", "proxy: mean score (nats)"), strict=True):
         square_root(panel)
         panel.set(xlim=(0, None), xticks=[x for x in (0, 0.25, 1, 2, 4) if x <= panel.get_xlim()[1]])
-        panel.set(xlabel=f"KL from the {N} samples (nats, square-root axis)", ylabel=label)
+        panel.set(xlabel="KL from the reference (nats, square-root axis)", ylabel=label)
     drawn.legend_above(axes[0], 3)
     return drawn
 

@@ -35,7 +35,7 @@ def draw(stages: Stages) -> Drawn:
         for way, *row in zip(ways, mean_W, low_W, high_W, ece_WS, strict=True):
             drawn.row("ECE", f"{label}, {WAYS[way]}", "", *row)
     tables = [run["recalibrated"]["platt"]["reliability"] for run in runs["shifted"]]
-    reliability(left, [(pooled(tables), 3, "the last, Platt-scaled on itself")])
+    reliability(left, [(pooled(tables), 3, "the last, Platt-scaled on its other half")])
     left.set(xlabel="P(step good)", ylabel="share of good steps")
     left.legend(fontsize=7, loc="lower right")
     right.set_yticks(range(len(ways)), [WAYS[way] for way in ways], fontsize=7.5)
