@@ -118,6 +118,8 @@ def main(cfg):
     run, raw_cfg, resumes = start_command(cfg)
     data_cfg = data_config(raw_cfg.data)
     cfg = parse(raw_cfg, TrainConfig, elsewhere=("data", "distributed", "cpu_devices"))
+    is_defined = cfg.eval.best_by != "first_error_f1" or data_cfg.label_kind == "correctness"
+    expect(is_defined, "eval.best_by", cfg.eval.best_by, f"another: {data_cfg.label_kind} labels have no first error")
     if cfg.loss.lm_weight is None:  # the embedded model knows its task, which labels alone would make it forget
         knows = cfg.objective == "prm" and cfg.init == "embedded" and isinstance(data_cfg, TaskData)
         lm_weight = 0.5 if knows and not cfg.batch.share_prefixes else 0.0
@@ -349,6 +351,8 @@ def evaluate(model: PRM, batches, cfg: training.LossConfig, label_kind: str, err
 
 def make_tokenizer(cfg: TrainConfig, solutions):
     if cfg.tokenizer == "new":
+        why = f"another, or init=random: the embeddings of {cfg.init} are of its own tokens"
+        expect(cfg.init == "random", "tokenizer", "new", why)
         return train_tokenizer((text for s in solutions for text in (s.problem, *s.steps)), cfg.tokenizer_vocab)
     name = cfg.tokenizer or ("embedded" if cfg.init == "random" else cfg.init)
     return hf.load_tokenizer(hf.locate(name))

@@ -64,6 +64,8 @@ def pool(*problems):
         ("**Final Answer: 18** (see above)", "18"),
         (r"The answer is \(12\pi\) inches.", r"12\pi"),
         (r"The final answer is $\frac{1}{2}$. I hope it is correct.", r"\frac{1}{2}"),
+        ("Final Answer: The final answer is $107$. I hope it is correct.", "107"),  # Minerva's and Llama's
+        ("**Final Answer:** The final answer is 7", "7"),
         ("The answer is:\n\n$$\n(1, 2)\n$$", "(1, 2)"),
         ("so it is.\n\n# Answer\n\n\\frac{3}{4}", r"\frac{3}{4}"),
         (r"#### 3, or \boxed{4}; the answer is 5", "4"),
@@ -141,6 +143,9 @@ def test_same_string(a, b, is_same):
         ("9" * 5000, None),
         ("1/0", None),
         ("three", None),
+        ("3 halves", None),
+        ("2 squared", None),
+        ("3 quarters", 3),
         ("", None),
     ],
 )

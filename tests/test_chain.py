@@ -20,6 +20,12 @@ PROBLEM = "4 +5 *4 max3 -6 mod7?"
 RIGHT = ["4+5=2", "2*4=1", "1max3=3", "3-6=4"]
 
 
+def test_numbers_that_python_does_not_read_are_no_line():
+    assert chain.parse_line("1" * 5000 + "+1=2") is None
+    with pytest.raises(InputError, match="not a chain of arithmetic"):
+        chain.parse_problem("1" * 5000 + " +1 mod7?")
+
+
 def test_problem_and_lines_are_read():
     assert chain.parse_problem(PROBLEM) == (4, (("+", 5), ("*", 4), ("max", 3), ("-", 6)), 7)
     assert (

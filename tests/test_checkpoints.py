@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -118,6 +119,20 @@ def test_a_stopped_run_without_a_checkpoint_starts_again(tmp_path):
     assert Checkpoints(tmp_path).restore(*make(0)) is None
 
 
+@pytest.mark.parametrize("whole", [0, 2])
+def test_a_best_model_of_later_than_the_state_is_not_kept(tmp_path, whole):
+    """A kill between the two left best/4 beside latest/2; the run that went on elsewhere had another model at step 4."""
+    run_folder(tmp_path, *range(2, whole + 1, 2), 4)
+    shutil.rmtree(tmp_path / "checkpoints/latest/4")
+    checkpoints = Checkpoints(tmp_path)
+    restored = checkpoints.restore(*make(0))
+    assert restored is None if whole == 0 else restored[0] == 2
+    checkpoints.save(4, *make(8), {"eval_loss": 0.4}, make(8)[0])
+    checkpoints.close()
+    model, _, _, step = load_run(tmp_path, "best", "float32")
+    assert step == 4 and same(model, make(8)[0])
+
+
 # Fields that a config.json of this family cannot say: the run was evaluated as another model.
 @pytest.mark.parametrize("changes", [{"qk_norm": True}, {"qkv_bias": False}, {"o_bias": True, "norm_eps": 1e-3}])
 def test_the_model_that_was_trained_is_the_one_that_is_loaded(tmp_path, changes):
@@ -184,6 +199,9 @@ def test_a_run_is_read_with_its_own_format_and_says_so(tmp_path, capsys):
     assert "format" not in capsys.readouterr().out
     open_checkpoint(tmp_path, "best", read_format("qwen_prm"), "float32")
     assert f"format      {tmp_path}: is read with its own, plain, not with format=qwen_prm" in capsys.readouterr().out
+    open_checkpoint(tmp_path, "best", read_format("auto", separator="\n\n", label_kind="correctness"), "float32")
+    said = "is read with its own, plain, not with format.separator=\n\n, format.label_kind=correctness"
+    assert said in capsys.readouterr().out
 
 
 def test_an_export_takes_no_folder_of_others(tmp_path):

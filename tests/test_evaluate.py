@@ -363,6 +363,8 @@ def test_first_error_f1_by_threshold_and_by_halves_of_the_problems():
     # Below .25 nothing is refused; to .3 the fourth's first line alone is, to .6 the second's error too, which is right.
     assert [curve["all"][at[x]] for x in (0.2, 0.3, 0.31, 0.6, 0.61)] == pytest.approx([0, 0, 2 / 3, 2 / 3, 0])
     assert [half[at[0.5]] for half in curve["halves"]] == [1, 0]
+    # A solution that nobody has labelled is no sound one.
+    assert processbench.f1_by_threshold([*p, p[1]], [*labels, (None, None)], [0, 0, 1, 1, 1]) == curve
 
 
 def test_misses_at_equal_refusals_leave_out_what_a_verifier_gains_by_refusing_much():

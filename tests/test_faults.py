@@ -103,6 +103,19 @@ def test_an_evaluation_is_not_gone_on_with_on_other_data(tmp_path, monkeypatch):
     assert error.startswith("error: resume: rows.jsonl: is not what the evaluation began with")
 
 
+def test_an_evaluation_is_not_gone_on_with_by_a_run_that_went_on(tmp_path, monkeypatch):
+    """Its kept scores are of step 2, and those to come would be of step 4."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    small = ("data.solutions=40", "data.test_solutions=8", "data.samples=solver", "eval.every=2", "eval.solutions=8")
+    small += ("batch.rows=2", "optimizer.warmup=0.5")
+    printed(train.main, monkeypatch, *small, "steps=2", "hydra.run.dir=run", cwd=tmp_path)
+    asked = ("task=score", "checkpoint=run", "which=latest", "input=rows.jsonl", "figures=0", "hydra.run.dir=out")
+    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    printed(train.main, monkeypatch, "resume=run", "steps=4", cwd=tmp_path)
+    error = call(evaluate.main, monkeypatch, "evaluate.py", "resume=out")
+    assert error == "error: resume: run: got 'run step 4', expected run step 2; start a new one"
+
+
 def test_a_stage_that_another_process_makes_is_left_alone(tmp_path):
     """A command without resume= begins again; its folder was emptied before anyone asked whose it was."""
     stage = pipeline.Stage("out", {}, "export", (), (), {}, frozenset(), "0", tmp_path)

@@ -1,5 +1,6 @@
 """Monte-Carlo labels: their expectations, agreement with exact values, shared prefixes, resuming, bad input."""
 
+import dataclasses
 import functools
 import json
 from math import comb
@@ -209,6 +210,14 @@ def test_first_error_labels_wrong_answers_by_bisection(tmp_path, solutions):
         n = len(s.labels)
         assert row["labels"] == ([1.0] * n if s.outcome else [1.0] * t + [0.0] + [None] * (n - t - 1))
     assert len(wrong) > 3 and len(policy.asked) <= sum(int(np.ceil(np.log2(len(s.steps)))) for s in wrong)
+
+
+def test_an_outcome_between_0_and_1_is_the_chance_that_the_answer_is_right(tmp_path, solutions):
+    unsure = [dataclasses.replace(solutions[0], outcome=x) for x in (0.1, 0.5, 0.9)]
+    last = [write(tmp_path / f"{i}.jsonl", [s], Solver(), k=8)[0][0]["labels"][-1] for i, s in enumerate(unsure)]
+    assert last == [1 / 8, 4 / 8, 7 / 8]
+    rows = [write(tmp_path / f"e{i}.jsonl", [s], Oracle(), label="first_error", k=2)[0] for i, s in enumerate(unsure)]
+    assert [set(row["labels"]) == {1.0} for (row,) in rows[1:]] == [True, True]
 
 
 def test_a_solution_that_was_cut_is_no_wrong_answer(tmp_path):

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import printed
 
+import evaluate
 from prm_jax import InputError, rerank
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
 from prm_jax.data.formats import Format, encode
@@ -71,10 +73,28 @@ def test_the_policy_is_a_verifier_by_the_probability_of_each_step(policy):
         for (problem, texts), logit_T in zip(rows, scorer.score(rows), strict=True):
             logp_T = -np.logaddexp(0, -logit_T.astype(float))
             np.testing.assert_allclose(logp_T, forced(policy, problem, texts, False), atol=1e-4)
+    with pytest.raises(InputError, match="policy_prm"):  # a name that begins so is another verifier's
+        open_verifier("policy_prm", OpenOptions(data={"policy": "embedded"}))
     with pytest.raises(InputError, match="checkpoint: got 'policy', expected policy:NAME, a language model, where"):
         open_verifier("policy", OpenOptions())
     with pytest.raises(InputError, match="got 'policy:embedded_orm', expected a language model, not a verifier"):
         open_verifier("policy:embedded_orm", OpenOptions())
+
+
+def test_another_models_likelihood_is_not_stored_as_that_of_the_policy_that_drew_the_pool(tmp_path, monkeypatch):
+    pool = [
+        Problem(
+            "p",
+            PROBLEMS[0],
+            "1",
+            (Candidate(("2+3=5",), "1", True, logp=(-1.0,)), Candidate(("2+3=4",), "2", False, logp=(-2.0,))),
+        )
+    ]
+    write_pool(tmp_path / "pool.jsonl", pool)
+    asked = ("task=best_of_n", "input=pool.jsonl", "checkpoint=policy:embedded", "hydra.run.dir=out")
+    printed(evaluate.main, monkeypatch, *asked, cwd=tmp_path)
+    (problem,) = read_pool(tmp_path / "out/pool.jsonl.gz")
+    assert [[*c.step_scores] for c in problem.candidates] == [["policy_1"]] * 2
 
 
 def test_tokens_belong_to_the_step_that_they_end():

@@ -176,6 +176,16 @@ def test_a_stage_that_other_code_has_made_is_read_and_said(tiny, monkeypatch, ca
         assert capsys.readouterr().out.count(f", made by other code: commit {commit}\n") == 3
 
 
+def test_a_stage_that_was_gone_on_with_is_of_the_code_before_too(tmp_path, monkeypatch):
+    made = {"needs": (), "config": {}, "keys": frozenset({"resume"}), "digest": "0", "folder": tmp_path}
+    stage = pipeline.Stage("x", {}, "export", (), **made)
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "stage.json").write_text('{"code": "before"}')
+    monkeypatch.setattr(running.subprocess, "Popen", lambda *args, **kwargs: None)
+    running.start(stage, None)
+    assert stage.read("stage.json")["code"] == f"before {pipeline.code_fingerprint()}"
+
+
 def test_an_override_goes_to_the_stages_that_know_it_and_changes_what_rests_on_them(tiny, capsys):
     figures.run(["name=tiny", "seed=0"])
     first = made(tiny)

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import InputError
-from prm_jax.data.pools import Candidate, Problem, is_unsplit, read_pool, scores_in_unit, with_scores, write_pool
+from prm_jax.data.pools import (
+    Candidate,
+    Problem,
+    is_pool,
+    is_unsplit,
+    read_pool,
+    scores_in_unit,
+    with_scores,
+    write_pool,
+)
 from prm_jax.data.sources import load
 from prm_jax.evals.pool_arrays import log_scores, pool_arrays
 
@@ -238,6 +247,16 @@ def test_a_file_of_search_and_learn_is_a_pool(tmp_path):
     assert [(s.id, s.steps) for s in solutions] == [(f"t/1/{n}", c.steps) for n, c in enumerate(problem.candidates)]
     with pytest.raises(InputError, match=r"sal.jsonl line 1: labels: found null, .* a pool has none"):
         load(path, "native", labels_required=True)
+    for scores in ([0.5, 0.6, 0.7], [[0.5], None, [0.6]], [[0.5]] * 4):
+        path.write_text(json.dumps(row | {"scores": scores}))
+        with pytest.raises(
+            InputError, match="sal.jsonl line 1: scores: found .*, expected a list of numbers for each comp"
+        ):
+            read_pool(path)
+    named = [row | {"unique_id": None, "id": name} for name in "ab"]
+    path.write_text("".join(json.dumps(x) + "\n" for x in named))
+    assert [problem.id for problem in read_pool(path)] == ["a", "b"]
+    assert not is_pool({"problem": "2+5", "completions": ["a", "b"], "outcome": 1.0})  # a solution that nobody labelled
 
 
 def test_whole_texts_are_cut_as_asked(tmp_path):

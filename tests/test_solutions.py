@@ -803,9 +803,13 @@ def test_a_file_that_states_another_meaning_of_its_labels_is_refused(tmp_path):
         path = str(jsonl(tmp_path, *[row | {"label_kind": stated} for row in labelled_rows(*PROBLEMS)]))
         config = file_config(path=path, label_kind="value")
         assert len(load_evaluation(config, 0, named=True).splits["test"]) == 10
-    path = str(jsonl(tmp_path, *[row | {"label_kind": "value"} for row in labelled_rows(*PROBLEMS)]))
-    with pytest.raises(InputError, match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl states"):
-        load_splits(file_config(path=path), 0)
+    of_values = [row | {"label_kind": "value"} for row in labelled_rows(*PROBLEMS)]
+    for rows in (of_values, [*labelled_rows(*PROBLEMS), of_values[-1]]):  # two files put together, too
+        path = str(jsonl(tmp_path, *rows))
+        with pytest.raises(
+            InputError, match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl states"
+        ):
+            load_splits(file_config(path=path), 0)
 
 
 def test_changed_data_have_another_fingerprint(tmp_path):

@@ -99,6 +99,15 @@ def test_a_loss_whose_weights_the_start_decides_is_no_default(tmp_path):
     assert make_table(Config(str(tmp_path)))["y"] == ["eval_accuracy"]
 
 
+def test_a_list_is_a_setting_as_any_other(tmp_path):
+    for i, targets in enumerate((["w_q"], ["w_q", "w_v"])):
+        put_run(tmp_path / str(i), 0.1, "mlp", 0, i)
+        cfg = OmegaConf.load(tmp_path / str(i) / ".hydra/config.yaml")
+        OmegaConf.save(OmegaConf.merge(cfg, {"lora": {"targets": targets}}), tmp_path / str(i) / ".hydra/config.yaml")
+    table = make_table(Config(str(tmp_path)))
+    assert {row["setting"]["lora.targets"] for row in table["rows"]} == {"['w_q']", "['w_q', 'w_v']"}
+
+
 def test_the_best_setting_is_marked(sweep):
     table = make_table(Config(str(sweep)))
     assert [(row["setting"]["optimizer.lr"], row["mean"]) for row in table["rows"] if row["best"]] == [

@@ -1,14 +1,11 @@
 """Benchmarks of speed and memory, beside other code and the machine's limit: a table and results.json."""
 
-import functools
 import math
-import subprocess
-import sys
 
 import jax
 
 from prm_jax.bench.accelerator import bench_accelerator, markdown
-from prm_jax.bench.common import PEERS, BenchConfig, Row, median_seconds, table
+from prm_jax.bench.common import PEERS, BenchConfig, table
 from prm_jax.bench.memory import bench_memory
 from prm_jax.bench.models import bench_sampling, bench_score, bench_train
 from prm_jax.bench.rerank import bench_rerank
@@ -19,28 +16,13 @@ from prm_jax.launch.config import expect, parse
 from prm_jax.launch.hosts import set_cpu_devices
 from prm_jax.launch.mesh import modest_mesh
 
-LATE = ("torch", "datasets", "matplotlib", "math_verify", "transformers")  # packages to be imported only when needed
-
-
-def bench_startup(cfg: BenchConfig) -> list[Row]:
-    """Seconds until a fresh process has imported a module, and which packages of LATE came with it."""
-    program = "import sys; import {}; print(', '.join(m for m in {} if m in sys.modules))"
-    rows = []
-    for module in ("rerank", "scoring", "model"):
-        command = [sys.executable, "-c", program.format(f"prm_jax.{module}", LATE)]
-        start = functools.partial(subprocess.check_output, command, text=True, stderr=subprocess.DEVNULL)
-        note = f"imported too early: {start().strip() or 'none'}"
-        rows.append(Row(f"import_{module}_seconds", median_seconds(start, 0, cfg.repeats), note))
-    return rows
-
-
 JOBS = (bench_train, bench_score, bench_sampling, bench_accelerator, bench_rerank, bench_search, bench_serve)
-JOBS = {job.__name__.removeprefix("bench_"): job for job in (*JOBS, bench_startup, bench_memory)}
+JOBS = {job.__name__.removeprefix("bench_"): job for job in (*JOBS, bench_memory)}
 
 
 @cli.command("bench")
 def main(cfg):
-    """Measure the speed of training, scoring, sampling, search, serving, reranking and imports, or a step's memory."""
+    """Measure the speed of training, scoring, sampling, search, serving and reranking, or a step's memory."""
     raw_cfg, cfg = cfg, parse(cfg, BenchConfig)
     expect(cfg.what in JOBS, "what", cfg.what, ", ".join(JOBS))
     folder = run_folder.output_dir()

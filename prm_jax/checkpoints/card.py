@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from prm_jax.checkpoints.hf_config import CLASSES, HEADLESS
-from prm_jax.data.formats import Format
+from prm_jax.data.formats import Format, with_pad
 from prm_jax.heads import HEADS
 from prm_jax.launch import run_folder
 from prm_jax.launch.config import parse
@@ -37,7 +37,8 @@ def code(name: str, cfg: ModelConfig, fmt: Format) -> str:
     is_plain = fmt.tokenized == "apart" and fmt.prefix == "{problem}" and not (fmt.strip or fmt.number)
     begin = "[tokenizer.bos_token_id] * (tokenizer.bos_token_id is not None) + " if fmt.bos else ""
     logits = "model(torch.tensor([ids])).logits[0, ends]"
-    good = f"{logits}[:, 0].sigmoid()" if cfg.head == "scalar" else f"1 - {logits}.softmax(-1)[:, 0]"
+    single = {"scalar": 0, "quantile": 1}  # the output that is a step's log-odds, the median of quantiles
+    good = f"{logits}[:, {single[cfg.head]}].sigmoid()" if cfg.head in single else f"1 - {logits}.softmax(-1)[:, 0]"
     template = OURS if HEADS[cfg.head].hidden or cfg.family in HEADLESS or not is_plain else CODE
     text = template.format(name=name, begin=begin, separator=fmt.separator, good=good)
     return f'```python\nproblem, steps = "3 + 4 * 2 = ?", ["4 * 2 = 8", "3 + 8 = 11"]\n{text}\n```'
@@ -45,6 +46,7 @@ def code(name: str, cfg: ModelConfig, fmt: Format) -> str:
 
 def step_tag(fmt, tokenizer) -> int | None:
     """Id of the token at which a step's score is read; None where the format puts nothing after a step."""
+    fmt = with_pad(fmt, tokenizer)
     is_read = fmt.separator and not fmt.drop_separator
     return tokenizer.encode(fmt.separator, add_special_tokens=False)[-1] if is_read else None
 

@@ -116,8 +116,10 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
 
 def stored_format(stored: Format, requested: Format | None, path: str) -> Format:
     """The format that a run or an export brings; prints it where another was requested."""
-    if requested is not None and requested.name != "auto" and requested != stored:
-        print(f"format      {path}: is read with its own, {stored.name}, not with format={requested.name}")
+    asked = [f"format.{key}={value}" for key, value in (requested.changes or {}).items()] if requested else []
+    asked += [f"format={requested.name}"] if requested and requested.name != "auto" else []
+    if asked and requested != stored:
+        print(f"format      {path}: is read with its own, {stored.name}, not with {', '.join(asked)}")
     return stored
 
 

@@ -58,12 +58,15 @@ class Checkpoints:
 
     def restore(self, model, opt) -> tuple[int, dict] | None:
         """(step, notes) of the newest undamaged state, which fills `model` and `opt` in place with their shardings.
-        Newer damaged steps are deleted, since the run makes them again. None where no checkpoint was saved yet."""
+        Newer steps are deleted, since the run makes them again. None where no checkpoint was saved yet."""
         for saved in (self.best, self.latest):
             saved.wait_until_finished()  # a save under way has no name yet
-            step = newest_whole(Path(saved.directory))
-            for damaged in [s for s in saved.all_steps() if step is not None and s > step]:
-                saved.delete(damaged)
+        step = newest_whole(Path(self.latest.directory))
+        for saved, newest in ((self.best, newest_whole(Path(self.best.directory))), (self.latest, step)):
+            # A model that was best after the restored step is another's than the one that the run makes again.
+            whole = min(-1 if x is None else x for x in (newest, step))
+            for later in [s for s in saved.all_steps() if s > whole]:
+                saved.delete(later)
         return None if step is None else (step, restore_step(self.latest, step, model=model, opt=opt))
 
     def close(self):

@@ -51,7 +51,7 @@ def open_verifier(name: str, options: OpenOptions):
         return EquationScorer()
     if name == "random":
         return RandomScorer(options.seed)
-    if name.startswith("policy"):
+    if name == "policy" or name.startswith("policy:"):
         return likelihood_scorer(name, options)
     if built_in := BUILT_IN.fullmatch(name):
         kind, *faults = built_in.groups()

@@ -103,8 +103,7 @@ class Critic:
         for prefixes_together in batches:
             self.judge(prefixes_together)
         self.stats.solutions += len(rows)
-        lost = self.stats.no_verdict - before.no_verdict
-        if lost and not before.no_verdict:  # said once; the summary counts all
+        if (lost := self.stats.no_verdict) and not before.no_verdict:  # said once; the summary counts all
             critiques = self.stats.critiques - before.critiques
             outcome = "left out of the votes" if critic.force is None else "forced (format.critic.force)"
             limit = f"came to no verdict within {critic.max_tokens:,} tokens"

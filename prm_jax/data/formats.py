@@ -117,17 +117,23 @@ class Encoded:
     start: int  # that of the solution's first token
 
 
+def with_pad(fmt: Format, tokenizer) -> Format:
+    """The format with the tokenizer's padding token for {pad}."""
+    if "{pad}" not in fmt.prefix + fmt.separator:
+        return fmt
+    if tokenizer.pad_token is None:
+        raise InputError(f"format={fmt.name}: separates steps by the padding token, which this tokenizer lacks")
+    pad = {key: getattr(fmt, key).replace("{pad}", tokenizer.pad_token) for key in ("prefix", "separator")}
+    return dataclasses.replace(fmt, **pad)
+
+
 def encode(fmt: Format, tokenizer, rows: Iterable[tuple[str, tuple[str, ...]]], end: bool = False) -> list[Encoded]:
     """Encodes (problem, steps) rows; `end` appends the end-of-sequence token, for language-model training. InputError
     if the separator has no token, a mark fused with text, marks and steps differ in number, or, in a text tokenised
     together, a problem or step contains the separator."""
     if fmt.name == "auto":
         raise InputError("format: 'auto' is for released checkpoints; name the convention: format=NAME")
-    if "{pad}" in fmt.prefix + fmt.separator:
-        if tokenizer.pad_token is None:
-            raise InputError(f"format={fmt.name}: separates steps by the padding token, which this tokenizer lacks")
-        pad = {key: getattr(fmt, key).replace("{pad}", tokenizer.pad_token) for key in ("prefix", "separator")}
-        fmt = dataclasses.replace(fmt, **pad)
+    fmt = with_pad(fmt, tokenizer)
     has_bos = fmt.bos and not fmt.chat and tokenizer.bos_token_id is not None  # a chat template writes its own
     begin = [tokenizer.bos_token_id] if has_bos else []
     finish = [tokenizer.eos_token_id] if end else []

@@ -48,6 +48,7 @@ HASHES = re.compile(r"####([-+$\\ \t]*+[\d.,/]+\\?%?[ \t]*)$", re.MULTILINE)
 ANSWER_IS = re.compile(
     r"(?:\banswer(?:\s+is\b|\**\s*:)|^#+\s*answer\b)[\s:*]*(?:\$\$\s*|\\\[\s*)?(.+)", re.IGNORECASE | re.MULTILINE
 )
+AGAIN = re.compile(r"\banswer(?:\s+is\b|\**\s*:)", re.IGNORECASE)
 STATED_END = re.compile(r"\.\s|\\[)\]]|(?<=\S)\*\*(?!\w)")  # the sentence, the formula or the bold type ends
 BEFORE = re.compile(r"(?:\s|\$|\*\*|\\[(\[])*+")
 AFTER = re.compile(r"(?:\s|(?<!\\)\$|\*\*|\\[)\]]|(?<!\\right)\.)\Z")
@@ -88,7 +89,9 @@ def _hashes(text):
 
 
 def _stated(text):
-    return (STATED_END.split(match[1], 1)[0] for match in reversed(list(ANSWER_IS.finditer(text))))
+    for match in reversed(list(ANSWER_IS.finditer(text))):
+        answer = STATED_END.split(match[1], 1)[0]
+        yield AGAIN.split(answer)[-1] or answer  # Final Answer: The final answer is $5$. I hope it is correct.
 
 
 def _bare(answer):
@@ -129,7 +132,8 @@ UNIT = re.compile(
     r"(?<=[\d}%])(?:(?:\s|\\[,;: ]|~)*\\(?:text\w*|mathrm|mbox)\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?"
     r"|\s+[a-zA-Z]{2,}(?:[ /-]+[a-zA-Z]+)*)[\s.]*$"
 )
-SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|pi)\b")  # 2 million is not 2
+# 2 million, 2 squared and 3 halves are not 2 and 3.
+SCALE = re.compile(r"(?:hundred|thousand|million|billion|trillion|dozen|pi|half|halves|squared|cubed|plus|minus)\b")
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 NUMBER = re.compile(
     rf"(?P<sign>[-+]?)[€£¥]?(?:(?P<whole>\d+)(?: ?(?=\\frac)| (?=\d+/)))?"

@@ -98,21 +98,23 @@ def iter_pool(
 
 def is_pool(row: dict) -> bool:
     """Whether a file's row is one of a pool: it has candidates, or is as search-and-learn writes it."""
-    return "candidates" in row or ({"problem", "completions"} <= row.keys() and "labels" not in row)
+    return "candidates" in row or ({"problem", "completions"} <= row.keys() and not {"labels", "outcome"} & row.keys())
 
 
 def as_native(row: dict, split_by: str | None = None) -> dict:
     """A row of search-and-learn's output (problem, completions: texts whose steps stand between blank lines unless
     split_by says otherwise, scores: of each a number a step) as a pool's; scores that are not one a step are left out."""
-    candidates, scores = [], optional(row, "scores", list) or []
-    for text, score_T in itertools.zip_longest(texts(row, "completions"), scores, fillvalue=()):
+    candidates, scores, solutions = [], optional(row, "scores", list) or [], texts(row, "completions")
+    are_lists = len(scores) <= len(solutions) and all(isinstance(score_T, list) for score_T in scores)
+    require(are_lists, "scores", scores, "a list of numbers for each completion")
+    for text, score_T in itertools.zip_longest(solutions, scores, fillvalue=()):
         pieces = split_steps(text, split_by) if split_by else text.split("\n\n")
         steps = [piece for piece in pieces if piece.strip()]
         if len(score_T) == len(pieces):  # some of its verifiers score blank pieces too
             score_T = [score for score, piece in zip(score_T, pieces, strict=True) if piece.strip()]
         stored = {"step_scores": {"prm": score_T}} if len(score_T) == len(steps) else {}
         candidates.append({"steps": steps or [""], "answer": extract(text), **stored})
-    return row | {"id": str(row.get("unique_id", row["problem"])), "candidates": candidates}
+    return row | {"id": str(row.get("unique_id") or row.get("id") or row["problem"]), "candidates": candidates}
 
 
 def problem_of(row: dict, names: Sequence[str] | None = None, as_written=False, split_by: str | None = None) -> Problem:

@@ -167,9 +167,8 @@ def _load(cfg: FileData, labels_required: bool, **extra_paths):
         files = [] if split else [path] if isinstance(path, str) else path
         name = (cfg.validation_name if side == "validation" else None) or cfg.name
         for file in files if name == "native" else ():
-            kind = next(iter(read_rows(file)))[1].get("label_kind")
-            is_right = kind in (None, "unknown", cfg.label_kind)
-            expect(is_right, "data.label_kind", cfg.label_kind, f"{kind}, as {file} states")
+            for kind in {row.get("label_kind") for _, row in read_rows(file)} - {None, "unknown"}:
+                expect(kind == cfg.label_kind, "data.label_kind", cfg.label_kind, f"{kind}, as {file} states")
         splits[side], events = sources.load(path, name, split=split, labels_required=labels_required, **options)
         counts |= events if side == "train" else {f"{side}_{k}": n for k, n in events.items() if k not in totals}
         fingerprints |= {str(file): file_fingerprint(file) for file in files}

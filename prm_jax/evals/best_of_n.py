@@ -82,8 +82,8 @@ def run(setup: Setup, cfg: Config) -> dict:
     scorers += [POLICY] * (POLICY in pool.scores and POLICY not in scorers)  # what nobody taught stands beside it
     if not scorers:
         raise InputError("scores: the pool has no step scores of every candidate; checkpoint=FOLDER scores it now")
-    value = [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     outcome = [name for name, x in verifiers.items() if x["objective"] == "orm"]
+    value = outcome + [name for name, x in verifiers.items() if x["label_kind"] in ("value", "advantage")]
     others = {"ensembles": with_members(verifiers), "lower_bounds": lower_bounds}
     results = pool_metrics.pool_results(pool, scorers, cfg, setup.cfg.seed, value, outcome, **others)
     results |= {"pool": source, "grading": grading_counts, "verifiers": verifiers, "incomplete_scores": pool.lacking}
@@ -128,6 +128,7 @@ def score_pool(setup: Setup, cfg: Config, problems: list[pools.Problem]):
     for checkpoint in setup.checkpoints:
         scorer = open_scorer(setup, checkpoint)
         taken = {name for problem in problems for c in problem.candidates for name in c.step_scores}
+        taken |= {POLICY} if any(c.logp for problem in problems for c in problem.candidates) else set()
         name = new_name(cfg.scores_name, scorer, taken)
         problems = scored(scorer, name)
         verifiers[name] = describe(scorer) | trained(checkpoint)

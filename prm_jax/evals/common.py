@@ -115,7 +115,12 @@ def open_scorer(setup: Setup, name: str):
     by_run = setup.data.name == "of_run" and run and not setup.files
     data = run_folder.run_config(Path(run)).data if by_run else setup.data  # an embedded task has a checker, a policy
     names = {part.name for part in (data.get("sources") or {"": data}).values()}
-    return open_verifier(name, OpenOptions(*options, data, names.pop() if len(names) == 1 else None, setup.files))
+    scorer = open_verifier(name, OpenOptions(*options, data, names.pop() if len(names) == 1 else None, setup.files))
+    file = setup.folder / "verifiers.json"  # whose scores are kept; a run that went on has another step in its name
+    before = {name: scorer.name} | (run_folder.read_json(file) if file.exists() else {})
+    expect(before[name] == scorer.name, f"resume: {name}", scorer.name, f"{before[name]}; start a new one")
+    run_folder.write_json(file, before)
+    return scorer
 
 
 def one_scorer(setup: Setup, task: str):

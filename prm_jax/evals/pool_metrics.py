@@ -116,23 +116,18 @@ class Values:
         return f"mean of {rules.vote_draws} random subsets"
 
     def add_majority_as_graded(self) -> int:
-        """Where equal answers are graded both right and wrong, adds the vote with all right ones as one answer (RIGHT_AS_ONE),
-        since these texts are not what was graded; returns how many answers are graded so."""
-        pool, answer_PN = self.pool, self.pool.answer_PN
+        """Where equal answers are graded both right and wrong, so that their texts are not what was graded, adds the vote
+        with all right ones as one answer; returns how many answers are graded so."""
+        answer_PN, is_right_PN = self.pool.answer_PN, self.pool.right_PN > 0
         if answer_PN is None:
             return 0
-        place_PN, votes_PN, is_right_PN = (
-            answer_PN + self.N * np.arange(len(answer_PN))[:, None],
-            answer_PN >= 0,
-            pool.right_PN > 0,
-        )
-        mixed = len(np.intersect1d(place_PN[is_right_PN], place_PN[votes_PN & ~is_right_PN]))
+        place_PN = answer_PN + self.N * np.arange(len(answer_PN))[:, None]
+        mixed = len(np.intersect1d(place_PN[is_right_PN], place_PN[(answer_PN >= 0) & ~is_right_PN]))
         if mixed:
             key_PN = np.where(is_right_PN, self.N, answer_PN)
             one_PN = np.stack([np.unique(key_N, return_inverse=True)[1] for key_N in key_PN])
-            one_PN = np.where(votes_PN, one_PN, -1)
-            weight_PN = votes.vote(one_PN, ties=self.rules.ties, counts=self.rules.counts)
-            self.value[RIGHT_AS_ONE,] = {self.N: np.asarray(rerank.expectation(weight_PN, pool.right_PN), float)}
+            weight_PN = votes.vote(np.where(answer_PN < 0, -1, one_PN), ties=self.rules.ties, counts=self.rules.counts)
+            self.value[RIGHT_AS_ONE,] = {self.N: np.asarray(rerank.expectation(weight_PN, self.pool.right_PN), float)}
         return mixed
 
     def add_scorer(self, scorer: str, score_PN: dict[str, np.ndarray], golds: dict[str, np.ndarray], headline: str):

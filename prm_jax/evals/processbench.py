@@ -117,6 +117,8 @@ def best_threshold(low, high, is_wrong) -> float:
 def f1_by_threshold(p: list[np.ndarray], labels: list, problem) -> dict[str, list]:
     """ProcessBench's F1 of first errors at each of THRESHOLDS: `all`, and of each half of the problems (`halves`), so that
     what is chosen on one can be measured on the other."""
+    labelled = [i for i, label_T in enumerate(labels) if any(y is not None for y in label_T)]
+    p, labels, problem = ([x[i] for i in labelled] for x in (p, labels, problem))
     error_N = np.array([first_error(label_T) for label_T in labels])
     low_N, high_N = np.array([right_window(*pair) for pair in zip(p, error_N, strict=True)]).T
     parts = [slice(None), *(np.asarray(problem) % 2 == side for side in (0, 1))]

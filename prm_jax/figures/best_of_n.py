@@ -191,9 +191,9 @@ def calibration_figure(results: dict, folder: Path) -> Path:
     reliability(left, [curve(i, scorer, x["steps"]) for i, (scorer, x) in enumerate(tables.items())])
     solutions = {s: x["solutions"][headline[s]] for s, x in tables.items() if headline[s] in x["solutions"]}
     reliability(right, [curve(i, *pair) for i, pair in enumerate(solutions.items())])
-    is_outcome = any(table["step_label"] == "outcome" for table in tables.values())
-    left.set(title="Step scores", xlabel="P(step good)")
-    left.set(ylabel="share of steps in right solutions" if is_outcome else "share of good steps")
+    names = {"exact": "share of good steps", "outcome": "share of steps in right solutions"}
+    labels = [names[kind] for kind in names if any(x["step_label"] == kind for x in tables.values())]
+    left.set(title="Step scores", xlabel="P(step good)", ylabel=";\nof outcome and value models: ".join(labels))
     right.set(title=f"Solution scores ({', '.join(dict.fromkeys(headline.values()))})")
     right.set(xlabel="solution score", ylabel="share of right solutions")
     for axes in (left, right):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from prm_jax.figures.pipeline import Comparison, Stage
-from prm_jax.figures.style import FEWEST_SEEDS, GREY, Drawn, floats, over_seeds, plain, save
+from prm_jax.figures.style import FEWEST_SEEDS, GREY, Drawn, floats, plain, save
 from prm_jax.launch import run_folder
 from prm_jax.stats import holm, sign_flip_test
 
@@ -70,14 +70,6 @@ def draw_untaught(line: Callable, pools: Sequence[dict], n: int):
 
 def signed(x: float, low: float, high: float) -> str:
     return f"{x:+.3f} [{low:+.3f}, {high:+.3f}]"
-
-
-def mean_difference(title: str, a_S, b_S) -> str:
-    """Says the mean of a - b over runs that differ in their seed alone, and its interval."""
-    value_S = np.subtract(a_S, b_S)
-    if len(value_S) == 1:
-        return f"{title}: {value_S[0]:+.3f} (1 run)"
-    return f"{title}: {signed(*over_seeds(value_S))} ({over(value_S)})"
 
 
 def over(value_S) -> str:

@@ -43,10 +43,12 @@ def start(stage: Stage, launcher: str | None) -> subprocess.Popen:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"stage {stage.name}: another process is making {stage.folder}") from None
+        begun = stage.read("stage.json").get("code") if stage.can_resume and "resume" in stage.keys else None
         if stage.can_resume and "resume" not in stage.keys:  # begins again, in a folder that is now ours
             for path in set(stage.folder.iterdir()) - {stage.folder / "log.txt"}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        record = {"name": stage.name, "config": stage.config, "code": code_fingerprint()}
+        code = " ".join(dict.fromkeys(filter(None, [begun, code_fingerprint()])))  # what is gone on with is of both
+        record = {"name": stage.name, "config": stage.config, "code": code}
         run_folder.write_json(stage.folder / "stage.json", record)
         log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()

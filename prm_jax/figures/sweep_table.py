@@ -21,7 +21,10 @@ DEFAULT_Y = {
 # Settings that define a run's loss, besides loss.* (where loss.lm_weight=null some of them decide it).
 DEFINE_LOSS = ("init", "objective", "outcome_at", "batch.share_prefixes", "batch.step_weights")
 # How the names of numbers end of which the lowest, or the highest, is the best.
-LOWEST, HIGHEST = ("loss", "nll", "ece", "brier", "missed"), ("accuracy", "auroc", "auprc", "f1", "pass@1")
+LOWEST, HIGHEST = (
+    ("loss", "nll", "ece", "brier", "missed"),
+    ("accuracy", "auroc", "auprc", "f1", "pass@1", "pass_at_1", "pass_at_4", "sound"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +54,9 @@ def make_table(cfg: Config) -> dict:
         for key in [key for key in keys if key not in known]:
             raise InputError(f"{name}: got {key!r}, which no run was told; {near(key, known)}")
     over = [key for key in cfg.over if key != cfg.x]
-    settings = [{key: x for key, x in r.settings.items() if key not in over} for r in records]
+    settings = [
+        {k: str(x) if isinstance(x, list) else x for k, x in r.settings.items() if k not in over} for r in records
+    ]
     groups = run_folder.group_by_settings(settings)
     varied = sorted({key for setting, _ in groups for key in setting})
     x = cfg.x or choose_x(varied, settings)

@@ -179,15 +179,15 @@ def label_all_prefixes(solutions: Sequence[Solution], cfg: Labels, complete: Com
     for s in solutions:
         mc = list(map(complete.mc, prefixes_of(s)))
         if s.outcome is not None:
-            mc[-1] = MC(cfg.k * (s.outcome > 0), cfg.k)
+            mc[-1] = MC(round(cfg.k * s.outcome), cfg.k)
         labels.append(LABELS[cfg.label](mc, cfg))
     return labels
 
 
 def label_to_first_error(solutions: Sequence[Solution], complete: Completions) -> list[list[float | None]]:
     """Labels up to the first error of solutions with a wrong answer, of all steps of those with a right one."""
-    wrong = iter(run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome == 0], complete))
-    errors = [(len(s.steps), next(wrong) if s.outcome == 0 else len(s.steps)) for s in solutions]
+    wrong = iter(run_batched([find_first_error(s.problem, s.steps) for s in solutions if s.outcome < 0.5], complete))
+    errors = [(len(s.steps), next(wrong) if s.outcome < 0.5 else len(s.steps)) for s in solutions]
     return [[None if t > error else float(t < error) for t in range(n)] for n, error in errors]
 
 
@@ -195,7 +195,7 @@ def tree_lines(groups: Sequence[list[Solution]], complete: Completions, cfg: Lab
     """A line for each problem, given by its solutions: its tree, and a row for each path of it. A state's MC labels the
     first path through it; the last step has 0. start: steps of the state that was searched from; visits: of each state;
     q, u: the scores that chose the path."""
-    roots = [[RollOut(s.steps, s.answer, s.outcome > 0, True, 0) for s in group] for group in groups]
+    roots = [[RollOut(s.steps, s.answer, s.outcome >= 0.5, True, 0) for s in group] for group in groups]
     trees = [build_tree(group[0].problem, root, cfg.k, cfg.tree) for group, root in zip(groups, roots, strict=True)]
     lines = []
     for group, (states, paths) in zip(groups, run_batched(trees, complete), strict=True):

@@ -31,6 +31,7 @@ PAGE = Path(__file__).parents[1] / "assets" / "serve.html"
 
 @dataclasses.dataclass(frozen=True)
 class ServeBatch(ScoreBatch):
+    tokens: Count
     solutions: Count
     characters: Count
 

@@ -144,7 +144,7 @@ def pooling_job(body: dict, scorer, names: tuple[str, ...], limits) -> tuple[Job
         for i, one in numbered_inputs:
             ids = scorer.tokenizer.encode(one, add_special_tokens=special) if isinstance(one, str) else one
             ids_L = np.array(ids, np.int32)
-            read_T = np.array([len(ids_L) - 1]) if outcome else np.flatnonzero(ids_L == tag)
+            read_T = np.arange(len(ids_L))[-1:] if outcome else np.flatnonzero(ids_L == tag)
             expect(len(read_T), f"input[{i}]", f"{len(ids_L)} tokens", f"some with the step tag, token {tag}")
             encoded.append(Encoded(ids_L, read_T.astype(np.int32), 0))
         return encoded

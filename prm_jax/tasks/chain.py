@@ -28,10 +28,11 @@ from prm_jax.launch.config import Count, NotNegative, Seed, Share, expect
 
 APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "max": max, "min": min}
 CONFUSED = {"+": "-", "-": "+", "*": "+"}  # operation -> the one it is mistaken for; max and min have no hard facts
-OPERATION = r"(?:[-+*]|max|min)\d+"
-PROBLEM = re.compile(rf"(\d+)((?: {OPERATION})+) mod(\d+)\?")
-LINE = re.compile(rf"(\d+)((?:{OPERATION})*)=(\d+)")
-BACK = re.compile(r"\s*back (\d+)\s*")
+NUMBER = r"\d{1,9}"  # Python refuses to read numbers of some thousand digits
+OPERATION = rf"(?:[-+*]|max|min){NUMBER}"
+PROBLEM = re.compile(rf"({NUMBER})((?: {OPERATION})+) mod({NUMBER})\?")
+LINE = re.compile(rf"({NUMBER})((?:{OPERATION})*)=({NUMBER})")
+BACK = re.compile(rf"\s*back ({NUMBER})\s*")
 
 Operations = tuple[tuple[str, int], ...]  # (operation, operand) of each
 

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 
 from prm_jax.figures.attack import QUANTITIES, SHOWN
-from prm_jax.figures.paper import Stages, mean_difference, results_at, signed, values_of
-from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, panels
+from prm_jax.figures.paper import Stages, results_at, signed, values_of
+from prm_jax.figures.style import GREY, NO_LINE, Drawn, line_style, over_seeds, panels
 
 UNEDITED = "AUROC without edits"
 FALLS = {"worst": "fall of AUROC, worst edit", "worst_wrong_line": "fall of AUROC, a wrong line left"}
@@ -55,4 +55,4 @@ def state_falls(drawn: Drawn, arms: dict[str, list[dict]], checker: dict):
         words = [f"{text} {signed(*drawn.number(text, arm, value_S))}" for text, value_S in numbers.items()]
         drawn.statements.append(f"{arm}: {', '.join(words)}")
     for a, b in itertools.pairwise(arms):
-        drawn.statements.append(mean_difference(f"{UNEDITED}, {b} - {a}", before(arms[b]), before(arms[a])))
+        drawn.statements.append(f"{UNEDITED}, {b} - {a}: {signed(*over_seeds(before(arms[b]) - before(arms[a])))}")

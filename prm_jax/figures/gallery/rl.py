@@ -7,7 +7,6 @@ from prm_jax.figures.paper import Stages, signed, values_of
 from prm_jax.figures.pipeline import Stage
 from prm_jax.figures.style import Drawn, line_style, over_seeds
 
-GAIN = 0.15  # of right answers, to which a statement counts the tokens
 IN_WORDS = list(PANELS)[:6]  # panels of the statements
 
 
@@ -36,9 +35,8 @@ def draw(stages: Stages) -> Drawn:
             if np.isfinite(last_S).all():
                 change = signed(*over_seeds(last_S - first_S))
                 changes.append(f"{PANELS[name]} {first_S.mean():.3f} -> {last_S.mean():.3f}, {change}")
-        cost = f"; the PRM's samples cost {np.mean(cost_S) / 1e3:,.0f} thousand" * any(cost_S)
-        gain = f"{GAIN:.2f} more right after {tokens_to_gain(runs)}{cost}"
-        drawn.statements.append(f"{kind}: {'; '.join([*changes, gain])}")
+        changes += [f"the PRM's samples cost {np.mean(cost_S) / 1e3:,.0f} thousand tokens"] * any(cost_S)
+        drawn.statements.append(f"{kind}: {'; '.join(changes)}")
     drawn.legend_above(axes[0, 0], 2 if max(map(len, arms)) > 20 else 3)
     return drawn
 
@@ -48,14 +46,3 @@ def verifier_tokens(stage: Stage) -> int:
     verifier = stage.config.get("reward.prm_checkpoint")
     used = [x for x in stage.needs if f"{x.name}-{x.digest}" == verifier]
     return sum(x.results()["counts"]["policy_tokens"] for x in used)
-
-
-def tokens_to_gain(runs: list[dict]) -> str:
-    """Says how many policy tokens the runs needed for GAIN more right answers, interpolated between evaluations."""
-    needed = []
-    for run in runs:
-        gain = np.maximum.accumulate(np.array(run["eval_pass_at_1"]) - run["eval_pass_at_1"][0])
-        needed.append(np.interp(GAIN, gain, run["tokens"]) if gain[-1] >= GAIN else np.inf)
-    if np.isinf(needed).any():
-        return f"no number of tokens in {np.isinf(needed).sum()} of {len(needed)} runs"
-    return "{:,.0f} [{:,.0f}, {:,.0f}] thousand policy tokens".format(*(x / 1e3 for x in over_seeds(needed)))

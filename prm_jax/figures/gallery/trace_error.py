@@ -3,7 +3,7 @@
 import numpy as np
 
 from prm_jax.figures.best_of_n import NAMES
-from prm_jax.figures.paper import Stages, results_at, signed
+from prm_jax.figures.paper import Stages, results_at
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, over_seeds, panels
 
 TITLE = NAMES | {"mean": "a sample at random", "majority": "majority vote"}
@@ -36,10 +36,6 @@ def draw(stages: Stages) -> Drawn:
     )
     right.set_ylim(0, None)
     drawn.legend_above(left, 3)
-    for tests in zip(*(r["chosen"]["differences"] for r in results), strict=True):
-        title = f"trace error, {name_of(tests[0]['a'])} - {name_of(tests[0]['b'])}"
-        runs = ", ".join(signed(test["difference"], *test["interval"]) for test in tests)
-        drawn.statements.append(f"{title}: {runs} (95 % bootstrap over problems, a run each)")
     drawn.statements += agreements([r["chosen"]["agreement"] for r in results])
     return drawn
 
@@ -85,11 +81,10 @@ def place(drawn: Drawn, axes, rule: str, rows: list[dict], style: dict):
 
 
 def agreements(tables: list[dict]) -> list[str]:
-    """Says means over runs, and the value of each run."""
+    """Says means over runs."""
     names = {"correctness": "the step's label", "outcome": "the outcome"}
     pairs = {"steps up to the first wrong one: step label and outcome agree": [table["labels"] for table in tables]}
     for a, row in tables[0].items():
         for b in row if a != "labels" else ():
             pairs[f"{name_of(a)} agrees with {names.get(b) or name_of(b)}"] = [table[a][b] for table in tables]
-    each = {pair: ", ".join(f"{x:.3f}" for x in values) for pair, values in pairs.items()}
-    return [f"{pair} on {np.mean(values):.3f} ({each[pair]})" for pair, values in pairs.items()]
+    return [f"{pair} on {np.mean(values):.3f}" for pair, values in pairs.items()]
