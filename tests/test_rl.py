@@ -332,6 +332,10 @@ def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
         (["batch.tokens=64"], "batch.tokens: got 64, expected at least"),
         (["policy=embedded_orm"], "is a verifier"),
         (
+            ['format.separator="\n\n"', "reward.prm=1", "reward.prm_checkpoint=embedded_orm"],
+            "format.separator: steps are rewarded: expected a text within one token of embedded",
+        ),
+        (
             ["reward.own=1", "reward.own_function=no.py:f"],
             "reward.own_function: got 'no.py:f', expected FILE.py:FUNCTION of a file that exists",
         ),

@@ -23,7 +23,7 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
-from prm_jax import rerank, tasks
+from prm_jax import InputError, rerank, tasks
 from prm_jax.checkpoints.folders import training_tokens
 from prm_jax.checkpoints.orbax import Checkpoints, save_description
 from prm_jax.checkpoints.verifiers import OpenOptions, open_verifier
@@ -166,13 +166,8 @@ class Trainer:
         options = cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows
         self.policy, self.reference = open_policy(*options), open_policy(*options).model
         expect(self.policy.format == cfg.format, "format", cfg.format.name, f"that of {cfg.policy}")
-        has_steps = self.policy.stop_masks["step"] is not None or not cfg.reward.prm
-        expect(
-            has_steps,
-            "format.separator",
-            cfg.format.separator,
-            f"a text within one token of {cfg.policy}: steps are rewarded",
-        )
+        if cfg.reward.prm and self.policy.stop_masks["step"] is None:
+            raise InputError(f"format.separator: steps are rewarded: expected a text within one token of {cfg.policy}")
         if cfg.optimizer.trainable == "lora":
             self.policy.model = make_sharded(lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0)
         self.opt = make_optimizer(self.policy.model, cfg.optimizer, cfg.steps * cfg.update.passes)
