@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import re
+import types
 from types import SimpleNamespace
 
 import jax
@@ -332,10 +333,6 @@ def test_rewards_of_steps_only_where_the_answer_is_right(policy, rollouts):
         (["batch.tokens=64"], "batch.tokens: got 64, expected at least"),
         (["policy=embedded_orm"], "is a verifier"),
         (
-            ['format.separator="\n\n"', "reward.prm=1", "reward.prm_checkpoint=embedded_orm"],
-            "format.separator: steps are rewarded: expected a text within one token of embedded",
-        ),
-        (
             ["reward.own=1", "reward.own_function=no.py:f"],
             "reward.own_function: got 'no.py:f', expected FILE.py:FUNCTION of a file that exists",
         ),
@@ -345,6 +342,15 @@ def test_a_wrong_command_is_one_line_and_claims_no_folder(changes, message, monk
     told = call(rl.main, monkeypatch, "rl", *changes, f"hydra.run.dir={tmp_path}/run")
     assert "\n" not in told and re.search(message, told), told
     assert not (tmp_path / "run" / ".hydra").exists()
+
+
+def test_rewards_of_steps_need_a_separator_that_a_token_holds(monkeypatch, tmp_path):
+    """Else a response is one step, however many it has."""
+    policy = lambda *args: types.SimpleNamespace(stop_masks={"step": None}, format=args[2], model=None)
+    monkeypatch.setattr(rl, "open_policy", policy)
+    changes = "reward.prm=1", "reward.prm_checkpoint=embedded_orm", f"hydra.run.dir={tmp_path}/run"
+    told = call(rl.main, monkeypatch, "rl", *changes)
+    assert told == "error: format.separator: steps are rewarded: expected a text within one token of embedded"
 
 
 @pytest.mark.parametrize(
