@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_or_is_one_line(tmp_pa
     assert same(model, make(4)[0]) and same(opt, make(4)[1])
     out = capsys.readouterr().out
     assert "latest/6: " in out and why in out and "falls back to step 4" in out and out.count("\n") == 1
-    checkpoints.save(6, *make(6), {"eval_loss": 0.6}, False)  # the run makes it again
+    checkpoints.save(6, *make(6), {"eval_loss": 0.6}, make(6)[0])  # the run makes it again
     checkpoints.close()
     assert sorted(p.name for p in (tmp_path / "run/checkpoints/latest").iterdir()) == ["4", "6"]
     model, _, _, step = load_run(tmp_path / "run", "latest", "float32")
