@@ -436,7 +436,7 @@ def test_figures_draw_latex_as_text(tmp_path):
     drawn = {"id": "a$b", "problem": "What is $\\frac{4}{2}$?", "steps": steps, "scores": [0.9, 0.2, 0.5]}
     shown = {"shown_unit": "probability", "threshold": 0.5, "verifier": "v", "versions": {"commit": "0"}}
     path = figures.solution_figure(drawn, shown, tmp_path)
-    assert path.stat().st_size > 5_000
+    assert path.stat().st_size > 4_000
 
 
 def test_exit_code_and_streams_of_an_error(tmp_path):
