@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 
 from prm_jax import InputError
-from prm_jax.evals.pool_metrics import RIGHT_AS_ONE
 from prm_jax.figures.best_of_n import square_root
 from prm_jax.figures.paper import Stages, signed
 from prm_jax.figures.style import GREY, NO_LINE, Drawn, floats, line_style, panels, plain
@@ -21,6 +20,7 @@ MODELS = {
     "internlm2_1_8b_reward": ("InternLM2-1.8B-Reward (outcome)", "last"),
 }
 NO_INTERVAL = (np.nan, np.nan)
+RIGHT_AS_ONE = "majority_right_as_one"  # of results.json
 
 
 def draw(stages: Stages) -> Drawn:
