@@ -192,8 +192,9 @@ def calibration_figure(results: dict, folder: Path) -> Path:
     solutions = {s: x["solutions"][headline[s]] for s, x in tables.items() if headline[s] in x["solutions"]}
     reliability(right, [curve(i, *pair) for i, pair in enumerate(solutions.items())])
     names = {"exact": "share of good steps", "outcome": "share of steps in right solutions"}
-    labels = [names[kind] for kind in names if any(x["step_label"] == kind for x in tables.values())]
-    left.set(title="Step scores", xlabel="P(step good)", ylabel=";\nof outcome and value models: ".join(labels))
+    kinds = [kind for kind in names if any(x["step_label"] == kind for x in tables.values())]
+    label = names[kinds[0]] + ";\nof outcome models: in right solutions" * (len(kinds) > 1)
+    left.set(title="Step scores", xlabel="P(step good)", ylabel=label)
     right.set(title=f"Solution scores ({', '.join(dict.fromkeys(headline.values()))})")
     right.set(xlabel="solution score", ylabel="share of right solutions")
     for axes in (left, right):
