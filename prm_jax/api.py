@@ -81,11 +81,8 @@ class Verifier:
         their order."""
         if isinstance(problem, str):
             return self.rank([problem], [solutions])[0]
-        problem, solutions = (
-            as_list("problem", problem, "problems"),
-            as_list("solutions", solutions, "lists of solutions"),
-        )
-        solutions = [as_list("solutions", some, "solutions") for some in solutions]
+        problem, lists = as_list("problem", problem, "problems"), as_list("solutions", solutions, "lists of solutions")
+        solutions = [as_list("solutions", some, "solutions") for some in lists]
         expect(len(problem) == len(solutions), "solutions", f"{len(solutions)} lists", f"{len(problem)}, one a problem")
         rows = [(text, steps) for text, candidates in zip(problem, solutions, strict=True) for steps in candidates]
         logits = self.log_odds([text for text, _ in rows], [steps for _, steps in rows])

@@ -273,7 +273,7 @@ LINES = [
     ("train data=jsonl data.path=good.jsonl data.neutral=fine", r"data.neutral: got 'fine', expected good, bad, mask"),
     ("train data=jsonl data.path=good.jsonl data.duplicates=some", r"data.duplicates: got 'some'"),
     ("train data=jsonl data.path=good.jsonl data.label_kind=soft", r"data.label_kind: got 'soft'"),
-    ("train data=jsonl data.path=values.jsonl", r"data.label_kind: got 'correctness', expected value, as values.jsonl st"),
+    ("train data=jsonl data.path=values.jsonl", r"data.label_kind: got 'correctness', expected value, as values.jsonl li"),
     ("train data.label_kind=value data.after_first_error=keep eval.best_by=first_error_f1",
      r"eval.best_by: got 'first_error_f1', expected another: value labels have no first error"),
     ("train tokenizer=new data.samples=solver data.solutions=40", r"tokenizer: got 'new', expected another, or init=random: the emb"),

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from prm_jax import InputError
 from prm_jax.checkpoints import folders, hf, hf_config
-from prm_jax.checkpoints.card import model_card, serving
+from prm_jax.checkpoints.card import code, model_card, serving, step_tag
 from prm_jax.checkpoints.folders import open_tensors
 from prm_jax.checkpoints.open import open_checkpoint
 from prm_jax.checkpoints.released import TwoTokenHead
@@ -903,6 +903,13 @@ def test_a_quarter_of_a_billion_parameters_load_in_little_memory(tmp_path):
     print(f"{size / 2**20:.0f} MiB, peak {peak / size:.3f} of it, {seconds:.1f} s")
     assert size == sum(map(math.prod, names.values())) * 2 > 0.5e9 and dtypes == ["bfloat16"]
     assert peak < 1.1 * size
+
+
+def test_a_card_reads_the_median_of_quantiles_and_the_token_that_pads():
+    cfg = types.SimpleNamespace(head="quantile", family="qwen2")
+    assert "logits[0, ends][:, 1].sigmoid())" in code("x", cfg, Format("plain", separator="\n"))
+    tokenizer = types.SimpleNamespace(pad_token="<pad>", encode=lambda text, add_special_tokens: [7, len(text)])
+    assert step_tag(Format("padded", separator="{pad}"), tokenizer) == len("<pad>")
 
 
 def test_a_card_names_files_of_data_without_their_folders():

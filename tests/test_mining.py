@@ -78,7 +78,9 @@ def test_files_and_the_next_command_say_what_the_labels_mean(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     asked = ("data=jsonl", "data.path=run/mined.jsonl", "hydra.run.dir=t")
     error = call(train.main, monkeypatch, "train.py", *asked)
-    assert "data.label_kind: got correctness, expected value, as run/mined.jsonl states" in error.replace("'", "")
+    assert "data.label_kind: got correctness, expected value, as run/mined.jsonl line 1 states" in error.replace(
+        "'", ""
+    )
 
 
 NATIVE = "data: task=mining samples training problems of an embedded task, got native"

@@ -804,10 +804,13 @@ def test_a_file_that_states_another_meaning_of_its_labels_is_refused(tmp_path):
         config = file_config(path=path, label_kind="value")
         assert len(load_evaluation(config, 0, named=True).splits["test"]) == 10
     of_values = [row | {"label_kind": "value"} for row in labelled_rows(*PROBLEMS)]
-    for rows in (of_values, [*labelled_rows(*PROBLEMS), of_values[-1]]):  # two files put together, too
+    for rows in (
+        of_values,
+        [*labelled_rows(*PROBLEMS), of_values[-1] | {"prompt": "another"}],
+    ):  # two files put together
         path = str(jsonl(tmp_path, *rows))
         with pytest.raises(
-            InputError, match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl states"
+            InputError, match="data.label_kind: got 'correctness', expected value, as .*rows.jsonl line \\d+ states"
         ):
             load_splits(file_config(path=path), 0)
 

@@ -116,10 +116,11 @@ def of_folder(path: str, which: str, fmt: Format | None, dtype: str) -> Loaded:
 
 def stored_format(stored: Format, requested: Format | None, path: str) -> Format:
     """The format that a run or an export brings; prints it where another was requested."""
-    asked = [f"format.{key}={value}" for key, value in (requested.changes or {}).items()] if requested else []
-    asked += [f"format={requested.name}"] if requested and requested.name != "auto" else []
-    if asked and requested != stored:
-        print(f"format      {path}: is read with its own, {stored.name}, not with {', '.join(asked)}")
+    changes = (requested.changes or {}) if requested else {}
+    ignored = [f"format.{key}={value}" for key, value in changes.items() if value != getattr(stored, key)]
+    ignored += [f"format={requested.name}"] if requested and requested.name != "auto" else []
+    if ignored and requested != stored:
+        print(f"format      {path}: is read with its own, {stored.name}, not with {', '.join(ignored)}")
     return stored
 
 

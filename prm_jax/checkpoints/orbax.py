@@ -63,9 +63,9 @@ class Checkpoints:
             saved.wait_until_finished()  # a save under way has no name yet
         step = newest_whole(Path(self.latest.directory))
         for saved, newest in ((self.best, newest_whole(Path(self.best.directory))), (self.latest, step)):
-            # A model that was best after the restored step is another's than the one that the run makes again.
-            whole = min(-1 if x is None else x for x in (newest, step))
-            for later in [s for s in saved.all_steps() if s > whole]:
+            # The run makes the later steps again, perhaps with other numbers: a kept best model would not be theirs.
+            last = min(-1 if x is None else x for x in (newest, step))
+            for later in [s for s in saved.all_steps() if s > last]:
                 saved.delete(later)
         return None if step is None else (step, restore_step(self.latest, step, model=model, opt=opt))
 

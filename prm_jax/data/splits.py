@@ -1,9 +1,10 @@
 """Reads the solutions that a data config names and splits them so that no problem is on two sides."""
 
+import collections
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 from omegaconf import OmegaConf
@@ -11,7 +12,7 @@ from omegaconf import OmegaConf
 from prm_jax import InputError
 from prm_jax.data import sources
 from prm_jax.data.pools import Problem
-from prm_jax.data.rows import file_fingerprint, read_rows, require
+from prm_jax.data.rows import file_fingerprint, require
 from prm_jax.data.solutions import Packed, Solution, packed_solutions
 from prm_jax.launch.config import Count, Positive, Rule, Share, expect, one_of, parse
 from prm_jax.launch.files import sha256
@@ -166,10 +167,9 @@ def _load(cfg: FileData, labels_required: bool, **extra_paths):
         split = cfg.hub_split if side == "train" and cfg.hub else None
         files = [] if split else [path] if isinstance(path, str) else path
         name = (cfg.validation_name if side == "validation" else None) or cfg.name
-        for file in files if name == "native" else ():
-            for kind in {row.get("label_kind") for _, row in read_rows(file)} - {None, "unknown"}:
-                expect(kind == cfg.label_kind, "data.label_kind", cfg.label_kind, f"{kind}, as {file} states")
-        splits[side], events = sources.load(path, name, split=split, labels_required=labels_required, **options)
+        events = collections.Counter()
+        placed = sources.load_placed(path, name, events, split=split, labels_required=labels_required, **options)
+        splits[side] = packed_solutions(_of_kind(placed, cfg.label_kind))
         counts |= events if side == "train" else {f"{side}_{k}": n for k, n in events.items() if k not in totals}
         fingerprints |= {str(file): file_fingerprint(file) for file in files}
         if split:
@@ -178,6 +178,14 @@ def _load(cfg: FileData, labels_required: bool, **extra_paths):
                 rows.update(repr(solution).encode())
             fingerprints[f"{path} split {split}"] = rows.hexdigest()
     return splits, counts, fingerprints
+
+
+def _of_kind(placed, label_kind: str) -> Iterator[Solution]:
+    """Yields the solutions of (place, row, solution); InputError where a row states another kind of labels."""
+    for place, row, solution in placed:
+        kind = row.get("label_kind")
+        expect(kind in (None, "unknown", label_kind), "data.label_kind", label_kind, f"{kind}, as {place} states")
+        yield solution
 
 
 def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) -> Data:

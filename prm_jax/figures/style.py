@@ -145,7 +145,6 @@ def save(figure, path: Path, text: str = "", results: dict | None = None) -> Pat
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", pil_kwargs={"compress_level": 0})  # it is read again at once
     plt.close(figure)
-    Image.open(drawn).convert("RGB").quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
-        path, optimize=True
-    )
+    few = {"method": Image.Quantize.FASTOCTREE, "dither": Image.Dither.NONE}  # median cut may lose a thin line's colour
+    Image.open(drawn).convert("RGB").quantize(256, **few).save(path, optimize=True)
     return path

@@ -21,10 +21,8 @@ DEFAULT_Y = {
 # Settings that define a run's loss, besides loss.* (where loss.lm_weight=null some of them decide it).
 DEFINE_LOSS = ("init", "objective", "outcome_at", "batch.share_prefixes", "batch.step_weights")
 # How the names of numbers end of which the lowest, or the highest, is the best.
-LOWEST, HIGHEST = (
-    ("loss", "nll", "ece", "brier", "missed"),
-    ("accuracy", "auroc", "auprc", "f1", "pass@1", "pass_at_1", "pass_at_4", "sound"),
-)
+LOWEST = ("loss", "nll", "ece", "brier", "missed")
+HIGHEST = ("accuracy", "auroc", "auprc", "f1", "pass@1", "pass_at_1", "pass_at_4", "sound")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,14 +26,8 @@ from prm_jax.launch.hosts import max_over_processes
 ROWS = 512  # decoded at a time: fastest for a small model on CPU
 # The code that decides a sample. The checker's is not part of it: kept samples have no grades.
 CODE = ["model.py", "attention.py", "rope.py", "generate/samples.py", "generate/sampling.py", "generate/policies.py"]
-CODE += [
-    "kernels/cpu.py",
-    "kernels/accelerator.py",
-    "kernels/draw.py",
-    "data/formats.py",
-    "data/questions.py",
-    "data/steps.py",
-]
+CODE += ["kernels/cpu.py", "kernels/accelerator.py", "kernels/draw.py"]
+CODE += ["data/formats.py", "data/questions.py", "data/steps.py"]
 
 
 def policy_pool(cfg: TaskData, problems: Sequence[str], n: int, seed: int) -> Iterator[Problem]:

@@ -166,7 +166,7 @@ class Trainer:
         options = cfg.policy, cfg.which, cfg.format, dtype, cfg.sampling, cfg.batch_rows
         self.policy, self.reference = open_policy(*options), open_policy(*options).model
         expect(self.policy.format == cfg.format, "format", cfg.format.name, f"that of {cfg.policy}")
-        if cfg.reward.prm and self.policy.stop_masks["step"] is None:
+        if cfg.reward.prm_checkpoint and self.policy.stop_masks["step"] is None:
             raise InputError(f"format.separator: steps are rewarded: expected a text within one token of {cfg.policy}")
         if cfg.optimizer.trainable == "lora":
             self.policy.model = make_sharded(lambda m: attach(m, cfg.lora, cfg.seed), self.policy.model, donate=0)
