@@ -17,7 +17,8 @@ def draw(stages: Stages) -> Drawn:
     N, weight = first["n_candidates"], first["policy_weight"]
     figure, (axes,) = panels(1, 2, 3.6, sharex=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} samples; lines: weights ref exp(score / beta), ref")
-    drawn.text += f" uniform or (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}"
+    drawn.text += f" uniform or (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}; filled: best of {N} by"
+    drawn.text += f" score + {weight:g} log p, drawn at the KL of the score alone"
     for i, value in enumerate(values_of(stages["by_steps"], "training")):
         members = [(pools[s.sweep["seed"]], s) for s in stages["by_steps"] if s.sweep["training"] == value]
         runs = [pool["reward_kl"][scorer_of(pool, stage)] for pool, stage in members]
@@ -35,7 +36,8 @@ def draw(stages: Stages) -> Drawn:
             y_S = [share_solved(pool, stage, n) for pool, stage in members]
             drawn.number("gold", f"{series}, best of {n}", y_S, n)
         y_S = [share_solved(pool, stage, N, rule="with_policy") for pool, stage in members]
-        drawn.number("gold", f"{series}, best of {N} + {weight:g} log p", y_S, N)
+        mean, *_ = drawn.number("gold", f"{series}, best of {N} + {weight:g} log p", y_S, N)
+        axes[0].plot(kl[-1], mean, **style | {"markersize": 6})
         for name, x_S in zip(("alpha", "beta"), np.transpose([gao_fit(run["best_of_n"]) for run in runs]), strict=True):
             drawn.number(name, series, x_S)
             values = ", ".join(f"{x:.3f}" for x in x_S)
