@@ -53,6 +53,7 @@ def run(setup: Setup, cfg: Config) -> dict:
             advice = "each would be measured on its own; data=NAME measures both on the same"
             raise InputError(f"checkpoint: {name}: {both}: {advice}")
         data = load_evaluation(data_cfg, seed, policy_pool, named=is_named)
+        common.check_unchanged(setup.folder, data.fingerprints)
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
         counts = data.counts | {"test_problems_the_run_was_trained_on": common.trained_on(name, data, test)}
         cli.print_counts(counts, totals=("rows", "solutions", "steps", "labels", *SAMPLED))
