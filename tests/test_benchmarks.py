@@ -353,14 +353,14 @@ def test_a_checkpoint_from_end_to_end(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["task=processbench", "scores_file=s.jsonl"], "data.path: task=processbench needs a file or a list of files"),
+        (["task=processbench", "scores_file=s.jsonl"], "data.path: expected a file or a list of files"),
         (["task=prmbench", "scores_file=s.jsonl", "data=chain"], "data: got 'chain', expected data=prmbench"),
         (["task=prmbench", "scores_file=s.jsonl", "checkpoint=x"], "scores_file: stored scores need no verifier"),
         (
             ["task=processbench", "scores_file=s.jsonl", "data.path=[a.jsonl]"],
             "s.jsonl line 1: id 'a': scores: found 2",
         ),
-        (["task=processbench", "checkpoint=[x,y]", "data.path=a.jsonl"], "checkpoint: task=processbench takes one"),
+        (["task=processbench", "checkpoint=[x,y]", "data.path=a.jsonl"], "checkpoint: got ['x', 'y'], expected one"),
         (["task=steps", "checkpoint=x", "data.path=a.jsonl"], "data.path: say what the rows are, data=NAME"),
     ],
 )

@@ -129,9 +129,8 @@ def open_scorer(setup: Setup, name: str):
     return scorer
 
 
-def one_scorer(setup: Setup, task: str):
-    if len(setup.checkpoints) > 1:
-        raise InputError(f"checkpoint: task={task} takes one verifier, got {len(setup.checkpoints)}")
+def one_scorer(setup: Setup):
+    expect(len(setup.checkpoints) == 1, "checkpoint", setup.checkpoints, "one verifier: this task takes no more")
     return open_scorer(setup, setup.checkpoints[0])
 
 
