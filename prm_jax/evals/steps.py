@@ -381,8 +381,8 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
         inside = f"{group['bound_coverage']:.3f} of the values inside"
         print(f"bounds      nominal .90: {inside}, mean width {group['bound_width']:.3f}; by depth: report.txt")
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
-    missing = "left out: not asked for, or no training split beside a file that is measured whole"
+    missing = "left out: not asked for, or no labelled training split, as beside a file that is measured whole"
     print(f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}")
-    if of_steps and group["step_auroc"] < group.get("baselines", {}).get("likelihood", 0.0) + HARDLY_LEARNED:
+    if of_steps and group["step_auroc"] < group.get("baselines", {}).get("likelihood", -math.inf) + HARDLY_LEARNED:
         near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
         print(f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help")
