@@ -81,7 +81,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     return (groups[0] if len(groups) == 1 else {"groups": groups}) | {"runs": runs, "threshold": cfg.threshold}
 
 
-def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere=None) -> dict:
+def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere) -> dict:
     """Every number of one verifier's P(step good) on solutions with labels of this kind, and the figures' curves."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
