@@ -39,7 +39,7 @@ def main(cfg):
     mesh = make_mesh(common.mesh, common.batch.rows)
     with run_folder.locked_run_folder(folder, cfg, resumes), jax.set_mesh(mesh):
         (folder / "figures").mkdir(exist_ok=True)
-        files = check_inputs(folder / "inputs.json", cfg)
+        files = check_inputs(folder, cfg)
         results = task.run(Setup(common, names, cfg.data, folder, files), task_cfg)
         results |= {"task": cfg.task, "seed": common.seed} | run_folder.made_by(folder)
     if len(names) == 1 and not {"runs", "scorers"} & results.keys():  # each run or scorer has its own

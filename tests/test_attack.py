@@ -75,7 +75,7 @@ def test_the_worst_edit_is_that_of_brute_force(tmp_path, monkeypatch):
     drawn = []
     sample = tasks.sample_solutions
     monkeypatch.setattr(tasks, "sample_solutions", lambda *args: drawn.extend(sample(*args)) or drawn)
-    monkeypatch.setattr(attack, "one_scorer", lambda setup, task: Liker())
+    monkeypatch.setattr(attack, "one_scorer", lambda setup: Liker())
     printed(evaluate.main, monkeypatch, *SMALL, "aggregator=min", "checkpoint=checker", cwd=tmp_path)
     edits = json.loads((tmp_path / "run/results.json").read_text())["edits"]
     sound = {s: attack.is_sound(tasks.chain, s.problem, s.steps) for s in drawn}
@@ -86,6 +86,12 @@ def test_the_worst_edit_is_that_of_brute_force(tmp_path, monkeypatch):
             versions = [s.steps, *(new for name in names for new in EDITS[name](s.steps))]
             longest.append(max(len(x) for x in versions if not attack.is_sound(tasks.chain, s.problem, x)))
         assert edits[chosen]["unsound_accepted"] == np.mean(np.array(longest) > 3.5), chosen
+
+
+def test_intervals_are_of_the_seed():
+    p_N, sound_N = np.random.default_rng(0).random(40), np.arange(40) % 2 == 0
+    a, b = (attack.numbers(p_N, p_N, sound_N, np.arange(40), seed) for seed in (0, 1))
+    assert a["auroc"] == b["auroc"] and a["auroc_interval"] != b["auroc_interval"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,7 @@ def test_text_edits_by_hand():
 
 
 def test_texts_of_a_file_are_attacked_by_the_labels_of_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(attack, "one_scorer", lambda setup, task: Liker())
+    monkeypatch.setattr(attack, "one_scorer", lambda setup: Liker())
     file = write(tmp_path / "rows.jsonl", NATIVE)
     words = "task=attack", f"input={file}", "aggregator=last", "checkpoint=random", "hydra.run.dir=run"
     out = printed(evaluate.main, monkeypatch, *words, cwd=tmp_path)

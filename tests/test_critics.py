@@ -35,6 +35,7 @@ from prm_jax.data.formats import Encoded, Format, read_format
 from prm_jax.data.packing import layout_batch
 from prm_jax.data.solutions import Solution
 from prm_jax.data.splits import data_config, load_splits
+from prm_jax.evals.solutions import critiques as lab_critiques
 from prm_jax.evals.steps import by_hidden_work
 from prm_jax.generate import relabeling
 from prm_jax.rl import __main__ as rl
@@ -360,6 +361,8 @@ def test_critiques_of_the_lab_write_out_what_a_line_hides(monkeypatch, tmp_path)
                 prompt = s["prompt"] + "\n".join(s["completions"][: t + 1]) + "\n?"
                 expected.append((prompt, [*hops[t], "Yes" if label else "No"]))
     assert [(c["prompt"], c["completions"]) for c in critiques] == expected and len(expected) > 40
+    unlabelled = Solution(problem, steps, task="chain")
+    assert list(lab_critiques(unlabelled, "hops")) == []  # rows without labels have no right verdict
     fmt = read_format("lab_critic")
     assert prompt_text(fmt, None, problem, steps[:2]) == "4 +5 *3 max2 -2 mod7?4+5*3=6\n6max2=6\n?"
     said = call(

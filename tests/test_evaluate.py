@@ -293,6 +293,7 @@ def test_labels_of_another_kind_than_the_verifier_learned_are_said(capsys):
     assert "the verifier learned correctness labels and is measured on value labels" in out
     assert "9 labelled steps (value labels)" in out
     steps.show(numbers | {"runs": [run | {"label_kind": "value"}]})
+    steps.show(numbers | {"step_auroc": 0.0, "runs": [run | {"label_kind": "value"}]})  # no policy to compare with
     assert "learned" not in capsys.readouterr().out
 
 
@@ -309,6 +310,8 @@ def test_three_plain_sentences():
         "against     The majority vote has 50.0% (+25.0 points for the choice, 95 % interval +10.0 to +40.0); a perfect choice 90.0%.",
         "blind       It chooses a wrong answer to 15.0% of the problems though a right one is there.",
     ]
+    one_problem = [test | {"interval": [math.nan, math.nan]}]
+    assert "(+25.0 points for the choice); a" in sentences(pool | {"differences": one_problem})[1]
     run = {"objective": "prm", "verifier": "x", "step_auroc": 0.9, "n_steps": 7, "first_error_accuracy_error": 0.75}
     run["first_error_accuracy_clean"] = 0.9
     kinds = {"a": {"n": 10, "missed": 0.1}, "b": {"n": 10, "missed": 0.5}, "c": {"n": 1, "missed": 1.0}}
@@ -323,6 +326,7 @@ def test_three_plain_sentences():
         "against     The best AUROC of what was never taught to verify is 0.600 (position).",
         "blind       It takes 33.3% of the first wrong steps for right, most of them of the kind b (50% of 10).",
     ]
+    assert sentences(steps | {"runs": [run | {"step_auroc": math.nan}]}) == []
     assert sentences({"threshold": 0.5, "drawn": []}) == sentences({"verifiers": []}) == []
 
 

@@ -103,6 +103,20 @@ def test_an_evaluation_is_not_gone_on_with_on_other_data(tmp_path, monkeypatch):
     assert error.startswith("error: resume: rows.jsonl: is not what the evaluation began with")
 
 
+def test_an_evaluation_is_not_gone_on_with_on_another_test_file(tmp_path, monkeypatch):
+    """Its scores are kept by row, and those of data.test_path were taken for those of other texts."""
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(ROW | {"prompt": f"{name} {i}"}) + "\n" for i in range(40))
+        )
+    asked = ("task=steps", "checkpoint=random", "data=jsonl", "data.path=train.jsonl", "data.test_path=test.jsonl")
+    printed(evaluate.main, monkeypatch, *asked, "baselines=false", "hydra.run.dir=out", cwd=tmp_path)
+    printed(evaluate.main, monkeypatch, "resume=out", cwd=tmp_path)
+    (tmp_path / "test.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace("test 1", "other 1"))
+    error = call(evaluate.main, monkeypatch, "evaluate.py", "resume=out")
+    assert error.startswith("error: resume: test.jsonl: is not what the evaluation began with")
+
+
 def test_an_evaluation_is_not_gone_on_with_by_a_run_that_went_on(tmp_path, monkeypatch):
     """Its kept scores are of step 2, and those to come would be of step 4."""
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")

@@ -418,8 +418,7 @@ def test_baselines_score_each_step_alone():
 
 def test_baselines_bad_input_and_missing_class():
     empty = Steps([], [], [])
-    with pytest.raises(ValueError, match="at least one training step"):
-        baseline_aurocs(empty, empty)
+    assert baseline_aurocs(empty, empty) == {}  # a training file without a label: traceback of task=steps before
     one_class = Steps([0, 1], [[1, 2], [2, 3]], [1, 1])
     assert all(np.isnan(x) for x in baseline_aurocs(one_class, one_class).values())
     assert all(np.isnan(x) for x in baseline_aurocs(one_class, empty).values())

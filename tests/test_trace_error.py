@@ -1,5 +1,7 @@
 """Trace error, selective prediction and agreement (evals/trace_error.py) on a pool that is small enough to do by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -74,3 +76,12 @@ def test_abstaining_keeps_the_problems_with_the_highest_scores():
 def test_agreement_counts_steps_up_to_the_first_wrong_one():
     table = measured()["chosen"]["agreement"]
     assert table == {"labels": 7 / 8, "prm": {"correctness": 6 / 8, "outcome": 7 / 8}}  # i, cut, has no outcome
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_pool_whose_candidates_were_all_cut_has_no_agreement():
+    cut = [
+        dataclasses.replace(p, candidates=tuple(dataclasses.replace(c, finished=False) for c in p.candidates))
+        for p in POOL
+    ]
+    assert np.isnan(trace_error.agreement(pool_arrays(cut, step_labels=LABELS), ["prm"], "probability")["labels"])

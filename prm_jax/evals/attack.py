@@ -83,7 +83,7 @@ def of_file(setup: Setup, cfg: Config) -> tuple:
 
 def run(setup: Setup, cfg: Config) -> dict:
     """Scores all edited versions of the solutions; the numbers before and after, by edit and by the worst of all."""
-    scorer, names = one_scorer(setup, "attack"), tuple(cfg.edits or cfg.known)
+    scorer, names = one_scorer(setup), tuple(cfg.edits or cfg.known)
     if cfg.token_search.rounds and (not isinstance(scorer, ModelScorer) or scorer.by_token):
         raise InputError(f"token_search: needs a model with a step head, which has a gradient; got {scorer.name}")
     rows, sound_N, left_out, judge, task = (of_file if cfg.input else of_task)(setup, cfg)
@@ -110,7 +110,7 @@ def run(setup: Setup, cfg: Config) -> dict:
             if wrong_line and not sound_N[n]:
                 kept = [row for row in kept if 0 in tasks.step_labels(task, *row)]
             p_N[n] = (min if sound_N[n] else max)([p_N[n], *(p_of[row] for row in kept)])
-        return numbers(before_N, p_N, sound_N, problems)
+        return numbers(before_N, p_N, sound_N, problems, setup.cfg.seed)
 
     tables = {name: attacked((name,)) for name in names}
     for name, x in tables.items():
@@ -130,11 +130,11 @@ def run(setup: Setup, cfg: Config) -> dict:
     return {
         **describe(scorer), "aggregator": cfg.aggregator, "solutions": len(rows), "sound": int(sound_N.sum()),
         "left_out": left_out, "judged": judge, "exact": task is not None,
-        "before": numbers(before_N, before_N, sound_N, problems), "edits": tables, "token_search": by_tokens,
+        "before": numbers(before_N, before_N, sound_N, problems, setup.cfg.seed), "edits": tables, "token_search": by_tokens,
     }  # fmt: skip
 
 
-def numbers(before_N, after_N, sound_N, problems) -> dict:
+def numbers(before_N, after_N, sound_N, problems, seed: int) -> dict:
     """AUROC of sound against unsound solutions if only the unsound ones are attacked; the share of unsound ones above .5,
     and of sound ones below .5 where these are attacked. With 95 % bootstrap intervals over problems."""
     statistics = {
@@ -144,7 +144,7 @@ def numbers(before_N, after_N, sound_N, problems) -> dict:
     }
     arrays = before_N, after_N, sound_N
     made = {name: f(*arrays) for name, f in statistics.items()}
-    return made | {f"{name}_interval": interval_of(f, problems, 0, *arrays) for name, f in statistics.items()}
+    return made | {f"{name}_interval": interval_of(f, problems, seed, *arrays) for name, f in statistics.items()}
 
 
 def show(results: dict):

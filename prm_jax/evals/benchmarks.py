@@ -17,6 +17,7 @@ from prm_jax import InputError
 from prm_jax.data.rows import field, optional, read_rows, require, row_place
 from prm_jax.data.solutions import Solution
 from prm_jax.data.sources import load_placed
+from prm_jax.data.splits import Files
 from prm_jax.data.units import UNITS, as_probability, probability
 from prm_jax.evals.common import Setup, describe, one_scorer
 from prm_jax.launch import cli
@@ -43,7 +44,7 @@ class Config:
 class Source:
     """Where a benchmark's rows are: the keys of the data config that a benchmark reads."""
 
-    path: str | list | None
+    path: Files
     hub: str | None
     hub_split: str
 
@@ -74,7 +75,7 @@ def rows_and_scores(setup: Setup, cfg: Config, kind: str) -> tuple[list[Row], li
         scores = stored_scores(cfg.scores_file, n_steps, cfg.scores_unit)
         verifier = {"verifier": cfg.scores_file, "label_kind": None, "objective": None}
     else:
-        scorer = one_scorer(setup, kind)
+        scorer = one_scorer(setup)
         texts = ((row.solution.id, row.solution.problem, row.solution.steps) for row in rows)
         logits = score_into(setup.folder / "scores.jsonl", scorer, texts, len(rows))
         scores, verifier = list(map(probability, logits)), describe(scorer)
@@ -91,9 +92,9 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
     split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
     (hub_split=gsm8k+math: two). Rows are kept as published, exact repeats too; where PRMBench repeats a row's
     `classification` and `idx` the second is marked. Raises InputError naming file, line and field."""
-    if (source.path is None) == (source.hub is None):
+    if bool(source.path) == bool(source.hub):
         expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
-        raise InputError(f"data.path: task={kind} needs {expected}, and not both")
+        raise InputError(f"data.path: expected {expected}, and not both")
     if source.hub:
         places = [(source.hub, split, split) for split in source.hub_split.split("+")]
     else:

@@ -70,26 +70,32 @@ def check_data(cfg: DictConfig):
         raise InputError("data.path: say what the rows are, data=NAME, such as data=prm800k data.path=FILE")
 
 
-def check_inputs(path: Path, cfg: DictConfig) -> tuple[str, ...]:
-    """Writes hashes of the files that an evaluation reads, returns the files; InputError if it began with others."""
+def check_inputs(folder: Path, cfg: DictConfig) -> tuple[str, ...]:
+    """The files that the keys of an evaluation name; InputError if it began with others."""
     names = [cfg.get(key) for key in ("input", "scores_file")] + [cfg.data.get("path")]
     files = [str(x) for name in names for x in (name if OmegaConf.is_list(name) else [name]) if x is not None]
     hashes = {file: file_fingerprint(file) for file in files if Path(file).is_file()}
-    before = run_folder.read_json(path) if path.exists() else hashes
-    if changed := ", ".join(file for file, x in hashes.items() if before.get(file) != x):
-        raise InputError(f"resume: {changed}: is not what the evaluation began with; start a new one instead")
-    run_folder.write_json(path, hashes)
+    check_unchanged(folder, hashes)
     return tuple(hashes)
+
+
+def check_unchanged(folder: Path, hashes: dict[str, str]):
+    """Adds hashes of what an evaluation reads to inputs.json; InputError if it has others there."""
+    path = folder / "inputs.json"
+    before = run_folder.read_json(path) if path.exists() else {}
+    if changed := ", ".join(file for file, x in hashes.items() if before.get(file, x) != x):
+        raise InputError(f"resume: {changed}: is not what the evaluation began with; start a new one instead")
+    run_folder.write_json(path, before | hashes)
 
 
 def checkpoints(cfg: EvaluateConfig, needed: bool) -> list[str]:
     """The verifiers of the key `checkpoint`, a sweep's runs for its folder; if it is null and needed, the newest."""
     if cfg.checkpoint is None:
         return [str(run_folder.newest_run())] if needed else []
-    names = cfg.checkpoint if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
+    names = list(map(str, cfg.checkpoint)) if isinstance(cfg.checkpoint, list) else [cfg.checkpoint]
     if not names:
         raise InputError("checkpoint: got an empty list, expected at least one")
-    groups = [run_folder.runs_of(Path(name)) if needs_folder(str(name)) else [name] for name in names]
+    groups = [run_folder.runs_of(Path(name)) if needs_folder(name) else [name] for name in names]
     verifiers = [str(name) for group in groups for name in group]
     for name in verifiers:
         check_there(name, cfg.which)
@@ -123,9 +129,8 @@ def open_scorer(setup: Setup, name: str):
     return scorer
 
 
-def one_scorer(setup: Setup, task: str):
-    if len(setup.checkpoints) > 1:
-        raise InputError(f"checkpoint: task={task} takes one verifier, got {len(setup.checkpoints)}")
+def one_scorer(setup: Setup):
+    expect(len(setup.checkpoints) == 1, "checkpoint", setup.checkpoints, "one verifier: this task takes no more")
     return open_scorer(setup, setup.checkpoints[0])
 
 

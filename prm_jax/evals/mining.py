@@ -52,7 +52,7 @@ def mine(candidates: tuple[Candidate, ...], score_N: np.ndarray, kept: int, wron
 
 def run(setup: Setup, cfg: Config) -> dict:
     """Writes mined.jsonl, uniform.jsonl and validation.jsonl, rows with the exact checker's labels; counts them."""
-    scorer, data = one_scorer(setup, "mining"), data_of(setup, setup.checkpoints[0])[0]
+    scorer, data = one_scorer(setup), data_of(setup, setup.checkpoints[0])[0]
     if not isinstance(data, TaskData):
         raise InputError(f"data: task=mining samples training problems of an embedded task, got {data.name}")
     task, seed = tasks.TASKS[data.name], setup.cfg.seed

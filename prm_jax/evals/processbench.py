@@ -12,7 +12,6 @@ from prm_jax.evals.benchmarks import Row
 from prm_jax.evals.common import Setup, interval_of, plus_minus
 from prm_jax.evals.published import PROCESSBENCH
 from prm_jax.figures.benchmarks import processbench_figures as figures  # noqa: F401 (evaluate.py asks the task)
-from prm_jax.launch.config import expect
 from prm_jax.metrics import first_error_f1, predict_first_error
 from prm_jax.stats import problem_numbers
 
@@ -54,7 +53,6 @@ def f1_results(rows: list[Row], scores, threshold: float, threshold_split: str |
     windows = {name: (low[rows_of], high[rows_of], is_wrong[rows_of]) for name, rows_of in members.items()}
     origin = "given"
     if threshold_split is not None:
-        expect(threshold_split in members, "threshold_split", threshold_split, ", ".join(members))
         if len(np.unique(windows[threshold_split][2])) < 2:
             expected = "a split with erroneous and with clean solutions"
             raise InputError(f"threshold_split: {threshold_split} has no F1 to tune on, expected {expected}")

@@ -39,7 +39,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     expected = f"how to split the responses of {cfg.input}: {', '.join(sources.OPTIONS['split_by'])}"
     expect(cfg.split_by or not is_raw, "split_by", None, expected)
     expect(not (cfg.split_by and is_split), "split_by", cfg.split_by, f"null: {cfg.input} has steps")
-    scorer = one_scorer(setup, "score")
+    scorer = one_scorer(setup)
     read_pool = functools.partial(pools.iter_pool, cfg.input, split_by=cfg.split_by)
     reading = {"kind": "text", "split_by": cfg.split_by} if cfg.split_by else {"kind": "native"}
     loaded, counts = ((), {}) if is_pool else sources.load(cfg.input, **reading)

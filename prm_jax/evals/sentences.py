@@ -21,14 +21,13 @@ def sentences(results: dict) -> list[str]:
         )
         pair = f"{scorer}.{aggregator}.best_of_n", "majority"
         for x in (x for x in results["differences"] if (x["a"], x["b"], str(x["n"])) == (*pair, N)):
-            low, high = x["interval"]
-            against.append(
-                f"the majority vote has {results['majority'][N]:.1%} ({100 * x['difference']:+.1f} points for the choice, "
-                f"95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
-            )
+            points, low, high = (100 * number for number in (x["difference"], *x["interval"]))
+            interval = f", 95 % interval {low:+.1f} to {high:+.1f}" if math.isfinite(low) else ""
+            choice = f"{points:+.1f} points for the choice{interval}"
+            against.append(f"the majority vote has {results['majority'][N]:.1%} ({choice})")
         against.append(f"a perfect choice {oracle:.1%}")
         blind.append(f"chooses a wrong answer to {oracle - best:.1%} of the problems though a right one is there")
-    if run and "step_auroc" in run:
+    if run and math.isfinite(run["step_auroc"]):
         n, whose = run["n_steps"], "its scores" if solved else f"the scores of {run['verifier']}"
         solved.append(f"{whose} tell right steps from wrong ones with an AUROC of {run['step_auroc']:.3f} ({n} steps)")
         if baselines := run.get("baselines"):

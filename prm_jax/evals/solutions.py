@@ -56,7 +56,8 @@ def critiques(s: Solution, kind: str) -> Iterator[dict]:
     right critique. `hops`: the step's operations done one by one, then the verdict, `verdict`: that alone."""
     task, fmt = tasks.TASKS.get(s.task), read_format("lab_critic")
     expect(hasattr(task, "written_out"), "critiques", kind, "null: only the steps of data=chain can be written out")
-    for t, (label, hops) in enumerate(zip(s.labels, task.written_out(s.problem, s.steps), strict=True)):
+    labels = s.labels or (None,) * len(s.steps)
+    for t, (label, hops) in enumerate(zip(labels, task.written_out(s.problem, s.steps), strict=True)):
         if label is not None:
             critique = [*(hops if kind == "hops" else []), "Yes" if label >= 0.5 else "No"]
             prompt = prompt_text(fmt, None, s.problem, s.steps[: t + 1])

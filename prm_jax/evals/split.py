@@ -42,7 +42,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     expect(rows, cfg.input, "no text", "at least one response")
     texts = [row["steps"][0] for row in rows]
     if cfg.split_by == "confidence":
-        places = unsure_words(one_scorer(setup, "split"), [row["problem"] for row in rows], texts, cfg.share)
+        places = unsure_words(one_scorer(setup), [row["problem"] for row in rows], texts, cfg.share)
     else:
         places = map(SPLITS[cfg.split_by], texts)
     for row, text, cuts in zip(rows, texts, places, strict=True):

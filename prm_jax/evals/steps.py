@@ -53,6 +53,7 @@ def run(setup: Setup, cfg: Config) -> dict:
             advice = "each would be measured on its own; data=NAME measures both on the same"
             raise InputError(f"checkpoint: {name}: {both}: {advice}")
         data = load_evaluation(data_cfg, seed, policy_pool, named=is_named)
+        common.check_unchanged(setup.folder, data.fingerprints)
         test = [s for s in data.splits["test"] if s.labels is not None][: cfg.max_solutions]
         counts = data.counts | {"test_problems_the_run_was_trained_on": common.trained_on(name, data, test)}
         cli.print_counts(counts, totals=("rows", "solutions", "steps", "labels", *SAMPLED))
@@ -80,7 +81,7 @@ def run(setup: Setup, cfg: Config) -> dict:
     return (groups[0] if len(groups) == 1 else {"groups": groups}) | {"runs": runs, "threshold": cfg.threshold}
 
 
-def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere=None) -> dict:
+def step_results(cfg: Config, kind: str, test: list[Solution], p: list[np.ndarray], seed: int, elsewhere) -> dict:
     """Every number of one verifier's P(step good) on solutions with labels of this kind, and the figures' curves."""
     labels, problems = [s.labels for s in test], problem_numbers(s.problem for s in test)
     steps = [(i, t) for i, label_T in enumerate(labels) for t in labelled_steps(label_T, kind)[0]]
@@ -380,8 +381,8 @@ def show_group(group: dict, kind: str, of_steps: bool = True):
         inside = f"{group['bound_coverage']:.3f} of the values inside"
         print(f"bounds      nominal .90: {inside}, mean width {group['bound_width']:.3f}; by depth: report.txt")
     baselines = ", ".join(f"{name} {x:.4f}" for name, x in group.get("baselines", {}).items())
-    missing = "left out: not asked for, or no training split beside a file that is measured whole"
+    missing = "left out: not asked for, or no labelled training split, as beside a file that is measured whole"
     print(f"baselines   {f'step_auroc of what was never taught to verify: {baselines}' if baselines else missing}")
-    if of_steps and group["step_auroc"] < group.get("baselines", {}).get("likelihood", 0.0) + HARDLY_LEARNED:
+    if of_steps and group["step_auroc"] < group.get("baselines", {}).get("likelihood", -math.inf) + HARDLY_LEARNED:
         near = f"step_auroc {group['step_auroc']:.3f} is hardly above that of the policy's likelihood"
         print(f"note        {near}: little was learned; another seed, more steps or a longer optimizer.warmup may help")

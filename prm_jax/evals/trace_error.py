@@ -110,12 +110,12 @@ def agreement(pool, scorers: Sequence[str], default_unit: str) -> dict:
     has_outcome = np.repeat(pool.finished_n, pool.steps_n)[kept_m]
     kept_m, right = kept_m[has_outcome], label_m[has_outcome] >= 0.5
     outcome = np.repeat(pool.right_PN[pool.present_PN] > 0, pool.steps_n)[kept_m]
-    good, table = {}, {"labels": float(np.mean(right == outcome))}
+    good, table = {}, {"labels": metrics.mean(right == outcome)}
     for scorer in scorers:
         good[scorer] = as_probability(pool.scores[scorer][kept_m], pool.unit(scorer, default_unit)) >= 0.5
     for a, x in good.items():
         others = {"correctness": right, "outcome": outcome} | {b: y for b, y in good.items() if b != a}
-        table[a] = {b: float(np.mean(x == y)) for b, y in others.items()}
+        table[a] = {b: metrics.mean(x == y) for b, y in others.items()}
     return table
 
 
