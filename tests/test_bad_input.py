@@ -283,6 +283,7 @@ LINES = [
     ("train data.task.modulus=0 data.samples=solver", r"data.task.modulus: got 0"),
     ("train data.policy=nowhere data.samples=policy", r"data.policy: .*nowhere"),
     ("train data=mixture +data@data.sources.a=jsonl", r"data.sources: got 'a', expected two or more"),
+    ("train data=mixture data.sources=chain", r"data.sources: got 'chain', expected two or more"),
     ("train data=mixture +data@data.sources.a=jsonl +data@data.sources.b=jsonl 'data.weights={a: 1}'",
      r"data.weights: got {'a': 1.0}, expected one of each: a, b"),
     ("train data=mixture +data@data.sources.a=jsonl +data@data.sources.b=jsonl data.sources.b.label_kind=value",

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -114,9 +115,11 @@ def data_config(node, key: str = "data") -> DataConfig:
 
 
 def _mixture(node) -> Mixture:
-    parts = {name: data_config(part, f"data.sources.{name}") for name, part in (node.get("sources") or {}).items()}
+    given = node.get("sources")
+    named = given.items() if OmegaConf.is_dict(given) else ()
+    parts = {name: data_config(part, f"data.sources.{name}") for name, part in named}
     example = "two or more, each put there by +data@data.sources.NAME=DATA"
-    expect(len(parts) > 1, "data.sources", ", ".join(parts) or "none", example)
+    expect(len(parts) > 1, "data.sources", ", ".join(parts) or given or "none", example)
     cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=parts)
     weights = cfg.weights or dict.fromkeys(parts)
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")
@@ -195,7 +198,8 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
         try:
             parts[name] = load_splits(part, seed, draw, labels_required)
         except InputError as error:
-            raise InputError(str(error).replace("data.", f"data.sources.{name}.", 1)) from None
+            keys = "|".join(vars(part))  # of the config: a file may be called data.jsonl
+            raise InputError(re.sub(rf"\bdata\.(?=({keys})\b)", f"data.sources.{name}.", str(error))) from None
     splits = {}
     for side in ("train", "validation", "test"):
         rows = [zip(itertools.repeat(name), x.splits[side]) for name, x in parts.items()]
