@@ -82,14 +82,16 @@ def _formulas(text):
 def around_code(text: str) -> Iterator[int]:
     """Cuts at lines, but not inside a fenced block of code; an unclosed fence reaches to the end."""
     fence, start = None, 0
-    for line in text.splitlines(keepends=True):
+    for line in text.split(
+        "\n"
+    ):  # not splitlines: it takes a form feed, which a broken \frac begins with, for a line's end
         mark = FENCE.match(line)
         if fence is None:
             yield start
             fence = mark and mark[1]
         elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
             fence = None
-        start += len(line)
+        start += len(line) + 1
 
 
 def at_cues(text: str, cues: Sequence[str] = CUES) -> Iterator[int]:
