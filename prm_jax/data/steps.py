@@ -82,9 +82,7 @@ def _formulas(text):
 def around_code(text: str) -> Iterator[int]:
     """Cuts at lines, but not inside a fenced block of code; an unclosed fence reaches to the end."""
     fence, start = None, 0
-    for line in text.split(
-        "\n"
-    ):  # not splitlines: it takes a form feed, which a broken \frac begins with, for a line's end
+    for line in text.split("\n"):  # splitlines would cut at form feeds, with which a broken \frac begins
         mark = FENCE.match(line)
         if fence is None:
             yield start
