@@ -270,7 +270,7 @@ LINES = [
     ("train data=jsonl data.path=good.jsonl data.hub=a/b", r"data.path: expected a file.* and not both"),
     ("train data=jsonl data.path=good.jsonl data.folds=1", r"data.folds: found 1, expected at least 3"),
     ("train data=jsonl data.path=good.jsonl data.fold=10", r"data.fold: found 10, expected 0 to 9"),
-    ("train data=jsonl data.path=good.jsonl data.neutral=fine", r"data.neutral: got 'fine', expected good, bad, mask"),
+    ("train data=jsonl data.path=good.jsonl data.neutral=fine", r"data.neutral: got 'fine', expected good, bad or mask"),
     ("train data=jsonl data.path=good.jsonl data.duplicates=some", r"data.duplicates: got 'some'"),
     ("train data=jsonl data.path=good.jsonl data.label_kind=soft", r"data.label_kind: got 'soft'"),
     ("train data=jsonl data.path=values.jsonl", r"data.label_kind: got 'correctness', expected value, as values.jsonl li"),

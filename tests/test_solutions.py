@@ -879,7 +879,7 @@ def test_a_reader_is_one_entry(tmp_path, monkeypatch):
         ({}, "data.path: expected a file (data.path=FILE), or a hub data set"),
         ({"path": []}, "data.path: got [], expected a file or a list of files"),
         ({"path": "x", "test_path": [5]}, "data.test_path: got [5], expected a file or a list of files"),
-        ({"path": "x", "neutral": "maybe"}, "data.neutral: got 'maybe', expected good, bad, mask"),
+        ({"path": "x", "neutral": "maybe"}, "data.neutral: got 'maybe', expected good, bad or mask"),
         ({"path": "x", "label_kind": "soft"}, "data.label_kind: got 'soft', expected correctness, value or advantage"),
     ],
 )
