@@ -91,5 +91,5 @@ def test_linear_time(how):
 
 
 def test_unknown_way():
-    with pytest.raises(InputError, match="split: found 'word', expected line, blank, sentence, numbered, code"):
+    with pytest.raises(InputError, match="split_by: found 'word', expected line, blank, sentence, numbered, code"):
         split_steps("a", "word")

@@ -72,8 +72,7 @@ def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=
         end_n = np.concatenate([*ends, np.zeros(0, int)])
         end_n, slot_n = (end_n, np.arange(len(end_n))) if step_slots else np.unique(end_n, return_inverse=True)
         places.append(places_b), step_ends.append(end_n)
-        starts = itertools.accumulate(map(len, ends), initial=0)
-        slots.append([slot_n[start : start + len(end_T)] for start, end_T in zip(starts, ends)])
+        slots.append(np.split(slot_n, np.cumsum([*map(len, ends)]))[:-1])
     T = step_slots or doubled(max(1, row_tokens // 16), max(map(len, step_ends)))
     step_end_BT = np.zeros((B, T), np.int32)
     for step_end_T, end_n in zip(step_end_BT, step_ends, strict=True):
