@@ -300,7 +300,7 @@ def test_grade_pool_counts_and_uses_its_cache(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grading, "SECONDS", 1)
     problems = pool((r"\frac{1}{2}", "0.5", "0.5", None, "3", r"\frac12"), ("7", TOWER, "!!", " ", "7.0"))
     cache = tmp_path / "folder" / "cache.jsonl"
-    graded, counts = grade_pool(problems, "math", cache, workers=2)
+    graded, counts = grade_pool(problems, "math", cache)
     correct = [[candidate.correct for candidate in problem.candidates] for problem in graded]
     assert correct == [[True, True, False, False, True], [False, False, False, True]]
     expected = {"candidates": 9, "same": 4, "different": 1, "unparsable": 1, "timeout": 1, "crash": 0}
@@ -325,7 +325,7 @@ def test_grade_pool_counts_and_uses_its_cache(tmp_path, monkeypatch, capsys):
 
 def test_group_pool_is_group_of_each_problem(tmp_path):
     problems = pool(("1", "1", "1.0", None, "2"), ("5", "x+1", "1+x", "y"))
-    ids = group_pool(problems, "math", tmp_path / "cache.jsonl", workers=2)
+    ids = group_pool(problems, "math", tmp_path / "cache.jsonl")
     assert ids == [[0, 0, -1, 1], [0, 0, 1]]
 
 

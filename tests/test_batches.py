@@ -95,11 +95,12 @@ def test_scoring_finds_its_values_where_training_puts_its_targets(rng):
     assert [at for found in read for at in found] == train["step_end"][0, :10].tolist()
 
 
-def test_plan_packs_first_fit_by_hand():
+def test_plan_packs_first_fit_by_hand(monkeypatch):
     tokens, marks = np.array([6, 5, 4, 3, 2]), np.array([1, 1, 1, 1, 1])
     assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 9) == [[0, 2], [1, 3, 4]]
     assert plan_packs(tokens, marks, [0, 1, 2, 3, 4], 10, 2) == [[0, 2], [1, 3], [4]]  # mark slots bound it too
-    assert plan_packs(tokens, marks, [0, 1, 4, 3], 10, 9, open_packs=1) == [[0], [1, 4, 3]]
+    monkeypatch.setattr(packing, "OPEN", 1)
+    assert plan_packs(tokens, marks, [0, 1, 4, 3], 10, 9) == [[0], [1, 4, 3]]
 
 
 def test_an_epoch_holds_every_solution_once_and_is_reshuffled(rng):

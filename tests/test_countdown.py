@@ -44,6 +44,7 @@ def test_solved_needs_right_lines_and_all_numbers():
     assert not solved(PROBLEM, ["9+7=16", "16+5=21", "21+4=24"])
     assert not solved(PROBLEM, ["9+7=16", "16+5=21", "21-3=24"])  # a cheat states the target
     assert not solved("3,8,9=24?", ["8*3=24"])  # 9 is left
+    assert solved("3,8=24?", ["8*3=024"]) and countdown.stated_answer(["8*3=024"]) == "24"
     assert not solved(PROBLEM, [*right, "24*1=24"])
     assert not solved(PROBLEM, ["9+7=16", "16+5=21", "21-3=18"]) and countdown.stated_answer(["none"]) is None
 

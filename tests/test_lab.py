@@ -181,6 +181,9 @@ def test_an_outcome_may_be_that_all_steps_are_right():
     right = sum(s.outcome for s in plain.splits["test"])
     assert set(lucky) == {0, 1} and plain.counts == strict.counts
     assert plain.counts["lucky_share_of_right_answers"] == pytest.approx(sum(lucky) / right)
+    rows = load_splits(dataclasses.replace(cfg, outcome="steps", augment=1.0), 0).splits["train"]
+    assert any(s.id.endswith("/edited") for s in rows)
+    assert all(s.outcome == float(0 not in tasks.step_labels(tasks.chain, s.problem, s.steps)) for s in rows)
 
 
 def test_a_sample_that_was_cut_has_labels_and_no_outcome():

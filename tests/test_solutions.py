@@ -786,6 +786,27 @@ def test_a_test_file_beside_a_training_file(tmp_path):
     assert len(data.splits["train"]) + len(data.splits["test"]) == 10 and len(data.splits["validation"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "^data.jsonl line 1: labels: missing"),
+        ({"path": None}, "^data.sources.a.path: expected a file .data.sources.a.path=FILE., or a hub data set"),
+    ],
+)
+def test_an_error_in_a_source_of_a_mixture_names_its_key_and_its_file(tmp_path, monkeypatch, changes, message):
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path, {"prompt": "p", "completions": ["a"]}, name="data.jsonl")
+    part = dataclasses.asdict(file_config(path="data.jsonl"))
+    node = {
+        "name": "mixture",
+        "label_kind": "correctness",
+        "weights": None,
+        "sources": {"a": part | changes, "b": part},
+    }
+    with pytest.raises(InputError, match=message):
+        load_splits(data_config(OmegaConf.create(node)), 0, labels_required=True)
+
+
 def test_the_best_model_may_be_chosen_on_a_benchmark(tmp_path):
     """ProcessBench rows beside native ones to train on: label 1 is the second step, the first wrong one."""
     train = str(jsonl(tmp_path, *labelled_rows(*PROBLEMS), name="train.jsonl"))
@@ -858,7 +879,7 @@ def test_a_reader_is_one_entry(tmp_path, monkeypatch):
         ({}, "data.path: expected a file (data.path=FILE), or a hub data set"),
         ({"path": []}, "data.path: got [], expected a file or a list of files"),
         ({"path": "x", "test_path": [5]}, "data.test_path: got [5], expected a file or a list of files"),
-        ({"path": "x", "neutral": "maybe"}, "data.neutral: got 'maybe', expected good, bad, mask"),
+        ({"path": "x", "neutral": "maybe"}, "data.neutral: got 'maybe', expected good, bad or mask"),
         ({"path": "x", "label_kind": "soft"}, "data.label_kind: got 'soft', expected correctness, value or advantage"),
     ],
 )

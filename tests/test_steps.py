@@ -26,6 +26,7 @@ CODE = "Let us count.\nWe run\n```python\nx = 1\n\nprint(x)\n```\nand get 1.\n~~
         ("numbered", "1. a\n   1. nested list\n3.5 is x\n2. b\n3) = 7", ["1. a\n   1. nested list\n3.5 is x", "2. b\n3) = 7"]),
         ("numbered", "no numbers. 1. here", ["no numbers. 1. here"]),
         ("code", CODE, ["Let us count.", "We run", "```python\nx = 1\n\nprint(x)\n```", "and get 1.", "~~~\nopen"]),
+        ("code", "a = \frac{1}{2}\nb\u2028c", ["a = \frac{1}{2}", "b\u2028c"]),  # \f of JSON that lost a backslash
         ("sentence", "It costs $3.50. He has 2.5 kg! Why? So 1.", ["It costs $3.50.", "He has 2.5 kg!", "Why?", "So 1."]),
         ("sentence", "Use e.g. Euler, cf. Dr. No, i.e. this. A. B. Smith", ["Use e.g. Euler, cf. Dr. No, i.e. this.", "A. B. Smith"]),
         ("sentence", "Let $x = 1. Then$ be. So $x$ is 3.$ Next", ["Let $x = 1. Then$ be.", "So $x$ is 3.$", "Next"]),
@@ -90,5 +91,5 @@ def test_linear_time(how):
 
 
 def test_unknown_way():
-    with pytest.raises(InputError, match="split: found 'word', expected line, blank, sentence, numbered, code"):
+    with pytest.raises(InputError, match="split_by: found 'word', expected line, blank, sentence, numbered, code"):
         split_steps("a", "word")

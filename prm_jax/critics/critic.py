@@ -80,9 +80,7 @@ class Critic:
         n = self.format.critic.votes
         self.name = f"{self.writer.name}, {self.format.name}, {n} vote{'s' * (n > 1)}"
         self.label_kind, self.model = self.format.label_kind, self.writer.model
-        self.chunk = max(
-            1, self.format.critic.rows // n
-        )  # solutions after which scores are kept: a critique takes long
+        self.chunk = max(1, self.format.critic.rows // n)  # solutions after which scores are kept: critiques take long
 
     @property
     def about(self) -> dict:

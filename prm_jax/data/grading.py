@@ -179,11 +179,11 @@ def group(answers: Sequence[str | None], checker: "Checker") -> list[int]:
     return [group_of[key] for key in keys]
 
 
-def kept_verdicts() -> Path:
-    return cache_folder() / "answers.jsonl"
+def _checker_of_pools(rule: str, cache: Path | str | None):
+    return contextlib.closing(Checker(rule, os.cpu_count(), cache or cache_folder() / "answers.jsonl"))
 
 
-def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, workers: int | None = None):
+def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None):
     """(the pools.Problems with every candidate's `correct` graded anew, counts); prints the counts: the checker;
     candidates, in all and by VERDICTS, of which only `same` is correct; pairs: the distinct (gold, answer); checked:
     those that Math-Verify saw now, not in an earlier call (`cache`)."""
@@ -191,7 +191,7 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, w
     for problem in problems:
         require(not is_blank(problem.answer), f"problem {problem.id}: answer", problem.answer, expected)
     n_of = collections.Counter((p.answer, c.answer) for p in problems for c in p.candidates)
-    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
+    with _checker_of_pools(rule, cache) as checker:
         verdicts = checker.map(lambda pair: checker.verdict(*pair), list(n_of), "grading", "answer")
         graded = list(map(checker.grade, problems))
     counts = {"candidates": n_of.total()} | dict.fromkeys(VERDICTS, 0)
@@ -202,9 +202,9 @@ def grade_pool(problems: Sequence, rule: str, cache: Path | str | None = None, w
     return graded, {"checker": checker.name} | counts
 
 
-def group_pool(problems: Sequence, rule: str, cache: Path | str | None = None, workers: int | None = None):
+def group_pool(problems: Sequence, rule: str, cache: Path | str | None = None):
     """`group` of every problem's candidates, as the votes take it: a list of ids per problem."""
-    with contextlib.closing(Checker(rule, workers or os.cpu_count(), cache or kept_verdicts())) as checker:
+    with _checker_of_pools(rule, cache) as checker:
         answers = [[c.answer for c in problem.candidates] for problem in problems]
         return checker.map(lambda of_problem: group(of_problem, checker), answers, "grouping", "problem")
 

@@ -19,6 +19,8 @@ import numpy as np
 from prm_jax.data.examples import STEP_TARGETS, TOKEN_TARGETS, Example
 from prm_jax.data.formats import Encoded
 
+OPEN = 64  # newest rows that still take sequences: planning stays linear in their number
+
 
 def common_prefix(a_L, b_L) -> int:
     """Length of the longest common prefix of two sequences."""
@@ -72,8 +74,7 @@ def layout_batch(rows: Sequence[Sequence[Encoded]], row_tokens: int, step_slots=
         end_n = np.concatenate([*ends, np.zeros(0, int)])
         end_n, slot_n = (end_n, np.arange(len(end_n))) if step_slots else np.unique(end_n, return_inverse=True)
         places.append(places_b), step_ends.append(end_n)
-        starts = itertools.accumulate(map(len, ends), initial=0)
-        slots.append([slot_n[start : start + len(end_T)] for start, end_T in zip(starts, ends)])
+        slots.append(np.split(slot_n, np.cumsum([*map(len, ends)]))[:-1])
     T = step_slots or doubled(max(1, row_tokens // 16), max(map(len, step_ends)))
     step_end_BT = np.zeros((B, T), np.int32)
     for step_end_T, end_n in zip(step_end_BT, step_ends, strict=True):
@@ -104,13 +105,12 @@ def fits_window(cfg, row_tokens: int) -> bool:
     return cfg.window is None or row_tokens <= cfg.window
 
 
-def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int, open_packs=64) -> list[list[int]]:
-    """First-fit packing in the given order: lists of example indices that share a row. It tries only the last
-    `open_packs` rows, so that planning stays linear in the number of examples."""
+def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int) -> list[list[int]]:
+    """First-fit packing in the given order: lists of example indices that share a row, of those that are OPEN."""
     packs, n = [], len(order)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
-        recent = slice(max(0, len(packs) - open_packs), len(packs))
+        recent = slice(max(0, len(packs) - OPEN), len(packs))
         fits = (free_tokens[recent] >= token_counts[i]) & (free_steps[recent] >= step_counts[i])
         k = recent.start + int(fits.argmax()) if fits.any() else len(packs)
         if k == len(packs):
@@ -121,17 +121,17 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
     return packs
 
 
-def plan_tree(sequences: list[np.ndarray], row_tokens: int, open_rows: int = 64) -> tuple[list[list[int]], int]:
+def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> tuple[list[list[int]], int]:
     """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out). Depth first, each
-    sequence goes to that one of the newest `open_rows` where it adds the fewest tokens, of several to the fullest (best
-    fit); so a row holds few problems, and small ones fill the gaps of large ones."""
+    sequence goes to that one of the OPEN rows where it adds the fewest tokens, of several to the fullest (best fit); so
+    a row holds few problems, and small ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
     free, common = np.full(n, row_tokens), np.zeros(n, int)  # common: of each row's last sequence with this one
     for i in depth_first(sequences):
         ids_L = sequences[i]
         # In depth-first order two sequences share what all sequences between them share.
         common = np.minimum(common, common_prefix(last_L, ids_L))
-        recent = slice(max(0, len(rows) - open_rows), len(rows))
+        recent = slice(max(0, len(rows) - OPEN), len(rows))
         added = len(ids_L) - common[recent]
         fits = np.flatnonzero(added <= free[recent])
         r = recent.start + fits[np.lexsort((free[recent][fits], added[fits]))[0]] if len(fits) else len(rows)

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
@@ -30,18 +31,18 @@ class FileData:
     path: Files
     hub: str | None
     hub_split: str
-    neutral: str
-    after_first_error: str
-    alternatives: str
-    duplicates: str
-    quality_control: str
+    neutral: Annotated[str, one_of(sources.OPTIONS["neutral"])]
+    after_first_error: Annotated[str, one_of(sources.OPTIONS["after_first_error"])]
+    alternatives: Annotated[str, one_of(sources.OPTIONS["alternatives"])]
+    duplicates: Annotated[str, one_of(sources.OPTIONS["duplicates"])]
+    quality_control: Annotated[str, one_of(sources.OPTIONS["quality_control"])]
     folds: int
     fold: int | None
     # Configs of older runs lack the keys below.
     validation_path: Files = None
     test_path: Files = None
-    split_by: str = "line"
-    no_verdict: str = "mask"
+    split_by: Annotated[str, one_of(sources.OPTIONS["split_by"])] = "line"
+    no_verdict: Annotated[str, one_of(sources.OPTIONS["no_verdict"])] = "mask"
     validation_name: Annotated[str, one_of(sources.READERS)] | None = None
 
 
@@ -51,7 +52,7 @@ class TaskData:
 
     name: str
     label_kind: Literal["correctness", "value"]
-    after_first_error: str
+    after_first_error: Literal["keep", "mask", "bad", "stands"]
     samples: Literal["policy", "solver"]
     policy: str
     temperature: Positive
@@ -102,11 +103,6 @@ def data_config(node, key: str = "data") -> DataConfig:
         expect(name in tasks.TASKS, f"{key}.name", name, ", ".join(names))
         cfg = parse(node, TaskData, key, elsewhere=("task",))
         cfg = dataclasses.replace(cfg, task=parse(node.get("task"), tasks.TASKS[name].Config, f"{key}.task"))
-    for option in sources.OPTIONS.keys() & vars(cfg).keys():
-        value, allowed = getattr(cfg, option), sources.OPTIONS[option]
-        if option == "after_first_error" and isinstance(cfg, TaskData):
-            allowed = (*allowed, "stands")
-        expect(value in allowed, f"{key}.{option}", value, ", ".join(allowed))
     if cfg.label_kind != "correctness":
         expected = f"keep with label_kind={cfg.label_kind}: {cfg.label_kind} labels know no first error"
         expect(cfg.after_first_error == "keep", f"{key}.after_first_error", cfg.after_first_error, expected)
@@ -114,9 +110,11 @@ def data_config(node, key: str = "data") -> DataConfig:
 
 
 def _mixture(node) -> Mixture:
-    parts = {name: data_config(part, f"data.sources.{name}") for name, part in (node.get("sources") or {}).items()}
+    given = node.get("sources")
+    named = given.items() if OmegaConf.is_dict(given) else ()
+    parts = {name: data_config(part, f"data.sources.{name}") for name, part in named}
     example = "two or more, each put there by +data@data.sources.NAME=DATA"
-    expect(len(parts) > 1, "data.sources", ", ".join(parts) or "none", example)
+    expect(len(parts) > 1, "data.sources", ", ".join(parts) or given or "none", example)
     cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=parts)
     weights = cfg.weights or dict.fromkeys(parts)
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")
@@ -195,7 +193,8 @@ def _load_mixture(cfg: Mixture, seed: int, draw: Draw, labels_required: bool) ->
         try:
             parts[name] = load_splits(part, seed, draw, labels_required)
         except InputError as error:
-            raise InputError(str(error).replace("data.", f"data.sources.{name}.", 1)) from None
+            keys = "|".join(vars(part))  # of the config: a file may be called data.jsonl
+            raise InputError(re.sub(rf"\bdata\.(?=({keys})\b)", f"data.sources.{name}.", str(error))) from None
     splits = {}
     for side in ("train", "validation", "test"):
         rows = [zip(itertools.repeat(name), x.splits[side]) for name, x in parts.items()]

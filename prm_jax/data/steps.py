@@ -20,7 +20,12 @@ FORMULA = re.compile(
     r"|\$(?=\S)[^$\n]*(?<=\S)\$(?!\d)"  # Pandoc's rule, which tells $x$ from $3 and $4
 )
 ENDS = re.compile(r"[.!?]+(?:[\"'”’)\]*]|\$\$?|\\[\])]){0,3}(?=\s)|\n\s*")
-CUES = ("Wait", "Alternatively", "But", "Hmm", "However", "Actually", "Let me check", "On second thought", "Hold on")
+# A sentence or line that begins with such words, where a trace turns around.
+CUE = re.compile(
+    r"(?:(?<=[.!?])\s+|^[^\S\n]*)"
+    r"(?=(?:Wait|Alternatively|But|Hmm|However|Actually|Let me check|On second thought|Hold on)\b)",
+    re.MULTILINE,
+)
 SPACES = re.compile(r"\s*")
 NO_START = re.compile(r"[a-z]|[=+/^<>&|,;:]|[*-]\s|\\\[|\$\$|\\begin")  # continues the sentence before
 NO_END = re.compile(
@@ -32,7 +37,7 @@ NO_END = re.compile(
 
 def split_steps(text: str, way: str) -> list[str]:
     """The non-empty steps of a text without outer white space; `way` is a name of SPLITS."""
-    require(way in SPLITS, "split", way, ", ".join(SPLITS))
+    require(way in SPLITS, "split_by", way, ", ".join(SPLITS))
     return cut(text, SPLITS[way](text))
 
 
@@ -82,25 +87,19 @@ def _formulas(text):
 def around_code(text: str) -> Iterator[int]:
     """Cuts at lines, but not inside a fenced block of code; an unclosed fence reaches to the end."""
     fence, start = None, 0
-    for line in text.splitlines(keepends=True):
+    for line in text.split("\n"):  # splitlines would cut at form feeds, with which a broken \frac begins
         mark = FENCE.match(line)
         if fence is None:
             yield start
             fence = mark and mark[1]
         elif mark and mark[1].startswith(fence) and not line[mark.end() :].strip():
             fence = None
-        start += len(line)
+        start += len(line) + 1
 
 
-def at_cues(text: str, cues: Sequence[str] = CUES) -> Iterator[int]:
-    """Cuts before a sentence or line that begins with one of these words, where a trace turns around."""
-    words = "|".join(map(re.escape, cues))
-    return cut_before(re.compile(rf"(?:(?<=[.!?])\s+|^[^\S\n]*)(?=(?:{words})\b)", re.MULTILINE))(text)
-
-
-def every_words(text: str, n: int = 100) -> Iterator[int]:
-    """Cuts before every `n`-th word: a budget of words, since no tokenizer is at hand."""
-    return (match.start() for match in itertools.islice(re.finditer(r"\S+", text), 0, None, n))
+def every_words(text: str) -> Iterator[int]:
+    """Cuts before every 100th word: a budget of words, since no tokenizer is at hand."""
+    return (match.start() for match in itertools.islice(re.finditer(r"\S+", text), 0, None, 100))
 
 
 SPLITS = {
@@ -110,7 +109,7 @@ SPLITS = {
     "numbered": cut_before(NUMBERED),  # what precedes the first number is a step too
     "code": around_code,
     "think": cut_before(re.compile(r"<think>|(?<=</think>)")),  # what precedes a block, the block, what follows
-    "cue": at_cues,
+    "cue": cut_before(CUE),
     "words": every_words,
 }
 

@@ -39,7 +39,7 @@ def mr_gsm8k(row: dict, row_id: str, counts) -> list[Solution]:
     error = row.get(name)
     if verdicts[0] == "correct":
         error = None
-    elif str(error).strip().isdigit():
+    elif str(error).strip().isdecimal():
         error = int(error) - 1
         require(0 <= error < len(steps), name, row[name], f"1 to {len(steps)} for {len(steps)} steps")
     else:

@@ -93,12 +93,12 @@ def load_splits(cfg, seed: int, draw) -> tuple[dict[str, list[Solution]], dict[s
         sample = (cfg.solutions, cfg.train_split, seed) if side == "train" else (cfg.test_solutions, side, 0)
         solutions = sample_solutions(cfg, *sample, draw_counted)
         lucky = lucky_share(task, solutions)  # the test split's is kept
+        if side == "train" and cfg.augment:
+            solutions += [*edited_solutions(task, cfg, solutions, seed)]
         if cfg.outcome == "steps":
             for i, s in enumerate(solutions):
                 if s.outcome is not None:
                     solutions[i] = dataclasses.replace(s, outcome=float(0 not in step_labels(task, s.problem, s.steps)))
-        if side == "train" and cfg.augment:
-            solutions += [*edited_solutions(task, cfg, solutions, seed)]
         splits[side] = [relabel(task, s, cfg.after_first_error) for s in solutions]
     counts = {"solutions": cfg.solutions, "policy_tokens": tokens["train"], "lucky_share_of_right_answers": lucky}
     return splits, counts

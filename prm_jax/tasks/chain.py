@@ -134,11 +134,12 @@ def follow(problem: str, steps: Sequence[str]) -> list[tuple[str, State]]:
         value, done, right, lost = stack[-1]
         if back := BACK.fullmatch(step):
             before = stack[-2] if len(stack) > 1 else None
-            is_right = before is not None and before.value == int(back[1])
-            verdict = "neutral" if is_right else "form"
-            stack = (
-                stack[:-1] if is_right else [*stack, (before or stack[-1])._replace(value=int(back[1]), right=False)]
-            )
+            if before and before.value == int(back[1]):
+                verdict = "neutral"
+                stack.pop()
+            else:
+                verdict = "form"
+                stack.append((before or stack[-1])._replace(value=int(back[1]), right=False))
         else:
             first, line, result = parse_line(step) or (None, (), None)
             if first is None or first != value or line != operations[done : done + len(line)]:

@@ -195,7 +195,7 @@ def gold_answer(problem: str) -> str:
 def stated_answer(steps: Sequence[str]) -> str | None:
     """The result of the last line."""
     line = LINE.fullmatch(steps[-1].strip())
-    return line and line[4]
+    return line and str(int(line[4]))
 
 
 def solved(problem: str, steps: Sequence[str]) -> bool:
