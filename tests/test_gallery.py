@@ -361,7 +361,7 @@ def made_up_threshold():
     return made | {"longer": [Made("longer", {"runs": longer})]}
 
 
-def made_up_labels_k(tmp_path):
+def made_up_labels_k(tmp_path, prompt="4 +5 *3 mod7?"):
     """Labels of 8, and of 2 by bisection, tokens a line of a solution with a wrong answer; of K = 4 and 64 .1 and .2 are wrong."""
     error = lambda x: dict.fromkeys(("any", "half", "soft", "wrong_called_good", "right_called_bad"), x)
     table = lambda s: {
@@ -376,7 +376,7 @@ def made_up_labels_k(tmp_path):
         made[line][0].folder = folder = tmp_path / line
         folder.mkdir()
         row = lambda i, wrong, tokens=tokens: {
-            "id": str(i), "prompt": "4 +5 *3 mod7?", "labels": [1.0, None if wrong else 1.0], "outcome": 1.0 - wrong,
+            "id": str(i), "prompt": prompt, "labels": [1.0, None if wrong else 1.0], "outcome": 1.0 - wrong,
             "policy_tokens": tokens,
         }  # fmt: skip
         (folder / "labels.jsonl").write_text("".join(json.dumps(row(i, i < 2)) + "\n" for i in range(3)))
@@ -420,6 +420,20 @@ def test_labels_k_counts_tokens_of_wrong_answers_alone(tmp_path):
     assert any(
         line.startswith("primary: error of a label: any right, K = 64 - any right, K = 4: +0.110") for line in says
     )
+
+
+def test_labels_k_takes_any_number_of_operations(tmp_path):
+    _, rows = says_of("labels_k", made_up_labels_k(tmp_path, f"4{' +1' * 12} mod7?"), tmp_path / "figure")
+    assert {float(row["x"]) for row in rows if row["panel"] == "tokens a label"} == {12}
+
+
+def test_one_run_with_few_steps_at_every_depth_is_drawn(tmp_path):
+    models = [Made("exact", {}, seed=0)]
+    stages = {"exact": models, "steps": [Made("steps", exact_runs(models))]}
+    for depths in stages["steps"][0].results()["runs"][0]["value_depth"].values():
+        depths.update({d: row | {"n": 3} for d, row in depths.items()})
+    _, table = paper.draw(gallery.drawing("value_depth"), "x", stages, {}, tmp_path)
+    assert len(table.read_text().splitlines()) == 1
 
 
 def test_critics_are_compared_with_verdicts_alone_and_their_tokens_are_those_of_all_votes(tmp_path):

@@ -610,6 +610,7 @@ def test_bad_checkpoints_give_one_clear_line(tmp_path, tokenizer):
     refuses("adapter_config.json: broken JSON .*; expected the settings of a PEFT adapter")
     (tmp_path / "adapter_config.json").unlink()
     refuses("no such folder", lambda: hf.locate("./nowhere"))
+    refuses("no such folder", lambda: hf.locate("~nobody_of_this_name/model"))
     write(model_type="reward", auto_map={"AutoModel": "modeling.Reward"})
     refuses("model_type: got 'reward', expected .* own Python code, auto_map, is never run")
     write(model_type=["qwen2"], vocab_size="many")

@@ -190,6 +190,12 @@ def test_small_state_is_what_was_written_or_one_line(tmp_path):
     assert files.read_json(path, seconds=float, commit=str)["seconds"] == 1.0
 
 
+def test_broken_json_is_named_by_its_line_in_a_file_of_any_name(tmp_path):
+    (path := tmp_path / "baseline.json").write_text('{\n"a": 1,\n x}')
+    with pytest.raises(InputError, match=r"baseline.json: broken JSON \(.* at line 3 column 2\); delete it"):
+        files.read_json(path)
+
+
 def test_a_stored_configuration_is_what_was_written_or_one_line(tmp_path):
     cfg = OmegaConf.create({"seed": 0, "optimizer": {"lr": 1e-5, "names": ["a", "é: b"]}, "text": "two\nlines"})
     (tmp_path / ".hydra").mkdir()

@@ -108,6 +108,19 @@ def test_a_list_is_a_setting_as_any_other(tmp_path):
     assert {row["setting"]["lora.targets"] for row in table["rows"]} == {"['w_q']", "['w_q', 'w_v']"}
 
 
+def test_a_text_of_several_lines_is_one_cell(tmp_path, capsys):
+    for i, separator in enumerate(("\n", "\n\n", r"~^\ ")):
+        put_run(tmp_path / str(i), 0.1, "mlp", 0, i)
+        cfg = OmegaConf.load(tmp_path / str(i) / ".hydra/config.yaml")
+        path = tmp_path / str(i) / ".hydra/config.yaml"
+        OmegaConf.save(OmegaConf.merge(cfg, {"format": {"separator": separator}}), path)
+    table = make_table(Config(str(tmp_path)))
+    sweeps.show(table)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == ["'\\n'", "'\\n\\n'", "~^\\"]
+    cells = [line.split(" & ")[0] for line in sweeps.latex(table).splitlines()[5:8]]
+    assert cells[0] == r"'\textbackslash{}n'" and cells[2] == r"\textasciitilde{}\textasciicircum{}\textbackslash{} "
+
+
 def test_the_best_setting_is_marked(sweep):
     table = make_table(Config(str(sweep)))
     assert [(row["setting"]["optimizer.lr"], row["mean"]) for row in table["rows"] if row["best"]] == [

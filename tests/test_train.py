@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -31,7 +32,7 @@ from prm_jax.data.rows import write_rows
 from prm_jax.data.solutions import Solution, native_row
 from prm_jax.data.splits import data_config, load_splits
 from prm_jax.data.units import probability
-from prm_jax.launch import config, run_folder
+from prm_jax.launch import cli, config, run_folder
 from prm_jax.launch.run_log import MetricsLog
 from prm_jax.training import OptimizerConfig, make_schedule
 
@@ -437,6 +438,29 @@ def test_figures_draw_latex_as_text(tmp_path):
     shown = {"shown_unit": "probability", "threshold": 0.5, "verifier": "v", "versions": {"commit": "0"}}
     path = figures.solution_figure(drawn, shown, tmp_path)
     assert path.stat().st_size > 4_000
+
+
+def test_an_experiment_of_the_user_s_own_needs_no_command_in_its_file(monkeypatch, tmp_path, capsys):
+    shutil.copytree(config.CONF, tmp_path / "conf")
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nsteps: 0\n")
+    monkeypatch.setattr(cli, "CONF", tmp_path / "conf")
+    monkeypatch.chdir(tmp_path)
+    assert call(train.main, monkeypatch, "train.py", "experiment=mine").startswith("error: steps: got 0")
+    cli.print_help("train", "", [])
+    assert ", mine, " in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_resumed_run_says_what_is_wrong_with_a_section(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run/.hydra").mkdir(parents=True)
+    with hydra.initialize_config_dir(str(config.CONF), version_base="1.3"):
+        OmegaConf.save(hydra.compose("train"), "run/.hydra/config.yaml")
+    for override, error in (
+        ("mesh=4", "mesh: got 4, expected a section of MeshConfig keys"),
+        ("mesh=null", "mesh.fsdp: got None, expected an integer"),
+        ("~log_every", "log_every: got None, expected an integer"),
+    ):
+        assert call(train.main, monkeypatch, "train.py", "resume=run", override).startswith(f"error: {error}")
 
 
 def test_exit_code_and_streams_of_an_error(tmp_path):

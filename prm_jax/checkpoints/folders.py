@@ -7,6 +7,7 @@ Dimension key: O out, I in, as PyTorch stores a projection; r rank.
 import dataclasses
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def locate(name: str) -> Path:
     """The folder of a checkpoint: a name of SHIPPED, a local folder, or a hub name `owner/model` (downloaded once)."""
     if name in SHIPPED:
         return SHIPPED[name]
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such user
     if folder.is_dir():
         return folder
     if name.count("/") != 1 or name.startswith((".", "/", "~")):

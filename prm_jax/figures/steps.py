@@ -61,7 +61,7 @@ def draw_value_depth(groups: dict[str, list[dict]], fewest: int = 1) -> Drawn:
                 # A depth that a run of other data lacks is not drawn for it.
                 y_SX = [floats([table.get(d, {}).get(number) for d in depth]) for table in tables]
                 interval = [tables[0].get(d, {}).get(f"{number}_interval", (None, None)) for d in depth]
-                interval = floats(interval).T if len(runs) == 1 else None
+                interval = floats(interval).reshape(-1, 2).T if len(runs) == 1 else None
                 panel = f"{title} by steps {side}"
                 drawn.curve(axes[row, column], panel, name, x, y_SX, line_style(i), share=False, interval=interval)
             axes[row, column].set_title(f"mean of {title}", fontsize=9)

@@ -47,7 +47,9 @@ def show_sweep(folder: Path):
 
 
 def shown(x) -> str:
-    return f"{x:.6g}" if is_number(x) else "null" if x is None else str(x)
+    """A value in one line: a separator of format.separator as '\\n'."""
+    text = f"{x:.6g}" if is_number(x) else "null" if x is None else str(x)
+    return text if text.isprintable() else repr(text)
 
 
 def cells(table: dict) -> tuple[list[str], list[list[str]]]:
@@ -111,7 +113,8 @@ def write(table: dict, folder: Path):
 
 def latex(table: dict) -> str:
     """The table for a paper (package booktabs), with its source in a comment above."""
-    marks = str.maketrans({character: rf"\{character}" for character in "_%&#${}"})
+    marks = {character: rf"\{character}" for character in "_%&#${}"}
+    marks = str.maketrans(marks | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"})
     head, body = cells(table)
     texts = [[text.translate(marks) for text in line] for line in (head, *body)]
     lines = [" & ".join(re.sub(r"(.+) \*$", r"\\textbf{\1}", text) for text in line) + r" \\" for line in texts]

@@ -160,15 +160,16 @@ def refuse_unknown_flags():
             sys.exit(wrong if end.code else 0)  # 0: --version
 
 
-def experiment_of(path: Path) -> str:
-    """The command that an experiment's file is for, by the one in its first lines: train or rl."""
-    return re.search(r"# python (?:-m prm_jax\.)?(\w+)", path.read_text())[1]
+def experiment_of(path: Path) -> str | None:
+    """The command that an experiment's file is for, by the one in its first lines: train or rl; None where it has none."""
+    command = re.search(r"# python (?:-m prm_jax\.)?(\w+)", path.read_text())
+    return command and command[1]
 
 
 def check_experiment(config_name: str):
     """Raises InputError where experiment=NAME is one of another command."""
     name = HydraConfig.get().runtime.choices.get("experiment")
-    if name and (owner := experiment_of(CONF / f"experiment/{name}.yaml")) != config_name:
+    if name and (owner := experiment_of(CONF / f"experiment/{name}.yaml")) not in (None, config_name):
         raise InputError(f"experiment: {name} is one of {command_name(owner)}")
 
 
@@ -259,7 +260,7 @@ def print_help(config_name: str, doc: str, names: list[str]):
         print(f"Groups of files, group=name chooses one; {command} --help GROUP shows its keys:")
     for group, default, about in groups:
         paths = sorted((CONF / group).glob("*.yaml"))
-        stems = ", ".join(x.stem for x in paths if group != "experiment" or experiment_of(x) == config_name)
+        stems = ", ".join(x.stem for x in paths if group != "experiment" or experiment_of(x) in (None, config_name))
         print(textwrap.fill(f"{group:<12}{about or ''} (default: {default}): {stems}", 120, subsequent_indent=" " * 12))
     print(f"\nKeys of the command; --help SECTION shows one:\n\n{top}")
 

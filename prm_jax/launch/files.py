@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ def decode_json(data: bytes, where: str, decode: Callable = DECODER.decode):
             json.dumps(value, ensure_ascii=False).encode()  # half of a pair of surrogates has no UTF-8
         return value
     except json.JSONDecodeError as error:
-        line = "" if "line" in where else f"line {error.lineno} "
+        line = "" if re.search(r" line \d+$", where) else f"line {error.lineno} "
         problem = f"{error.msg} at {line}column {error.colno}"
     except (ValueError, RecursionError) as error:
         problem = str(error)

@@ -199,8 +199,8 @@ def resumed(cfg: DictConfig) -> tuple[Path, DictConfig]:
     if refused := [key for key in changed if key.split(".")[0] not in KEYS_WITHOUT_EFFECT + DEVICES]:
         listed = ", ".join(f"{key} (was {old.get(key)}, asked {new.get(key)})" for key in refused)
         raise InputError(f"resume: {listed}: would change the result; start a new run instead")
-    for key in changed:
-        OmegaConf.update(stored, key, new[key])
+    for key in reversed(changed):  # a section after its keys, so that its parser says what is wrong with mesh=4
+        OmegaConf.update(stored, key, new.get(key))
     stored.resume = cfg.resume
     return run, stored
 

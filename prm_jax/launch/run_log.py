@@ -49,7 +49,7 @@ class MetricsLog:
         kept = [row for row in rows if row["step"] <= first]
         if every and len(kept) + broken < first // every:
             lines = f"has {len(kept)} lines up to step {first}, expected {first // every} at log_every={every}"
-            print(f"metrics     {path} {lines}: others are lost")
+            print(f"metrics     {path} {lines}: others are lost, or log_every was larger")
         with replaced(path) as temporary:  # a kill now loses no line
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         self.file = path.open("a")

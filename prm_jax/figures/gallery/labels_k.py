@@ -35,14 +35,14 @@ def draw(stages: Stages) -> Drawn:
     size_axis(left, sizes, "K, completions of a prefix")
     left.set(ylabel="share wrong (any, half), mean error (soft)", ylim=(0, None))
     right.set_title("solutions with a wrong answer, one run", fontsize=9)
-    wrong = [row["id"] for _, row in read_rows(stages["bisected"][0].folder / "labels.jsonl") if row["outcome"] == 0]
+    wrong = [row for _, row in read_rows(stages["bisected"][0].folder / "labels.jsonl") if row["outcome"] == 0]
+    operations_P = [len(row["prompt"].split()) - 2 for row in wrong]
     for i, (line, name) in enumerate(COSTS.items(), len(LABELS)):
         rows = {row["id"]: row for _, row in read_rows(stages[line][0].folder / "labels.jsonl")}
-        cost, n = np.zeros((2, len(wrong), 10))  # by the number of operations, at most 9
-        for p, row in enumerate(map(rows.get, wrong)):
-            operations = len(row["prompt"].split()) - 2
-            cost[p, operations] = row["policy_tokens"]
-            n[p, operations] = sum(y is not None for y in row["labels"])
+        cost, n = np.zeros((2, len(wrong), 1 + max(operations_P, default=0)))
+        for p, (operations, row) in enumerate(zip(operations_P, wrong, strict=True)):
+            cost[p, operations] = rows[row["id"]]["policy_tokens"]
+            n[p, operations] = sum(y is not None for y in rows[row["id"]]["labels"])
         x = np.flatnonzero(n.sum(0))
         drawn.curve(right, "tokens a label", name, x, [(cost.sum(0)[x] / n.sum(0)[x])], line_style(i), share=False,
                     interval=[end[x] for end in ratio_interval(cost, n)])  # fmt: skip
