@@ -17,9 +17,9 @@ from prm_jax.evals import best_of_n as best_of_n_task
 from prm_jax.evals import pool_metrics as best_of_n
 from prm_jax.evals.pool_arrays import pool_arrays
 from prm_jax.figures import best_of_n as best_of_n_figure
-from prm_jax.figures import style
 from prm_jax.figures.best_of_n import best_of_n_figures
 from prm_jax.figures.witness import witness_phases
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import parse
 
 RULES = best_of_n.Rules("probability", "prod", "share", 50)
@@ -602,11 +602,7 @@ def test_a_checker_grades_again_and_groups_the_votes(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("commit", "text"),
-    [
-        ("0123456789abcdef", "Commit 0123456789."),
-        ("0123456789abcdef+", "Commit 0123456789+."),
-        ("unknown", "Commit unknown."),
-    ],
+    [("0123456789abcdef", "0123456789"), ("0123456789abcdef+", "0123456789+"), ("unknown", "unknown")],
 )
 def test_a_figure_of_a_modified_tree_says_so(commit, text):
-    assert style.commit({"versions": {"commit": commit}}) == text
+    assert run_folder.short_commit(commit) == text

@@ -18,6 +18,7 @@ from prm_jax import InputError
 from prm_jax.figures import __main__ as figures
 from prm_jax.figures import paper, pipeline, running
 from prm_jax.figures.gallery import drawing
+from prm_jax.launch import run_folder
 from prm_jax.launch.config import CONF
 
 NAMES = pipeline.names()
@@ -169,7 +170,7 @@ def test_a_stage_that_other_code_has_made_is_read_and_said(tiny, monkeypatch, ca
     figures.run(["name=tiny", "seed=0"])
     figures.run(["name=tiny", "seed=0"])
     assert "other code" not in capsys.readouterr().out
-    commit = json.loads((made(tiny)["prm_0"] / "DONE").read_text())["commit"][:10]
+    commit = run_folder.short_commit(json.loads((made(tiny)["prm_0"] / "DONE").read_text())["commit"])
     monkeypatch.setattr(pipeline, "code_fingerprint", lambda: "that of an edited file")
     for more in ([], ["explain=true"]):
         figures.run(["name=tiny", "seed=0", *more])

@@ -133,6 +133,6 @@ def show(results: dict):
     rule = f"best of {results['n_candidates']} ({x['aggregator']}) of {problems}"
     cost = f"{most['cpu_seconds']:.0f} CPU seconds, {most['labelled']:,} labelled solutions"
     cost += f", {most['policy_tokens']:,} policy tokens"
-    commits = ", ".join(commit[:10] + "+" * commit.endswith("+") for commit in x["commits"])
+    commits = ", ".join(map(run_folder.short_commit, x["commits"]))
     result = f"{number}, mean and range of {VERIFIERS}; {rule}"
     print(f"record      {x['budget']}: {result}; at most {cost}; commit {commits}")

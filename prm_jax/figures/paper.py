@@ -141,7 +141,7 @@ def provenance(every: list[Stage], name: str, overrides: dict[str, str]) -> dict
     seconds, cpu_seconds = (sum(record[key] for record in records) for key in ("seconds", "cpu_seconds"))
     n_resumed = sum(record["resumed"] for record in records)
     cost = f"{len(every)} commands, {seconds / 60:.1f} minutes one by one, {cpu_seconds / 60:.1f} CPU minutes"
-    commits = (record["commit"][:10] + "+" * record["commit"].endswith("+") for record in records)
+    commits = (run_folder.short_commit(record["commit"]) for record in records)
     return {
         "seconds": seconds, "cpu_seconds": cpu_seconds, "commits": list(dict.fromkeys(commits)),
         "command": " ".join([f"name={name}", *(f"{key}={value}" for key, value in overrides.items())]),

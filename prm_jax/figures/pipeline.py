@@ -101,8 +101,9 @@ class Stage:
     @property
     def by_other_code(self) -> str:
         """Names the commit that has made it, where the code has changed since; empty where it is the same."""
-        made_by = self.read("stage.json").get("code")
-        return "" if made_by == code_fingerprint() else f", made by other code: commit {self.record()['commit'][:10]}"
+        if self.read("stage.json").get("code") == code_fingerprint():
+            return ""
+        return f", made by other code: commit {run_folder.short_commit(self.record()['commit'])}"
 
     def record(self) -> dict:
         """The content of DONE: seconds, commit."""

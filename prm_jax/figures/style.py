@@ -17,6 +17,8 @@ import numpy as np
 from PIL import Image
 from scipy import special
 
+from prm_jax.launch.run_folder import short_commit
+
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
 SAVED = {"figure.dpi": 150, "figure.constrained_layout.use": True, "savefig.bbox": "tight"}
 plt.rcParams.update(STYLE | SAVED)
@@ -123,14 +125,9 @@ def size_axis(axes, sizes, label: str):
 def caption(figure, text: str, results: dict):
     """Writes below the figure what it was made from, of absolute paths the last two parts; the commit last."""
     text = re.sub(r"(?<![\w.:/-])/(?:[^\s/,;]+/)*(?=[^\s/,;]+/[^\s/,;]+)", "", text)
-    text = textwrap.fill(f"{text}. {commit(results)}", int(17 * figure.get_figwidth()))  # characters of this size
+    text += f". Commit {short_commit(results['versions']['commit'])}."
+    text = textwrap.fill(text, int(17 * figure.get_figwidth()))  # characters of this size
     figure.text(0, -0.02, plain(text), fontsize=6.5, color=GREY, va="top")
-
-
-def commit(results: dict) -> str:
-    """The commit that made the results, with a + where its tree was modified."""
-    name = results["versions"]["commit"]
-    return f"Commit {name[:10].rstrip('+')}{'+' if name.endswith('+') else ''}."
 
 
 def plain(text: str) -> str:

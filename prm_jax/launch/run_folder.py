@@ -250,6 +250,11 @@ def versions() -> dict[str, str]:
     return python | {p: metadata.version(p) for p in packages} | {"commit": commit or "unknown"}
 
 
+def short_commit(commit: str) -> str:
+    """The first ten digits of a commit, with its + of a modified tree."""
+    return commit[:10].rstrip("+") + "+" * commit.endswith("+")
+
+
 def machine() -> dict:
     """What speed and rounding depend on: the processor, its instructions and cores, the devices in use, XLA's flags."""
     import jax  # not above: tables of runs need none

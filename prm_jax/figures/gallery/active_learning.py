@@ -30,9 +30,8 @@ def draw(stages: paper.Stages) -> Drawn:
         for choice, pair_SX in runs.items():
             steps = [[p["calibration"][paper.scorer_of(p, s)]["steps"] for p, s in pair_X] for pair_X in pair_SX]
             for name in ("AUROC", "ECE"):
-                for x, value_S in zip(
-                    sizes, np.transpose([[y[name.lower()] for y in of] for of in steps]), strict=True
-                ):
+                value_XS = np.transpose([[y[name.lower()] for y in run] for run in steps])
+                for x, value_S in zip(sizes, value_XS, strict=True):
                     y = drawn.number(f"step {name}, {budget} steps", choice, value_S, x)[0]
                     drawn.statements.append(f"{choice}, {x:,} solutions, {budget} steps: step {name} {y:.3f}")
     drawn.legend_above(axes[0, 0], len(choices))

@@ -13,9 +13,8 @@ NUMBERS = {  # {panel: (kind of line, its number)}
 
 
 def draw(stages: Stages) -> Drawn:
-    scored, judged, voted, (itself,) = (
-        results_at(stages[x])[0]["runs"] for x in ("scored", "judged", "voted", "itself")
-    )
+    evaluations = (results_at(stages[line])[0]["runs"] for line in ("scored", "judged", "voted", "itself"))
+    scored, judged, voted, (itself,) = evaluations
     writes, alone = ([s for s in stages["critic"] if s.sweep["writes"] == kind] for kind in ("hops", "verdict"))
     kinds = {
         "PRM": [run_of(scored, stage) for stage in stages["prm"]],
@@ -24,10 +23,9 @@ def draw(stages: Stages) -> Drawn:
         "critic, 16 votes": [run_of(voted, stage) for stage in writes],
     }
     figure, (axes,) = panels(1, 3, 2.6, 8, sharey=True)
-    drawn = Drawn(
-        figure, f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged"
-    )
-    drawn.text += " line does two operations and hides a value; dotted: the policy's own P(Yes), dash-dotted: its log p"
+    text = f"{scored[0]['n_solutions']:.0f} held-out solutions, lines up to the first wrong one; a merged line does two"
+    text += " operations and hides a value; dotted: the policy's own P(Yes), dash-dotted: its log p"
+    drawn = Drawn(figure, text)
     drawn.spread = "small markers: runs, bars: 95 % t intervals of their mean"
     for axis, (panel, (lines, key)) in zip(axes, NUMBERS.items(), strict=True):
         for height, (name, runs) in enumerate(kinds.items()):
@@ -48,7 +46,6 @@ def draw(stages: Stages) -> Drawn:
         counts = [run["critic"] for run in kinds[name]]
         tokens, lost, total = (np.sum([x[key] for x in counts]) for key in ("tokens", "no_verdict", "critiques"))
         votes = counts[0]["format"]["critic"]["votes"]
-        drawn.statements.append(
-            f"{name}: {votes * tokens / total:.1f} tokens a step, {lost} of {total} without a verdict"
-        )
+        cost = f"{votes * tokens / total:.1f} tokens a step"
+        drawn.statements.append(f"{name}: {cost}, {lost} of {total} without a verdict")
     return drawn

@@ -17,8 +17,8 @@ def draw(stages: Stages) -> Drawn:
     N, weight = first["n_candidates"], first["policy_weight"]
     figure, (axes,) = panels(1, 2, 3.6, sharex=True)
     drawn = Drawn(figure, f"{first['n_problems']} problems x {N} samples; lines: weights ref exp(score / beta), ref")
-    drawn.text += f" uniform or (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}; filled: best of {N} by"
-    drawn.text += f" score + {weight:g} log p, drawn at the KL of the score alone"
+    drawn.text += f" uniform or (dashed) the policy's law; markers: best of n = 1, 2, 4, ... {N}"
+    drawn.text += f"; filled: best of {N} by score + {weight:g} log p, drawn at the KL of the score alone"
     for i, value in enumerate(values_of(stages["by_steps"], "training")):
         members = [(pools[s.sweep["seed"]], s) for s in stages["by_steps"] if s.sweep["training"] == value]
         runs = [pool["reward_kl"][scorer_of(pool, stage)] for pool, stage in members]

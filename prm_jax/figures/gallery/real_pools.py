@@ -61,14 +61,8 @@ def draw(stages: Stages) -> Drawn:
         test = gain[s, rule_of[s]]
         text = f"{model[s]}, {rule_of[s]}: best of {N} - majority {shown(test)}, p {test['p']:.2g}"
         if as_graded := differs[rule_of[s]].get((f"{s}.{rule_of[s]}.best_of_n", RIGHT_AS_ONE)):
-            drawn.row(
-                RIGHT_AS_ONE,
-                model[s],
-                rule_of[s],
-                as_graded["difference"],
-                *as_graded["interval"],
-                [as_graded["difference"]],
-            )
+            lead = as_graded["difference"]
+            drawn.row(RIGHT_AS_ONE, model[s], rule_of[s], lead, *as_graded["interval"], [lead])
             text += f"; - {RIGHT_AS_ONE} {shown(as_graded)}, p {as_graded['p']:.2g}, {as_graded['n_differ']} problems differ"
         text += f"; share right {gold.max():.3f} at its highest, {gold[0]:.3f} at the arg max, {gold[-1]:.3f} alone"
         text += f"; ECE {ece[s, rule_of[s]]:.3f}" if (s, rule_of[s]) in ece else ""

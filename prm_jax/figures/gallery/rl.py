@@ -18,9 +18,8 @@ def draw(stages: Stages) -> Drawn:
     compares_costs = not all(map(any, costs_of.values()))  # where every arm has a verifier its samples shift all curves
     figure, axes, measured = panels_of([run for runs in runs_of.values() for run in runs])
     text = "Each point is an evaluation on problems that no policy learns from"
-    drawn = Drawn(
-        figure, text + "; dotted: the same, with the tokens of the PRM's training samples added" * compares_costs
-    )
+    text += "; dotted: the same, with the tokens of the PRM's training samples added" * compares_costs
+    drawn = Drawn(figure, text)
     drawn.spread = "thin lines: runs, whose intervals are in the table"
     for i, (kind, runs, cost_S) in enumerate(zip(kinds, runs_of.values(), costs_of.values(), strict=True)):
         draw_runs(drawn, axes, kind, line_style(i), runs, cost_S if compares_costs else [], measured)

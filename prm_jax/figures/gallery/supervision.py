@@ -14,9 +14,8 @@ def draw(stages: Stages) -> Drawn:
     drawn = Drawn(figure, f"Best of {n} of {first['n_problems']} unseen problems; {UNTAUGHT}")
     for axis, (rule, panel) in zip(axes, (("best_of_n", "solved"), ("trace", "without a wrong step")), strict=True):
         for i, kind in enumerate(kinds):
-            y_SX = [
-                [share_solved(pool, stage_at[kind, x, s], n, rule=rule) for x in sizes] for s, pool in pools.items()
-            ]
+            runs = [[(pool, stage_at[kind, x, s]) for x in sizes] for s, pool in pools.items()]
+            y_SX = [[share_solved(*pair, n, rule=rule) for pair in run] for run in runs]
             drawn.curve(axis, panel, kind, sizes, y_SX, line_style(i))
             means = ", ".join(f"{row['y']:.3f}" for row in drawn.rows[-len(sizes) :])
             drawn.statements.append(f"{panel}, {kind}: {means} with {', '.join(map(str, sizes))} solutions")

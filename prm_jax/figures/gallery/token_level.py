@@ -14,7 +14,7 @@ def draw(stages: paper.Stages) -> Drawn:
     n = pools[0]["n_candidates"]
     figure, ((curves, auroc, best),) = panels(1, 3, 3.1)
     drawn = Drawn(figure, f"{pools[0]['n_problems']} problems x {n} samples a seed; the last checkpoint of each run")
-    drawn.text += f"; loss: of each model's own objective; {paper.UNTAUGHT}"
+    drawn.text += f"; loss: of the score at the end, in both; {paper.UNTAUGHT}"
 
     def outcome_auroc(pool: dict, stage) -> float:
         scorer = paper.scorer_of(pool, stage)

@@ -31,10 +31,8 @@ def draw(stages: Stages) -> Drawn:
         mean, low, high = over_seeds(y_SX)
         all_, some = (f"{mean[k]:.3f} [{low[k]:.3f}, {high[k]:.3f}]" for k in (0, round(0.3 * len(share))))
         drawn.statements.append(f"{name_of(rule)}: final error {all_}, abstaining from 30 % of the problems {some}")
-    right.set(
-        xlabel="share of problems abstained from", ylabel="final-answer error on the problems kept", xlim=(0, 0.95)
-    )
-    right.set_ylim(0, None)
+    right.set(xlabel="share of problems abstained from", ylabel="final-answer error on the problems kept")
+    right.set(xlim=(0, 0.95), ylim=(0, None))
     drawn.legend_above(left, 3)
     drawn.statements += agreements([r["chosen"]["agreement"] for r in results])
     return drawn
