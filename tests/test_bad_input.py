@@ -353,7 +353,7 @@ LINES = [
     ("evaluate task=score checkpoint=[1,2] input=good.jsonl", r"1: no such folder"),
     ("evaluate task=score checkpoint=random input=twice.jsonl", r"twice.jsonl.*id.*'x'"),
     ("evaluate task=processbench checkpoint=random", r"data.path: expected a file or a list of files"),
-    ("evaluate task=processbench data.path=[] checkpoint=random", r"data.path: expected a file or a list|data.path: got \[\]"),
+    ("evaluate task=processbench data.path=[] checkpoint=random", r"data.path: got \[\], expected a file or a list of files"),
     ("evaluate task=processbench data.path=[1] checkpoint=random", r"data.path: got \[1\], expected a file or a list of files"),
     ("evaluate task=mistakes data=mr_gsm8k checkpoint=random", r"data.path: expected a file or a list of files"),
     ("evaluate task=processbench data=chain checkpoint=random", r"data: got 'chain', expected data=processbench"),

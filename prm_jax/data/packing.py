@@ -106,7 +106,7 @@ def fits_window(cfg, row_tokens: int) -> bool:
 
 
 def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: int) -> list[list[int]]:
-    """First-fit packing in the given order: lists of example indices that share a row, of those that are OPEN."""
+    """First-fit packing in the given order: lists of example indices that share a row. It tries the OPEN newest rows."""
     packs, n = [], len(order)
     free_tokens, free_steps = np.full(n, row_tokens), np.full(n, step_slots)
     for i in order:
@@ -123,7 +123,7 @@ def plan_packs(token_counts, step_counts, order, row_tokens: int, step_slots: in
 
 def plan_tree(sequences: list[np.ndarray], row_tokens: int) -> tuple[list[list[int]], int]:
     """Rows that share prefixes: (indices of the sequences in each row, number of tokens laid out). Depth first, each
-    sequence goes to that one of the OPEN rows where it adds the fewest tokens, of several to the fullest (best fit); so
+    sequence goes to that one of the OPEN newest rows where it adds the fewest tokens, of several to the fullest (best fit); so
     a row holds few problems, and small ones fill the gaps of large ones."""
     rows, last_L, n = [], np.zeros(0, np.int32), len(sequences)
     free, common = np.full(n, row_tokens), np.zeros(n, int)  # common: of each row's last sequence with this one

@@ -52,7 +52,7 @@ class TaskData:
 
     name: str
     label_kind: Literal["correctness", "value"]
-    after_first_error: Literal["keep", "mask", "bad", "stands"]
+    after_first_error: Annotated[str, one_of((*sources.OPTIONS["after_first_error"], "stands"))]
     samples: Literal["policy", "solver"]
     policy: str
     temperature: Positive
@@ -110,11 +110,11 @@ def data_config(node, key: str = "data") -> DataConfig:
 
 
 def _mixture(node) -> Mixture:
-    given = node.get("sources")
-    named = given.items() if OmegaConf.is_dict(given) else ()
-    parts = {name: data_config(part, f"data.sources.{name}") for name, part in named}
+    section = node.get("sources")
+    configs = section if OmegaConf.is_dict(section) else {}
+    parts = {name: data_config(part, f"data.sources.{name}") for name, part in configs.items()}
     example = "two or more, each put there by +data@data.sources.NAME=DATA"
-    expect(len(parts) > 1, "data.sources", ", ".join(parts) or given or "none", example)
+    expect(len(parts) > 1, "data.sources", ", ".join(parts) or section or "none", example)
     cfg = parse(node, Mixture, "data", elsewhere=("sources",), sources=parts)
     weights = cfg.weights or dict.fromkeys(parts)
     expect(weights.keys() == parts.keys(), "data.weights", weights, f"one of each: {', '.join(parts)}")

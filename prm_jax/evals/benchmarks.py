@@ -92,7 +92,7 @@ def read(kind: str, source: Source) -> tuple[list[Row], dict[str, int]]:
     split of ProcessBench is a file, under the file's name (gsm8k.json: gsm8k), or a split of the hub data set
     (hub_split=gsm8k+math: two). Rows are kept as published, exact repeats too; where PRMBench repeats a row's
     `classification` and `idx` the second is marked. Raises InputError naming file, line and field."""
-    if bool(source.path) == bool(source.hub):
+    if (source.path is None) == (source.hub is None):
         expected = "a file or a list of files (data.path=FILE), or a hub data set (data.hub=OWNER/NAME)"
         raise InputError(f"data.path: expected {expected}, and not both")
     if source.hub:

@@ -23,6 +23,7 @@ def draw(stages: Stages) -> Drawn:
         members = [(pools[s.sweep["seed"]], s) for s in stages["by_steps"] if s.sweep["training"] == value]
         runs = [pool["reward_kl"][scorer_of(pool, stage)] for pool, stage in members]
         series, style = f"{value} steps", line_style(i)
+        kl = np.mean([floats(run["best_of_n"]["kl"]) for run in runs], 0)
         for panel, number, name in zip(axes, ("accuracy", "score"), ("gold", "proxy"), strict=True):
             for law in [law for law in LEGEND if all(law in run for run in runs)]:
                 ends = [floats(run[law]["kl"]) for run in runs]
@@ -30,7 +31,7 @@ def draw(stages: Stages) -> Drawn:
                 y_SX, dashes = [along(run[law], number, grid) for run in runs], {"marker": "", "linestyle": LEGEND[law]}
                 label = series + ", the policy's law" * (law == "with_policy")
                 drawn.curve(panel, name, label, grid, y_SX, style | dashes, number == "accuracy")
-            kl, y = (np.mean([floats(run["best_of_n"][k]) for run in runs], 0) for k in ("kl", number))
+            y = np.mean([floats(run["best_of_n"][number]) for run in runs], 0)
             panel.plot(kl, y, **style | NO_LINE | {"markerfacecolor": "white"})
         for n in [n for n in (4, N) if n <= N]:
             y_S = [share_solved(pool, stage, n) for pool, stage in members]
